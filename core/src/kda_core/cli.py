@@ -1,0 +1,265 @@
+"""The `kda` command. Imports nothing heavy: `kda --help` answers at once."""
+
+import shlex
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kda_core.errors import ExitCode, KdaError
+
+if TYPE_CHECKING:
+    from kda_core.records import RunRecord
+    from kda_core.tasks import Task
+
+app = typer.Typer(
+    name="kda",
+    help="Evidence-first optimisation of the GPU kernels that serving frameworks really run.",
+    epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, or stale results; 2 bad usage; "
+    "3 something is missing (GPU, network, pinned file); 4 a broken ledger; 5 an arm failed; 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ledger_app = typer.Typer(help="Work on a task's ledger.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+
+
+class Device(str, Enum):
+    """Values of --device."""
+
+    AUTO = "auto"
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="Op or folder, for example qknorm_rope.")]
+Rows = Annotated[
+    list[str] | None, typer.Option("--rows", metavar="PATTERN", help="Only rows whose id matches; may be repeated.")
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the run's record there.")]
+DeviceName = Annotated[Device, typer.Option("--device", help="Where to run; auto takes a GPU if there is one.")]
+
+
+@app.command("list")
+def list_tasks() -> None:
+    """List the tasks."""
+    from kda_core.tasks import find_tasks
+    from kda_core.terminal import print_tasks
+
+    print_tasks(find_tasks())
+
+
+@app.command()
+def bench(
+    task: TaskName,
+    rows: Rows = None,
+    arm: Annotated[str, typer.Option("--arm", help="The arm under test.")] = "solution",
+    against: Annotated[
+        list[str] | None, typer.Option("--against", metavar="ARM", help="Opponent; may be repeated, the first decides.")
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Rotate through inputs larger than twice the L2.")] = False,
+    aa: Annotated[bool, typer.Option("--aa", help="Also time the first opponent against itself.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append the run to the task's ledger; implies --aa.")
+    ] = False,
+    json: Json = None,
+    device: DeviceName = Device.AUTO,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a busy GPU; marked noisy.")] = False,
+    generations: Annotated[int | None, typer.Option(min=1, help="Times the workers are started afresh.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples per row, arm and generation.")] = None,
+) -> None:
+    """Verify and measure a task. Without a GPU: verify, compile, and say what a GPU would add."""
+    from kda_core.bench import Request, frozen_rows, open_session, run
+    from kda_core.errors import MissingRequirement
+    from kda_core.progress import showing
+    from kda_core.tasks import find_task
+    from kda_core.terminal import print_run
+
+    found = find_task(task)
+    session = open_session(
+        Request(
+            task=found,
+            rows=rows or [],
+            subject=arm,
+            against=against or [],
+            device=device.value,
+            cold=cold,
+            again=aa or record,
+            allow_busy=allow_busy,
+            generations=generations,
+            samples=samples,
+        )
+    )
+    if record and session.kind == "cpu":
+        raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
+    chosen = frozen_rows(session)
+    with showing(chosen, 2 * session.settings.generations + 1) as progress:
+        result = run(session, chosen, measure=True, progress=progress, command=_command())
+    print_run(result)
+    if session.kind == "cpu" and not result.partial:
+        _compile(found)
+    _keep(found, result, json, record)
+    raise typer.Exit(_exit_code(result))
+
+
+@app.command()
+def validate(
+    task: TaskName,
+    rows: Rows = None,
+    full: Annotated[bool, typer.Option("--full", help="The whole grid also without a GPU.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Only files and published numbers; runs no kernel.")] = False,
+    json: Json = None,
+    device: DeviceName = Device.AUTO,
+) -> None:
+    """Check a task: its files, its published numbers, and every row and regression-grid row against the oracle."""
+    from kda_core.bench import Request, open_session, run
+    from kda_core.progress import showing
+    from kda_core.tasks import find_task
+    from kda_core.terminal import print_grid
+    from kda_core.validate import grid_rows, problems
+
+    found = find_task(task)
+    wrong = problems(found)
+    for line in wrong:
+        typer.echo(line, err=True)
+    typer.echo(f"{found.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
+    code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
+    if not static:
+        session = open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True))
+        chosen = grid_rows(session, full)
+        with showing(chosen, 1) as progress:
+            result = run(session, chosen, measure=False, progress=progress, command=_command())
+        print_grid(result)
+        _keep(found, result, json, into_ledger=False)
+        code = max(code, _exit_code(result))
+    raise typer.Exit(code)
+
+
+@app.command()
+def compile(task: TaskName) -> None:
+    """Compile every kernel of a task ahead of time for each target GPU."""
+    from kda_core.tasks import find_task
+
+    _compile(find_task(task))
+
+
+@app.command()
+def fetch(
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="One task; all when left out.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Extract again even when the cache is good.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Only check the cache.")] = False,
+) -> None:
+    """Bring the pinned upstream files into the cache; everything works offline afterwards."""
+    from kda_core import upstream
+    from kda_core.tasks import checkout_root, find_task, find_tasks
+
+    cache = upstream.cache_folder(checkout_root())
+    for one in [find_task(task)] if task else find_tasks():
+        for name, pin in one.config.upstream.items():
+            root = upstream.fetch(pin, one.path / pin.files, cache, offline=offline, refresh=refresh)
+            count = len(upstream.read_lock(one.path / pin.files))
+            typer.echo(f"{one.op}: {name}: {count} files verified in {_relative(root)}")
+
+
+@app.command()
+def new(
+    source: Annotated[str, typer.Argument(help="The task to copy.")],
+    name: Annotated[str, typer.Argument(help="The new op, for example silu_and_mul or llm/k01_silu_and_mul.")],
+) -> None:
+    """Start a new task as a copy of another one."""
+    from kda_core.scaffold import new_task
+    from kda_core.tasks import find_task
+
+    path = new_task(find_task(source), name)
+    typer.echo(f"{_relative(path)}: read prompt.md, then config.toml, and change them first")
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has, what is missing, and the command that brings it."""
+    from kda_core.doctor import checks
+    from kda_core.terminal import print_checks
+
+    print_checks(checks())
+
+
+@app.command()
+def publish(
+    check: Annotated[bool, typer.Option("--check", help="Only say which files are not what the ledgers give.")] = False,
+) -> None:
+    """Generate results and tables from the ledgers."""
+    from kda_core.publish import publish as generate
+    from kda_core.tasks import find_tasks
+
+    changed = generate(find_tasks(), check=check)
+    for line in changed:
+        typer.echo(line)
+    if check and changed:
+        raise typer.Exit(ExitCode.UNFIT_ROWS)
+
+
+@ledger_app.command("merge")
+def merge_ledger(
+    task: TaskName, other: Annotated[Path, typer.Argument(metavar="FILE", help="A ledger from another machine.")]
+) -> None:
+    """Append the runs that FILE has and the task's ledger lacks, byte for byte."""
+    from kda_core import ledger
+    from kda_core.tasks import find_task
+
+    found = find_task(task)
+    typer.echo(f"{ledger.merge(found.ledger, other)} new runs in {_relative(found.ledger)}")
+
+
+def main() -> None:
+    """Entry point: runs the app and turns a KdaError into one message and its exit code."""
+    try:
+        app()
+    except KdaError as error:
+        typer.echo(f"kda: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _command() -> str:
+    return shlex.join(["kda", *sys.argv[1:]])
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _compile(task: "Task") -> None:
+    from kda_core.aot import compile_task
+    from kda_core.terminal import print_kernels
+
+    targets = [target.capability for target in task.config.targets.values()]
+    print_kernels(compile_task(task.package, task.workloads, targets))
+
+
+def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:
+    from kda_core import ledger
+
+    if json is not None:
+        json.write_bytes(ledger.encode(record))
+        typer.echo(f"record written to {json}")
+    if into_ledger:
+        ledger.append(task.ledger, record)
+        typer.echo(
+            f"recorded as {record.run_id} in {_relative(task.ledger)}; `kda publish` brings the tables up to date"
+        )
+
+
+def _exit_code(record: "RunRecord") -> ExitCode:
+    """130 for a partial run, else the worst of the rows."""
+    from kda_core.records import Verdict
+
+    verdicts = {row.verdict for row in record.rows}
+    if record.partial:
+        return ExitCode.INTERRUPTED
+    if verdicts & {Verdict.ERROR, Verdict.TIMEOUT} or not verdicts:
+        return ExitCode.ARM_FAILED
+    return ExitCode.UNFIT_ROWS if verdicts & {Verdict.INCORRECT, Verdict.INVALID} else ExitCode.OK

@@ -1,0 +1,117 @@
+"""Compare an output with the oracle: every element, and the words that say what went wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kda_core.records import OutputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kda_core.config import Tolerance
+
+BASELINE_FACTOR = 2.0
+BASELINE_SLACK = 1e-6
+"""A solution's error may be at most twice the baseline's on the same inputs, plus this."""
+CHUNK = 1 << 26
+"""Elements compared at a time: float64 temporaries of 512 MiB at most."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output against the oracle."""
+
+    error: OutputError
+    failure: str | None
+    """None when every element is within tolerance, else what is wrong, where, expected and got."""
+
+
+def compare(
+    name: str,
+    out: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: Tolerance,
+    magnitude: float = 1.0,
+    previous: torch.Tensor | None = None,
+) -> Comparison:
+    """Check `|out - expected| <= atol * magnitude + rtol * |expected|` for every element.
+
+    Parameters
+    ----------
+    out, expected:
+        Same shape; `expected` is float64 (or float32) from the oracle.
+    magnitude:
+        Size of the inputs' family, which scales `atol`.
+    previous:
+        The last trial's expected values; an output that fits them instead is named a remembered result.
+    """
+    import torch
+
+    flat, ref = out.reshape(-1), expected.reshape(-1)
+    max_abs = max_rel = square = norm = 0.0
+    worst, worst_margin, bad, not_finite = 0, -math.inf, 0, 0
+    for start in range(0, flat.numel(), CHUNK):
+        got = flat[start : start + CHUNK].to(ref.dtype)
+        want = ref[start : start + CHUNK]
+        difference = (got - want).abs_()
+        finite = torch.isfinite(got)
+        not_finite += int((~finite).sum())
+        difference = torch.where(finite, difference, math.inf)
+        allowed = want.abs().mul_(tolerance.rtol).add_(tolerance.atol * magnitude)
+        margin = difference - allowed
+        bad += int((margin > 0).sum())
+        here = int(margin.argmax())
+        if float(margin[here]) > worst_margin:
+            worst, worst_margin = start + here, float(margin[here])
+        max_abs = max(max_abs, float(difference.max()))
+        max_rel = max(max_rel, float((difference / want.abs().clamp_min_(1e-12)).max()))
+        square += float(difference.square().sum())
+        norm += float(want.square().sum())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), expected.shape)) if flat.numel() else ()
+    want_worst = float(ref[worst]) if flat.numel() else 0.0
+    allowed_worst = tolerance.atol * magnitude + tolerance.rtol * abs(want_worst)
+    error = OutputError(
+        output=name,
+        max_abs=_finite(max_abs),
+        max_rel=_finite(max_rel),
+        rel_l2=_finite(math.sqrt(square / norm) if norm > 0 else math.sqrt(square)),
+        worst_index=index,
+        allowed=allowed_worst,
+    )
+    failure = None
+    if bad:
+        got_worst = float(flat[worst])
+        failure = (
+            f"output {name!r}: {bad} of {flat.numel()} elements outside tolerance; worst at {list(index)}: "
+            f"expected {want_worst:.6g} +- {allowed_worst:.3g}, got {got_worst:.6g}"
+        )
+        if not_finite:
+            failure += f"; {not_finite} not finite"
+        if previous is not None and compare(name, out, previous, tolerance, magnitude).failure is None:
+            failure = f"output {name!r} is the previous call's result: it was remembered, not computed"
+    return Comparison(error=error, failure=failure)
+
+
+def worse_than_baseline(subject: OutputError, baseline: OutputError) -> str | None:
+    """Why the subject's error is too large beside the baseline's on the same inputs, or None."""
+    ceiling = BASELINE_FACTOR * baseline.max_abs + BASELINE_SLACK
+    if subject.max_abs <= ceiling:
+        return None
+    return (
+        f"output {subject.output!r}: max abs error {subject.max_abs:.3g}, more than twice "
+        f"the baseline's {baseline.max_abs:.3g} on the same inputs"
+    )
+
+
+def worse(a: OutputError, b: OutputError) -> OutputError:
+    """The worst of two trials, number by number; index and allowance follow the larger absolute error."""
+    top = a if a.max_abs >= b.max_abs else b
+    return top.model_copy(update={"max_rel": max(a.max_rel, b.max_rel), "rel_l2": max(a.rel_l2, b.rel_l2)})
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity; the largest float says the same."""
+    return value if math.isfinite(value) else 1.7976931348623157e308

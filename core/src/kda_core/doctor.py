@@ -1,0 +1,126 @@
+"""`kda doctor`: what this machine has, what is missing, and the command that brings it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from kda_core import gpu
+from kda_core.errors import KdaError
+from kda_core.tasks import checkout_root, find_tasks
+from kda_core.upstream import cache_folder, fetch
+
+TESTED = ((3, 10), (3, 12))
+"""First and last Python version that CI runs."""
+TOOLKIT = "install the CUDA toolkit of your driver's version and put its bin folder on PATH, or set CUDA_HOME"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    ok: bool
+    found: str
+    needed_for: str
+    remedy: str
+    """What to do when it is not ok."""
+
+
+def checks() -> list[Check]:
+    """Look at everything; nothing that is missing or broken makes this raise."""
+    return [
+        _python(),
+        _gpu(),
+        _torch(),
+        _package("triton", "Triton kernels, interpreted and compiled", "pip install 'triton>=3.6'"),
+        _package("nvidia-cutlass-dsl", "CuTe DSL kernels", "pip install 'nvidia-cutlass-dsl[cu13]>=4.8'"),
+        _package("apache-tvm-ffi", "JIT CUDA and CuTe DSL kernels", "pip install 'apache-tvm-ffi>=0.1.15'"),
+        _package("ninja", "JIT CUDA kernels of the upstream arms", "pip install ninja"),
+        _tool("nvcc", "JIT CUDA kernels of the upstream arms", TOOLKIT),
+        _tool("ncu", "profiling a kernel; not for results", TOOLKIT),
+        _tool("compute-sanitizer", "looking for races and stray accesses; not for results", TOOLKIT),
+        *_upstream(),
+    ]
+
+
+def _python() -> Check:
+    now = sys.version_info[:2]
+    first, last = (".".join(map(str, edge)) for edge in TESTED)
+    ok = TESTED[0] <= now <= TESTED[1]
+    return Check("python", ok, sys.version.split()[0], "everything", f"use Python {first} to {last}")
+
+
+def _gpu() -> Check:
+    needed_for = "measuring; without one, bench verifies and compiles"
+    try:
+        state = gpu.read_state()
+    except KdaError as error:
+        return Check("gpu", False, str(error), needed_for, "use a machine with an NVIDIA GPU and its driver")
+    occupied = gpu.busy(state)
+    found = f"{state.name}, driver {state.driver}, CUDA {state.cuda or 'unknown'}"
+    return Check("gpu", occupied is None, f"{found}; {occupied or 'free'}", needed_for, "end the other processes")
+
+
+def _torch() -> Check:
+    needed_for, remedy = "every arm", "pip install 'torch>=2.11'"
+    try:
+        import torch
+
+        usable = torch.cuda.is_available()
+        found = f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if usable else "no CUDA device")
+    except ImportError as error:
+        return Check("torch", False, str(error), needed_for, remedy)
+    except Exception as error:  # noqa: BLE001  # a broken installation may raise anything, and that is the finding
+        return Check("torch", False, f"does not import: {error}", needed_for, remedy)
+    return Check("torch", usable or not gpu.has_gpu(), found, needed_for, "install a torch built for CUDA")
+
+
+def _package(name: str, needed_for: str, remedy: str) -> Check:
+    try:
+        return Check(name, True, version(name), needed_for, remedy)
+    except PackageNotFoundError:
+        return Check(name, False, "not installed", needed_for, remedy)
+
+
+def _tool(name: str, needed_for: str, remedy: str) -> Check:
+    folders = [os.environ.get("PATH", os.defpath)]
+    folders += [f"{root}/bin" for root in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if root]
+    path = shutil.which(name, path=os.pathsep.join(folders))
+    if path is None:
+        return Check(name, False, "not found", needed_for, remedy)
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(name, False, f"{path} does not run: {error}", needed_for, remedy)
+    number = re.search(r"(?:release |[Vv]ersion )([\d.]+)", said)
+    return Check(name, True, f"{number[1].rstrip('.') if number else 'unknown version'}, {path}", needed_for, remedy)
+
+
+def _upstream() -> list[Check]:
+    """One line per task and release: whether the cache holds every pinned file, each with its sha256."""
+    found = []
+    try:
+        cache = cache_folder(checkout_root())
+        for task in find_tasks():
+            for name, pin in task.config.upstream.items():
+                needed_for = f"the upstream arms of {task.op}"
+                remedy = f"kda fetch {task.op}"
+                try:
+                    tree = fetch(pin, task.path / pin.files, cache, offline=True)
+                except KdaError as error:
+                    found.append(Check(name, False, str(error).splitlines()[0], needed_for, remedy))
+                else:
+                    found.append(Check(name, True, _short(tree), needed_for, remedy))
+    except KdaError as error:  # a task's own files are broken: the rest of the report still helps
+        found.append(Check("tasks", False, str(error), "every command", "mend the file it names"))
+    return found
+
+
+def _short(path: Path) -> str:
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

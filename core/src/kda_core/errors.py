@@ -1,0 +1,50 @@
+"""Errors that reach the user, and the exit codes of every command."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Process exit codes, the same for every ``kda`` command."""
+
+    OK = 0
+    """Every row was verified, or the command did what it was asked."""
+    UNFIT_ROWS = 1
+    """At least one row is INCORRECT or INVALID, or a published number does not hold."""
+    USAGE = 2
+    """Bad argument, unknown task or row, or a TOML file that breaks its schema."""
+    REQUIREMENT = 3
+    """Something this command needs is missing: a GPU, a compiler, the network, a pinned file."""
+    LEDGER = 4
+    """A ledger holds a line that cannot be read."""
+    ARM_FAILED = 5
+    """At least one row ended as ERROR or TIMEOUT, or is missing."""
+    INTERRUPTED = 130
+    """Ctrl-C; what was measured is kept and marked partial."""
+
+
+class KdaError(Exception):
+    """A problem the user can act on: printed as one message, without a traceback."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(KdaError):
+    """Bad input: the message names the file, key or argument, what was expected and what came."""
+
+
+class MissingRequirement(KdaError):
+    """The machine lacks something (GPU, compiler, network); the message names the remedy."""
+
+    exit_code = ExitCode.REQUIREMENT
+
+
+class UpstreamError(KdaError):
+    """Upstream source is not what the pin says: wheel, file or version."""
+
+    exit_code = ExitCode.REQUIREMENT
+
+
+class LedgerError(KdaError):
+    """A ledger line that is broken or of an unknown schema version."""
+
+    exit_code = ExitCode.LEDGER

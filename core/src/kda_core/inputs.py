@@ -1,0 +1,99 @@
+"""Seeded values for a row's inputs, in families that each catch another kind of wrong kernel."""
+
+from __future__ import annotations
+
+import zlib
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kda_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kda_core.workloads import TensorSpec, Workload
+
+OFFSET = 64.0
+"""Common offset of the `offset` family: one-pass variance in fp32 loses digits here, two-pass does not."""
+MIXED_EXPONENT = 6
+"""The `mixed` family scales each element by 2^u, u uniform in [-6, 6]."""
+
+
+class Family(str, Enum):
+    """How normal-filled activations (two dimensions or more) are drawn. Weights stay N(0, 1)."""
+
+    NORMAL = "normal"
+    """N(0, 1)."""
+    OFFSET = "offset"
+    """N(0, 1) + 64; `arange` indices are permuted, so that an op that ignores them is found."""
+    MIXED = "mixed"
+    """N(0, 1) times 2^u; `arange` indices are reversed."""
+
+    @property
+    def magnitude(self) -> float:
+        """Size of the inputs; absolute tolerances, stated for inputs of order one, scale with it."""
+        return {Family.NORMAL: 1.0, Family.OFFSET: OFFSET, Family.MIXED: 2.0**MIXED_EXPONENT}[self]
+
+
+def make(row: Workload, family: Family, seed: int, device: str) -> dict[str, torch.Tensor]:
+    """Tensors with the row's logical values (not its strides), one per input that the row gives.
+
+    The same (row, family, seed, device type) gives the same values in every process.
+    """
+    import torch
+
+    generator = torch.Generator(device=device)
+    # The row's id is part of the seed, so that two rows of one shape do not share values.
+    generator.manual_seed(zlib.crc32(f"{row.id}/{family.value}/{seed}".encode()))
+    return {name: _fill(spec, family, generator, device) for name, spec in row.inputs.items()}
+
+
+def _fill(spec: TensorSpec, family: Family, generator: torch.Generator, device: str) -> torch.Tensor:
+    import torch
+
+    dtype = getattr(torch, spec.dtype)
+    if spec.stride is not None and 0 in spec.stride:
+        # A broadcast dimension holds one value, which the whole view shows.
+        shape = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
+        collapsed = spec.model_copy(update={"shape": shape, "stride": None})
+        return _fill(collapsed, family, generator, device).expand(spec.shape)
+    if spec.fill == "arange":
+        count = max(spec.shape[-1], 1)
+        line = torch.arange(count, device=device)
+        if family is Family.OFFSET:
+            line = line[torch.randperm(count, generator=generator, device=device)]
+        elif family is Family.MIXED:
+            line = line.flip(0)
+        return line.expand(spec.shape).to(dtype).contiguous()
+    if spec.fill == "randint":
+        assert spec.high is not None
+        return torch.randint(spec.high, spec.shape, generator=generator, device=device).to(dtype)
+    if spec.fill in ("cos", "sin", "cos_sin"):
+        return _rotary(spec, device).to(dtype)
+    values = torch.randn(spec.shape, generator=generator, device=device, dtype=torch.float32)
+    if len(spec.shape) > 1 and family is Family.OFFSET:
+        values += OFFSET
+    elif len(spec.shape) > 1 and family is Family.MIXED:
+        exponent = torch.rand(spec.shape, generator=generator, device=device, dtype=torch.float32)
+        values *= torch.exp2((2 * exponent - 1) * MIXED_EXPONENT)
+    return values.to(dtype)
+
+
+def _rotary(spec: TensorSpec, device: str) -> torch.Tensor:
+    """Rotary tables: angle(p, j) = p * 10000^(-j/n). Positions run along the longest dimension but the last.
+
+    `cos` and `sin` fill the whole last dimension (n = its size); `cos_sin` puts cosines into its
+    first half and sines into its second (n = half of it).
+    """
+    import torch
+
+    if len(spec.shape) < 2:
+        raise UsageError(f"fill {spec.fill!r} needs two dimensions or more, got shape {list(spec.shape)}")
+    width = spec.shape[-1] // 2 if spec.fill == "cos_sin" else spec.shape[-1]
+    axis = max(range(len(spec.shape) - 1), key=lambda d: spec.shape[d])
+    frequency = torch.exp2(-torch.arange(width, device=device, dtype=torch.float64) / width * 13.287712379549449)
+    angle = torch.arange(spec.shape[axis], device=device, dtype=torch.float64)[:, None] * frequency
+    table = torch.cat([angle.cos(), angle.sin()], -1) if spec.fill == "cos_sin" else getattr(angle, spec.fill)()
+    view = [1] * len(spec.shape)
+    view[axis], view[-1] = spec.shape[axis], spec.shape[-1]
+    return table.view(view).expand(spec.shape).to(torch.float32)

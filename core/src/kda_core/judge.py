@@ -1,0 +1,303 @@
+"""The judge: owns seeds, inputs, oracle, alternation and the clock that checks the clock. Imports no arm.
+
+A generation starts every worker afresh and takes the rows in turn. For one row the judge lays out
+an arena, lets every arm verify, and then times them sample by sample in alternating order, with
+fresh values in the same buffers before each sample.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kda_core.case import Case, traffic
+from kda_core.config import Config
+from kda_core.correctness import worse, worse_than_baseline
+from kda_core.inputs import Family, make
+from kda_core.notes import ArmNotes, RowNotes
+from kda_core.protocol import Called, Captured, Counted, Ready, Timed
+from kda_core.records import Metric, OutputError, Settings
+from kda_core.workers import ArmProcess, Fault
+from kda_core.workloads import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+LIMIT = "limit"
+"""Name of the worker that measures what the machine allows."""
+MAX_CALLS = 20_000
+LATENCY_CALLS = 10
+GRAPH_CALLS = 20
+"""Calls per CUDA graph: the fixed cost of a replay is spread over them."""
+GRAPH_SAMPLE_US = 4_000
+PROFILED_CALLS = 20
+
+Progress = Callable[[str, str], None]
+"""Called with a row id and the phase it enters."""
+
+
+class Judge:
+    """Runs rows on arms and notes what happened."""
+
+    def __init__(
+        self,
+        config: Config,
+        reference: Any,
+        arms: Mapping[str, ArmProcess],
+        settings: Settings,
+        device: str,
+        core: int | None,
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._reference = reference
+        self._arms = arms
+        self._settings = settings
+        self._device = device
+        self._core = core
+        self._progress = progress
+        self._random = random.Random()  # seeded by the system: arms must not foresee the draws
+        self._previous: tuple[torch.Tensor, ...] | None = None
+        self.notes: dict[str, RowNotes] = {}
+
+    def run(self, rows: Sequence[Workload], measure: bool) -> None:
+        """Verify every row, and with `measure` time it in every generation; `notes` grow as it goes."""
+        for generation in range(self._settings.generations if measure else 1):
+            self._start_all()
+            for number, row in enumerate(rows):
+                if self._settings.isolate == "workload" and number:
+                    self._start_all()
+                self._generation(row, generation, measure)
+        if measure:
+            for row in rows:
+                self._audit(row)
+
+    def pids(self) -> list[int]:
+        """This process and its workers: what of ours may hold the GPU."""
+        return [os.getpid(), *(arm.pid for arm in self._arms.values() if arm.pid is not None)]
+
+    def stop(self) -> None:
+        """End every worker."""
+        for arm in self._arms.values():
+            arm.stop()
+
+    # ---- one row ----------------------------------------------------------------------------
+
+    def _generation(self, row: Workload, generation: int, measure: bool) -> None:
+        if row.id not in self.notes:
+            moved, footprint = traffic(self._config.ops[row.op], row, self._reference)
+            self.notes[row.id] = RowNotes(row, moved, footprint, {name: ArmNotes() for name in self._arms})
+        notes = self.notes[row.id]
+        seeds = self._settings.seeds
+        with self._open(notes) as case:
+            self._progress(row.id, "verify")
+            if generation == 0:
+                trials = [(seed, Family(family)) for family in self._settings.families for seed in seeds]
+            else:
+                trials = [(seeds[generation % len(seeds)], Family.NORMAL)]
+            for seed, family in trials:
+                self._verify(case, notes, seed, family)
+            if measure and self._worth_measuring(notes):
+                self._progress(row.id, f"measure {generation + 1}/{self._settings.generations}")
+                self._measure(case, notes, generation)
+        notes.complete = not measure
+
+    def _audit(self, row: Workload) -> None:
+        """After all timing: verify once more on unseen values, and count kernels in verified and timed calls."""
+        notes = self.notes[row.id]
+        if not self._worth_measuring(notes):
+            return
+        self._progress(row.id, "audit")
+        with self._open(notes) as case:
+            self._verify(case, notes, self._random.getrandbits(31), Family.NORMAL)
+            for name, arm in self._usable(notes) if self._device != "cpu" else ():
+                with self._noting(notes.arms[name]):
+                    for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)):
+                        counted, _ = arm.ask("profile", Counted, count=count)
+                        notes.arms[name].kernels[kind] = counted.kernels / count
+        notes.complete = True
+
+    def _worth_measuring(self, notes: RowNotes) -> bool:
+        return all(notes.arms[name].usable for name in (self._settings.subject, self._settings.against[0]))
+
+    def _usable(self, notes: RowNotes) -> list[tuple[str, ArmProcess]]:
+        return [(name, arm) for name, arm in self._arms.items() if notes.arms[name].usable]
+
+    # ---- workers ----------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        """Start every worker; they import side by side, and nothing is timed meanwhile."""
+        for arm in self._arms.values():
+            arm.start()
+        for arm in self._arms.values():
+            # A worker that dies here is started again by the next row, which notes the reason.
+            with self._noting(ArmNotes()):
+                arm.hello()
+
+    @contextmanager
+    def _open(self, notes: RowNotes) -> Iterator[Case]:
+        """The row's arena, mapped by every usable arm; dead arms are started again first."""
+        op = self._config.ops[notes.row.op]
+        case = Case.open(op, notes.row, self._device, self._sets(notes), notes.bytes_moved)
+        try:
+            for name, arm in self._usable(notes):
+                with self._noting(notes.arms[name]):
+                    if not arm.alive:
+                        notes.arms[name].restarts += 1
+                        arm.start()
+                        arm.hello()
+                    arm.ask("attach", Ready, handle=case.arena.handle())
+                    arm.ask("row", Ready, row=case.spec.model_dump(mode="json"))
+            yield case
+        finally:
+            for arm in self._arms.values():
+                if arm.alive:
+                    with self._noting(ArmNotes()):
+                        arm.ask("close", Ready)
+            case.close()
+
+    def _sets(self, notes: RowNotes) -> int:
+        """Input sets to rotate through: one when hot; when cold, more than two L2 caches hold."""
+        if not self._settings.cold or self._device == "cpu":
+            return 1
+        import torch
+
+        cache: int = torch.cuda.get_device_properties(self._device).L2_cache_size
+        return 2 + 2 * cache // max(notes.footprint, 1)
+
+    @contextmanager
+    def _noting(self, arm: ArmNotes) -> Iterator[None]:
+        """Turn an arm's fault into a note, so that the other arms go on."""
+        try:
+            yield
+        except Fault as fault:
+            arm.fault = arm.fault or fault
+
+    # ---- correctness ------------------------------------------------------------------------
+
+    def _draw(self, case: Case, notes: RowNotes, family: Family, seed: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Values of every input, and what the oracle makes of them."""
+        values = make(case.row, family, seed, self._device)
+        oracle = getattr(self._reference, case.row.op)
+        expected = oracle(*(values.get(name) for name in case.op.inputs), **case.row.scalars)
+        notes.oracle_dtype = str(expected[0].dtype).removeprefix("torch.")
+        return values, expected
+
+    def _verify(self, case: Case, notes: RowNotes, seed: int, family: Family) -> None:
+        """One call of every arm on the same values, compared in full."""
+        values, expected = self._draw(case, notes, family, seed)
+        errors: dict[str, list[OutputError]] = {}
+        for name, arm in self._usable(notes):
+            if name == LIMIT:
+                continue
+            case.write(values)
+            with self._noting(notes.arms[name]):
+                called, _ = arm.ask("verify", Called)
+                errors[name] = self._examine(case, notes.arms[name], called, values, expected, family, which=0)
+        self._previous = expected
+        if self._device == "cpu" and not self._config.cpu.yardstick:
+            return
+        subject, yardstick = self._settings.subject, self._settings.against[0]
+        for own, base in zip(errors.get(subject, ()), errors.get(yardstick, ()), strict=False):
+            notes.arms[subject].incorrect = notes.arms[subject].incorrect or worse_than_baseline(own, base)
+
+    def _examine(
+        self, case: Case, arm: ArmNotes, called: Called, values: Any, expected: Any, family: Family, which: int
+    ) -> list[OutputError]:
+        # Another row's results have other shapes: only the same row's can have been remembered.
+        previous = self._previous
+        if previous is not None and [p.shape for p in previous] != [e.shape for e in expected]:
+            previous = None
+        errors, failure = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
+        arm.checks += 1
+        arm.incorrect = arm.incorrect or failure
+        for error in errors:
+            arm.errors[error.output] = worse(arm.errors.get(error.output, error), error)
+        return errors
+
+    # ---- timing -----------------------------------------------------------------------------
+
+    def _measure(self, case: Case, notes: RowNotes, generation: int) -> None:
+        for name, arm in self._usable(notes):
+            with self._noting(notes.arms[name]):
+                self._prepare(case, notes.arms[name], arm)
+        for index in range(self._settings.samples):
+            values, expected = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
+            order = self._usable(notes)
+            for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
+                with self._noting(notes.arms[name]):
+                    self._sample(case, notes.arms[name], arm, values, expected, trusted=name == LIMIT)
+            self._previous = expected
+            if not self._worth_measuring(notes):
+                return
+        for name, arm in self._usable(notes):
+            with self._noting(notes.arms[name]):
+                self._audit_clock(notes.arms[name], arm)
+                arm.ask("pin", Ready, core=None)
+
+    def _prepare(self, case: Case, arm: ArmNotes, process: ArmProcess) -> None:
+        """Pin the worker, find N, capture the graph, open this generation's lists of samples."""
+        process.ask("pin", Ready, core=self._core)
+        target, total = self._settings.target_sample_us, 0.0
+        arm.calls = 1
+        while total < target and arm.calls < MAX_CALLS:
+            timed, _ = process.ask("wall", Timed, count=arm.calls, canary=None)
+            total = max(timed.total_us, 0.1)
+            if total < target:
+                # At most tenfold at a time: first calls are slow, and would mislead the estimate.
+                grown = min(10 * arm.calls, int(arm.calls * target / total))
+                arm.calls = min(MAX_CALLS, max(arm.calls + 1, grown))
+        metrics = [Metric.WALL, Metric.LATENCY]
+        if self._device != "cpu":
+            metrics.append(Metric.EVENTS)
+            canary = self._canary(case, GRAPH_CALLS)
+            captured, _ = process.ask("capture", Captured, count=GRAPH_CALLS, canary=canary)
+            arm.no_graph = None if captured.ok else captured.note
+            metrics += [Metric.DEVICE] if captured.ok else []
+        for metric in metrics:
+            arm.samples.setdefault(metric, []).append([])
+
+    def _canary(self, case: Case, calls: int) -> int | None:
+        return self._random.randrange(calls) if case.row.inplace else None
+
+    def _sample(
+        self, case: Case, arm: ArmNotes, process: ArmProcess, values: Any, expected: Any, trusted: bool
+    ) -> None:
+        """One sample of every metric. The last (in place: the canary's) output of `wall` and `device` is compared."""
+        assert arm.calls is not None
+
+        def timed(command: str, checked: bool, **arguments: Any) -> Timed:
+            if checked:
+                case.write(values)
+            answer, elapsed = process.ask(command, Timed, **arguments)
+            if answer.total_us > elapsed * 1e6:
+                arm.overclaimed = f"claimed {answer.total_us:.0f} us for a command that took {elapsed * 1e6:.0f} us"
+            if checked and not trusted:
+                self._examine(case, arm, answer.last or Called(returned="nothing"), values, expected, Family.NORMAL, -1)
+            return answer
+
+        wall = timed("wall", True, count=arm.calls, canary=self._canary(case, arm.calls))
+        arm.samples[Metric.WALL][-1].append(wall.total_us / wall.calls)
+        if wall.events_us is not None:
+            arm.samples[Metric.EVENTS][-1].append(wall.events_us / wall.calls)
+        latency = timed("latency", False, count=LATENCY_CALLS)
+        arm.samples[Metric.LATENCY][-1].append(latency.total_us / latency.calls)
+        if Metric.DEVICE in arm.samples and arm.no_graph is None:
+            first = timed("replay", True, times=1)
+            times = max(1, int(GRAPH_SAMPLE_US / max(first.events_us or 1.0, 1.0)))
+            replay = timed("replay", False, times=times)
+            arm.samples[Metric.DEVICE][-1].append((replay.events_us or 0.0) / replay.calls)
+
+    def _audit_clock(self, arm: ArmNotes, process: ArmProcess) -> None:
+        """Time one call by both clocks, as the slope between N and 3 N calls: fixed costs cancel."""
+        assert arm.calls is not None
+        claimed, clocked = [], []
+        for calls in (arm.calls, 3 * arm.calls):
+            answer, elapsed = process.ask("wall", Timed, count=calls, canary=None)
+            claimed.append(answer.total_us)
+            clocked.append(elapsed * 1e6)
+        arm.claimed_us.append((claimed[1] - claimed[0]) / (2 * arm.calls))
+        arm.clocked_us.append((clocked[1] - clocked[0]) / (2 * arm.calls))

@@ -1,0 +1,133 @@
+"""A task's `docs/ledger.jsonl`: one JSON line per recorded run, only ever appended to."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kda_core.derive import rounded
+from kda_core.errors import LedgerError
+from kda_core.records import SCHEMA_VERSION, RunRecord
+
+
+def encode(record: RunRecord) -> bytes:
+    """The record as its ledger line: rounded, compact JSON, `NaN` and `Infinity` as Python spells them."""
+    data = rounded(record).model_dump(mode="json")
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def append(path: Path, record: RunRecord) -> None:
+    """Add one line and wait until it is on disk; makes the file and its folder.
+
+    Writers exclude each other by a lock on the file. A last line that some crash left unfinished is not continued:
+    the new record starts on a line of its own, so that it is kept and `read` names the broken one.
+    """
+    line = encode(record)
+    _decode(line, "the new record")
+    with _locked(path) as file:
+        _write(file, line)
+
+
+def read(path: Path) -> list[RunRecord]:
+    """Every record, in file order; none when the file does not exist.
+
+    Raises:
+        LedgerError: a line that is broken, unfinished or of an unknown schema version, or a run id that occurs twice;
+            names file and line. Nothing is ever skipped.
+    """
+    return [record for record, _ in _lines(path).values()]
+
+
+def merge(path: Path, other: Path) -> int:
+    """Append the lines of `other` whose run id `path` lacks, byte for byte; returns how many.
+
+    Raises:
+        LedgerError: `other` does not exist, either file is broken, or both hold the same run id with different content.
+    """
+    if not other.is_file():
+        raise LedgerError(f"{other}: file not found")
+    theirs = _lines(other)
+    with _locked(path) as file:
+        ours = _lines(path)
+        for run_id in theirs.keys() & ours.keys():
+            if theirs[run_id][1] != ours[run_id][1]:
+                raise LedgerError(f"{other}: run {run_id} differs from the line of that run in {path}; one was edited")
+        new = [line for run_id, (_, line) in theirs.items() if run_id not in ours]
+        if new:
+            _write(file, b"".join(new))
+    return len(new)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file opened for appending, exclusively locked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    created = not path.exists()
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+        if created:
+            _sync_folder(path.parent)
+    finally:
+        os.close(file)
+
+
+def _write(file: int, lines: bytes) -> None:
+    """Append all of `lines`, or nothing: what a full disk took of them is cut off again."""
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        lines = b"\n" + lines
+    try:
+        written = 0
+        while written < len(lines):
+            written += os.write(file, lines[written:])
+        os.fsync(file)
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _lines(path: Path) -> dict[str, tuple[RunRecord, bytes]]:
+    """Run id -> the record and its line."""
+    if not path.exists():
+        return {}
+    found: dict[str, tuple[RunRecord, bytes]] = {}
+    numbers: dict[str, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        record = _decode(line, f"{path}:{number}")
+        if record.run_id in found:
+            raise LedgerError(f"{path}:{number}: run {record.run_id} is already on line {numbers[record.run_id]}")
+        found[record.run_id] = (record, line)
+        numbers[record.run_id] = number
+    return found
+
+
+def _decode(line: bytes, where: str) -> RunRecord:
+    if not line.endswith(b"\n"):
+        raise LedgerError(f"{where}: unfinished line of {len(line)} bytes: expected a newline at its end")
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise LedgerError(f"{where}: not valid JSON: {error}") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise LedgerError(f"{where}: expected an object with schema_version {SCHEMA_VERSION}, got {version!r}")
+    try:
+        return RunRecord.model_validate_json(line)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise LedgerError(f"{where}: {'; '.join(problems[:3])}{more}") from None

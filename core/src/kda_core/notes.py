@@ -1,0 +1,56 @@
+"""What the judge notes while a run goes on; `verdict.py` turns it into results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kda_core.records import Metric, OutputError
+from kda_core.workers import Fault
+from kda_core.workloads import Workload
+
+
+@dataclass
+class ArmNotes:
+    """One arm on one row."""
+
+    checks: int = 0
+    """Calls whose outputs were compared in full."""
+    errors: dict[str, OutputError] = field(default_factory=dict)
+    """Output -> worst error so far."""
+    incorrect: str | None = None
+    """The first failed comparison, in words."""
+    fault: Fault | None = None
+    samples: dict[Metric, list[list[float]]] = field(default_factory=dict)
+    """Metric -> one list per generation."""
+    calls: int | None = None
+    """N of the latest generation."""
+    claimed_us: list[float] = field(default_factory=list)
+    """Per generation: one call by the worker's clock, in the audit of its clock."""
+    clocked_us: list[float] = field(default_factory=list)
+    """Per generation: the same by the judge's clock."""
+    overclaimed: str | None = None
+    """A claim of more time than passed."""
+    kernels: dict[str, float] = field(default_factory=dict)
+    """Kernels per call in `verified` (single) and `timed` (many) calls."""
+    no_graph: str | None = None
+    """Why the calls could not be captured into a CUDA graph."""
+    restarts: int = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether going on with this arm makes sense."""
+        return self.fault is None and self.incorrect is None
+
+
+@dataclass
+class RowNotes:
+    """One row."""
+
+    row: Workload
+    bytes_moved: int
+    footprint: int
+    """Bytes of the tensors that one call touches; beyond the L2 the copy rate is a hard limit."""
+    arms: dict[str, ArmNotes]
+    oracle_dtype: str = "float64"
+    complete: bool = False
+    """Every check was made; an interrupted run leaves rows without."""

@@ -1,0 +1,109 @@
+"""The worker's clocks. Imported before the arm, so that names an arm patches later are not the ones used here."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+Call = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+_clock = perf_counter_ns
+_cuda_synchronize = torch.cuda.synchronize
+_Event: Any = torch.cuda.Event
+
+
+class Clock:
+    """Times an op on one device. Totals are microseconds over all calls."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device.startswith("cuda")
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle; nothing to wait for on a CPU."""
+        if self._cuda:
+            _cuda_synchronize()
+
+    def wall(self, op: Call, calls: Sequence[Arguments], scalars: dict[str, Any]) -> tuple[float, float | None, Any]:
+        """Back-to-back calls ending in a synchronise: host microseconds, event microseconds, the last result.
+
+        The two event records cost about 2 us a sample, the same for every arm.
+        """
+        gc.collect()
+        gc.disable()
+        try:
+            begin, end = (_Event(enable_timing=True), _Event(enable_timing=True)) if self._cuda else (None, None)
+            self.synchronize()
+            start = _clock()
+            if begin is not None:
+                begin.record()
+            for arguments in calls:
+                out = op(*arguments, **scalars)
+            if end is not None:
+                end.record()
+            self.synchronize()
+            total = (_clock() - start) / 1e3
+        finally:
+            gc.enable()
+        events = begin.elapsed_time(end) * 1e3 if begin is not None else None
+        return total, events, out
+
+    def latency(self, op: Call, calls: Sequence[Arguments], scalars: dict[str, Any]) -> tuple[float, Any]:
+        """Each call followed by a synchronise: host microseconds over all of them, the last result."""
+        gc.disable()
+        try:
+            self.synchronize()
+            start = _clock()
+            for arguments in calls:
+                out = op(*arguments, **scalars)
+                self.synchronize()
+            total = (_clock() - start) / 1e3
+        finally:
+            gc.enable()
+        return total, out
+
+
+class Graph:
+    """A CUDA graph of the calls. Replayed, it costs the GPU's time without the host's."""
+
+    def __init__(self, op: Call, calls: Sequence[Arguments], scalars: dict[str, Any]) -> None:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            op(*calls[0], **scalars)
+        torch.cuda.current_stream().wait_stream(side)
+        self.calls = len(calls)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for arguments in calls:
+                self.out = op(*arguments, **scalars)
+        _cuda_synchronize()
+
+    def replay(self, times: int) -> tuple[float, float]:
+        """Replay: host and event microseconds over all calls of all replays."""
+        begin, end = _Event(enable_timing=True), _Event(enable_timing=True)
+        _cuda_synchronize()
+        start = _clock()
+        begin.record()
+        for _ in range(times):
+            self._graph.replay()
+        end.record()
+        _cuda_synchronize()
+        return (_clock() - start) / 1e3, begin.elapsed_time(end) * 1e3
+
+
+def count_kernels(op: Call, calls: Sequence[Arguments], scalars: dict[str, Any]) -> list[str]:
+    """Names of the kernels that the GPU ran for `calls`, by torch.profiler (CUPTI)."""
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    _cuda_synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for arguments in calls:
+            op(*arguments, **scalars)
+        _cuda_synchronize()
+    return [event.name for event in profiler.events() if event.device_type == DeviceType.CUDA]

@@ -1,0 +1,89 @@
+"""What `kda validate` checks besides running kernels: the task's files, and that its published numbers hold."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from kda_core import derive, ledger, publish, report
+from kda_core.bench import Session
+from kda_core.errors import KdaError, UsageError
+from kda_core.tasks import Task
+from kda_core.upstream import read_lock
+from kda_core.workloads import Workload, select, shrink
+
+FILES = ("prompt.md", "config.toml", "bench/workloads.toml", "bench/reference.py", "docs", "pyproject.toml")
+"""What every task folder holds, besides the modules of its arms."""
+
+
+def problems(task: Task) -> list[str]:
+    """Everything wrong with the task's files and published numbers, one line each; empty when it is sound."""
+    found = [f"{task.path / name}: missing" for name in FILES if not (task.path / name).exists()]
+    for check in (_contract, _published):
+        try:
+            found += check(task)
+        except KdaError as error:
+            found.append(str(error))
+    return found
+
+
+def _contract(task: Task) -> list[str]:
+    """Config, rows, arm modules and upstream lists."""
+    found = []
+    dtypes = {row.inputs[name].dtype for row in task.workloads for name in _sources(task, row)}
+    for dtype in sorted(dtypes - set(task.config.tolerance)):
+        found.append(f"{task.path / 'config.toml'}: missing key 'tolerance.{dtype}': a frozen row has such an output")
+    for name, arm in task.config.arms.items():
+        module = task.path.joinpath(*arm.module.split("."))
+        if not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
+            found.append(f"{task.path / 'config.toml'}: key 'arms.{name}.module': no module {arm.module!r} in the task")
+    for pin in task.config.upstream.values():
+        read_lock(task.path / pin.files)
+    return found
+
+
+def _sources(task: Task, row: Workload) -> list[str]:
+    op = task.config.ops[row.op]
+    return [op.like.get(output, output) for output in op.outputs]
+
+
+def _published(task: Task) -> list[str]:
+    """The ledger's numbers follow from its samples, are not stale, and are what the generated files show."""
+    records = ledger.read(task.ledger)
+    found = [f"{task.ledger}: run {record.run_id}: {line}" for record in records for line in derive.mismatches(record)]
+    for record in report.published(task, records).values():
+        for part in report.stale(task, record):
+            found.append(f"{task.ledger}: run {record.run_id} is stale: {part}; record a new run on the GPU")
+    return found + publish.publish([task], check=True)
+
+
+def grid_rows(session: Session, full: bool) -> tuple[Workload, ...]:
+    """The frozen rows and the regression grid: whole on a GPU; on a CPU shrunken, and thinned unless `full`."""
+    task = session.request.task
+    grid = _grid(task, thin=session.kind == "cpu" and not full)
+    rows = select((*task.workloads, *grid), session.request.rows)
+    return rows if session.kind == "cuda" else tuple(shrink(row, session.config.cpu.keep) for row in rows)
+
+
+def _grid(task: Task, thin: bool) -> tuple[Workload, ...]:
+    path = task.path / "bench" / "grid.py"
+    if not path.is_file():
+        return ()
+    root = str(task.path.parents[1])
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    module = importlib.import_module(f"{task.package}.bench.grid")
+    rows = tuple(module.grid())
+    if thin:
+        rows = tuple(module.thin(rows))
+    return _unique(rows, path)
+
+
+def _unique(rows: tuple[Workload, ...], path: Path) -> tuple[Workload, ...]:
+    ids: set[str] = set()
+    for row in rows:
+        if row.id in ids:
+            raise UsageError(f"{path}: duplicate workload id {row.id!r}")
+        ids.add(row.id)
+    return rows

@@ -1,0 +1,255 @@
+"""One arm's process: imports the arm, runs what the judge tells it, hands back outputs and times.
+
+Started as `python -m kda_core.worker FD SPEC`: FD is the worker's end of the judge's socket pair,
+SPEC an `ArmSpec` as JSON. Expected outputs never exist here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kda_core.arena import attach, view
+from kda_core.protocol import (
+    ArmSpec,
+    Called,
+    Captured,
+    Channel,
+    ChannelClosed,
+    Counted,
+    Failure,
+    Output,
+    Place,
+    Ready,
+    RowSpec,
+    Timed,
+)
+from kda_core.toml import Strict
+
+
+@dataclass
+class OpenRow:
+    """What the worker holds while a row is open."""
+
+    spec: RowSpec
+    sets: list[tuple[Any, ...]]
+    canary: tuple[Any, ...] | None
+    op: Any
+    device_op: Any
+    """What the CUDA graph captures: the op, or for the limit worker the streaming copy."""
+    graph: Any = None
+
+    def sequence(self, count: int, canary: int | None) -> list[tuple[Any, ...]]:
+        """Argument tuples of `count` calls: the input sets in turn, the canary in its place."""
+        calls = [self.sets[i % len(self.sets)] for i in range(count)]
+        if canary is not None:
+            assert self.canary is not None
+            calls[canary] = self.canary
+        return calls
+
+
+class Worker:
+    """The state of one worker: the arm, the mapped arena, the open row."""
+
+    def __init__(self, spec: ArmSpec) -> None:
+        import torch
+
+        from kda_core.timing import Clock
+
+        self._torch = torch
+        self._spec = spec
+        self._clock = Clock(spec.device)
+        # As serving frameworks run: with gradients on, some ops take a slower path through the dispatcher.
+        torch.set_grad_enabled(False)
+        if spec.device.startswith("cuda"):
+            torch.cuda.set_device(spec.device)
+        if spec.upstream_root is not None:
+            from kda_core.upstream import activate
+
+            activate(Path(spec.upstream_root), str(spec.upstream_version))
+        self._module = importlib.import_module(spec.module)
+        self._arena: Any = None
+        self._open: OpenRow | None = None
+
+    def hello(self) -> Ready:
+        """Answer to start-up: what the arm exports."""
+        names = tuple(sorted(n for n, v in vars(self._module).items() if callable(v) and not n.startswith("_")))
+        return Ready(callables=names)
+
+    def attach(self, handle: dict[str, str | int]) -> Ready:
+        """Map the judge's arena."""
+        self._arena = attach(handle)
+        return Ready()
+
+    def row(self, row: dict[str, Any]) -> Ready:
+        """Open a row: build the argument tuples of every input set."""
+        spec = RowSpec.model_validate_json(json.dumps(row))
+        sets = [self._arguments(inputs) for inputs in spec.sets]
+        canary = self._arguments(spec.canary) if spec.canary is not None else None
+        if self._spec.limit:
+            op, device_op = self._module.floors(spec, self._spec.device)
+        else:
+            op = getattr(self._module, spec.op, None)
+            if not callable(op):
+                raise AttributeError(f"arm {self._spec.name!r} ({self._spec.module}) has no callable {spec.op!r}")
+            op = device_op = self._torch.compile(op) if self._spec.compiled else op
+        self._open = OpenRow(spec, sets, canary, op, device_op)
+        return Ready()
+
+    def verify(self) -> Called:
+        """Poison freed memory, call the op once on the first input set, copy out what it returned."""
+        row = self._row
+        self._poison(row.spec)
+        result = row.op(*row.sets[0], **row.spec.scalars)
+        self._clock.synchronize()
+        return self._hand_back(result)
+
+    def wall(self, count: int, canary: int | None) -> Timed:
+        """Time `count` back-to-back calls; call number `canary` runs on the canary set."""
+        row = self._row
+        total, events, result = self._clock.wall(row.op, row.sequence(count, canary), row.spec.scalars)
+        return Timed(calls=count, total_us=total, events_us=events, last=self._last(result))
+
+    def latency(self, count: int) -> Timed:
+        """Time `count` calls, each with a synchronise behind it."""
+        row = self._row
+        total, result = self._clock.latency(row.op, row.sequence(count, None), row.spec.scalars)
+        return Timed(calls=count, total_us=total, last=self._last(result))
+
+    def capture(self, count: int, canary: int | None) -> Captured:
+        """Capture `count` calls into a CUDA graph; an op that cannot be captured says why."""
+        from kda_core.timing import Graph
+
+        row = self._row
+        try:
+            row.graph = Graph(row.device_op, row.sequence(count, canary), row.spec.scalars)
+        except (RuntimeError, ValueError, TypeError) as error:
+            return Captured(ok=False, note=str(error).splitlines()[0])
+        return Captured(ok=True)
+
+    def replay(self, times: int) -> Timed:
+        """Replay the captured graph."""
+        graph = self._row.graph
+        total, events = graph.replay(times)
+        return Timed(calls=times * graph.calls, total_us=total, events_us=events, last=self._last(graph.out))
+
+    def profile(self, count: int) -> Counted:
+        """Count the kernels of `count` calls."""
+        from kda_core.timing import count_kernels
+
+        row = self._row
+        names = count_kernels(row.op, row.sequence(count, None), row.spec.scalars)
+        return Counted(calls=count, kernels=len(names), names=tuple(sorted(set(names))))
+
+    def pin(self, core: int | None) -> Ready:
+        """Stay on one core while timing; None gives every core back (compilers want them)."""
+        os.sched_setaffinity(0, {core} if core is not None else range(os.cpu_count() or 1))
+        return Ready()
+
+    def close(self) -> Ready:
+        """Let go of the row, the graph and the arena."""
+        self._open = self._arena = None
+        gc.collect()
+        if self._spec.device.startswith("cuda"):
+            self._torch.cuda.synchronize()
+            self._torch.cuda.empty_cache()
+        return Ready()
+
+    @property
+    def _row(self) -> OpenRow:
+        if self._open is None:
+            raise RuntimeError("no row is open")
+        return self._open
+
+    def _arguments(self, inputs: dict[str, Place | None]) -> tuple[Any, ...]:
+        return tuple(None if place is None else view(self._arena, place) for place in inputs.values())
+
+    def _poison(self, row: RowSpec) -> None:
+        """Fill memory of the outputs' sizes with NaN and free it, so that unwritten elements show."""
+        filled = []
+        for place in row.outputs:
+            for _ in range(2):
+                blank = self._torch.empty(
+                    place.shape, dtype=getattr(self._torch, place.dtype), device=self._spec.device
+                )
+                filled.append(blank.view(self._torch.uint8).fill_(0xFF) if blank.dim() else blank)
+        self._clock.synchronize()
+        filled.clear()
+
+    def _last(self, result: Any) -> Called | None:
+        return None if self._spec.limit else self._hand_back(result)
+
+    def _hand_back(self, result: Any) -> Called:
+        """Describe what the op returned and copy it to its place when it fits."""
+        if result is None:
+            return Called(returned="None")
+        returned = result if isinstance(result, (tuple, list)) else (result,)
+        kind = f"{type(result).__name__} of {len(returned)}" if isinstance(result, (tuple, list)) else "tensor"
+        tensors = [item for item in returned if isinstance(item, self._torch.Tensor)]
+        if len(tensors) != len(returned):
+            other = next(item for item in returned if not isinstance(item, self._torch.Tensor))
+            return Called(
+                returned=f"{kind} with a {type(other).__name__}" if returned is result else type(other).__name__
+            )
+        facts = tuple(self._describe(tensor) for tensor in tensors)
+        wanted = self._row.spec.outputs
+        fits = len(tensors) == len(wanted) and all(
+            fact.shape == place.shape and fact.dtype == place.dtype and fact.device == self._spec.device
+            for fact, place in zip(facts, wanted, strict=False)
+        )
+        if fits:
+            for tensor, place in zip(tensors, wanted, strict=True):
+                view(self._arena, place).copy_(tensor.detach())
+            self._clock.synchronize()
+        return Called(returned=kind, outputs=facts, copied=fits)
+
+    def _describe(self, tensor: Any) -> Output:
+        start = tensor.untyped_storage().data_ptr()
+        base = self._arena.data_ptr()
+        return Output(
+            type=type(tensor).__name__,
+            shape=tuple(tensor.shape),
+            stride=tuple(tensor.stride()),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            device=str(tensor.device),
+            in_arena=base <= start < base + self._arena.numel(),
+        )
+
+
+def serve(channel: Channel, spec: ArmSpec) -> None:
+    """Answer commands until the judge hangs up."""
+    worker: Worker | None = None
+    while True:
+        message = channel.receive(None)
+        ident, command = message.pop("id"), message.pop("command")
+        answer: Strict
+        try:
+            if command == "hello":
+                worker = Worker(spec)
+                answer = worker.hello()
+            else:
+                assert worker is not None
+                answer = getattr(worker, command)(**message)
+        except Exception as error:  # noqa: BLE001  # whatever the arm raises is the judge's to see
+            answer = Failure(error=f"{type(error).__name__}: {error}"[:2000], traceback=traceback.format_exc()[-8000:])
+        channel.send({"id": ident, **answer.model_dump(mode="json")})
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of the process."""
+    channel = Channel(socket.socket(fileno=int(arguments[0])))
+    with contextlib.suppress(ChannelClosed):
+        serve(channel, ArmSpec.model_validate_json(arguments[1]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,149 @@
+"""The judge's hold on an arm: start its process, ask it, and put a name to every way it can fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kda_core.protocol import (
+    ArmFailure,
+    ArmSpec,
+    Channel,
+    ChannelClosed,
+    ChannelError,
+    ChannelTimeout,
+    Ready,
+    Reply,
+)
+from kda_core.records import Verdict
+
+LOG_TAIL = 12
+"""Lines of an arm's own output that an error message carries."""
+START_TIMEOUT_S = 180.0
+"""Importing an arm, torch and a CUDA context included."""
+
+
+class Fault(Exception):
+    """An arm failed: the verdict it brings and why, in words."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.reason = reason
+
+
+class ArmProcess:
+    """One arm's worker. Start, `ask`, and after a fault `start` again."""
+
+    def __init__(self, spec: ArmSpec, import_roots: Sequence[Path], timeout_s: float, environment: dict[str, str]):
+        self.spec = spec
+        self.starts = 0
+        self._roots = import_roots
+        self._timeout_s = timeout_s
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._log: Any = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs and was not given up on."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while there is a process."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the process without waiting for its imports; `hello` waits."""
+        self.stop()
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        path = os.pathsep.join([*map(str, self._roots), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kda_core.worker", str(theirs.fileno()), self.spec.model_dump_json()],
+            env={**os.environ, **self._environment, "PYTHONPATH": path},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            # A session of its own: Ctrl-C reaches the judge alone, and a kill takes the arm's children along.
+            start_new_session=True,
+        )
+        theirs.close()
+        self._channel = Channel(ours)
+        self.starts += 1
+
+    def hello(self) -> tuple[str, ...]:
+        """Wait until the arm is imported; the callables it exports."""
+        return self.ask("hello", Ready, START_TIMEOUT_S)[0].callables
+
+    def ask(
+        self, command: str, reply: type[Reply], timeout_s: float | None = None, **arguments: Any
+    ) -> tuple[Reply, float]:
+        """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault."""
+        if self._channel is None:
+            raise Fault(Verdict.ERROR, f"arm {self.spec.name!r} is not running")
+        try:
+            return self._channel.ask(command, reply, timeout_s or self._timeout_s, **arguments)
+        except ArmFailure as failure:
+            where = _arm_frame(failure.failure.traceback)
+            raise self._fault(Verdict.ERROR, f"raised {failure}{where}") from None
+        except ChannelTimeout as error:
+            raise self._fault(Verdict.TIMEOUT, f"{error} to {command!r}") from None
+        except ChannelError as error:
+            raise self._fault(Verdict.ERROR, f"wrote garbage on the judge's channel: {error}") from None
+        except ChannelClosed:
+            raise self._fault(Verdict.ERROR, f"{self._ending()} during {command!r}{self._tail()}") from None
+
+    def stop(self) -> None:
+        """Kill the process and everything it started; safe to call twice."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _fault(self, verdict: Verdict, text: str) -> Fault:
+        """Give the worker up: after a fault its state is unknown."""
+        self.stop()
+        return Fault(verdict, f"arm {self.spec.name!r} {text}")
+
+    def _ending(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "closed its channel but went on running"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()[-LOG_TAIL:]
+        return "".join(f"\n    | {line}" for line in lines)
+
+
+def _arm_frame(traceback: str) -> str:
+    """Where the arm raised: the last file and line of the traceback."""
+    frames = [line.strip() for line in traceback.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return ""
+    file, _, rest = frames[-1].removeprefix('File "').partition('"')
+    return f" ({Path(file).name}{rest})"

@@ -1,0 +1,30 @@
+"""A small real task in a temporary checkout, for tests that run the judge with its worker processes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kda_core.tasks import Task
+
+TOY = Path(__file__).parent / "toy"
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with one task, `toys/k90_axpy`; `kda` finds it from the current folder."""
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "pyproject.toml").touch()
+    (tmp_path / "noxfile.py").touch()
+    shutil.copytree(TOY, tmp_path / "toys" / "k90_axpy", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.delenv("KDA_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def toy(checkout):
+    """The temporary checkout's task, under an import name that no other test used."""
+    folder = checkout / f"toys_{checkout.name.replace('-', '_')}" / "k90_axpy"
+    shutil.move(checkout / "toys" / "k90_axpy", folder)
+    return Task(path=folder, package=f"{folder.parent.name}.k90_axpy")

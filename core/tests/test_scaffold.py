@@ -1,0 +1,167 @@
+"""`kda new`: the copy is a task of its own at once, and bad names are refused."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kda_core.errors import UsageError
+from kda_core.scaffold import IGNORED, new_task
+from kda_core.tasks import Task, find_task, find_tasks
+from kda_core.validate import problems
+
+ROOT = Path(__file__).resolve().parents[2]
+README = "# Test\n\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one task, k03_qknorm_rope."""
+    (tmp_path / "core").mkdir()
+    for name in ("noxfile.py", "constraints.txt", "core/pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "diffusion" / "k03_qknorm_rope", tmp_path / "diffusion" / "k03_qknorm_rope", ignore=IGNORED)
+    (tmp_path / "README.md").write_text(README)
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def source(checkout: Path) -> Task:
+    return find_task("qknorm_rope")
+
+
+def run(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT / "core" / "src"), str(checkout)])
+    env = {**os.environ, "PYTHONPATH": path, "KDA_ROOT": str(checkout), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=checkout, env=env, capture_output=True, text=True, check=False, timeout=240
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("my_rope", "diffusion/k04_my_rope"),
+        ("k08_my_rope", "diffusion/k08_my_rope"),
+        ("llm/my_rope", "llm/k01_my_rope"),
+        ("llm/k07_my_rope", "llm/k07_my_rope"),
+    ],
+)
+def test_the_copy_is_a_sound_task(checkout: Path, source: Task, name: str, folder: str) -> None:
+    assert new_task(source, name) == checkout / folder
+    copy = find_task("my_rope")
+    assert (copy.path, copy.package) == (checkout / folder, folder.replace("/", "."))
+    assert copy.workloads == source.workloads
+    assert copy.config.ops == source.config.ops
+    assert problems(copy) == []
+    assert copy.folder in (checkout / "README.md").read_text()
+    assert not list(checkout.glob(".*"))
+
+
+def test_everything_that_identifies_the_task_is_renamed(checkout: Path, source: Task) -> None:
+    (source.path / "solution" / "extra.py").write_text(
+        '"""From diffusion.k03_qknorm_rope, run by `kda bench qknorm_rope` and `nox -s bench-qknorm_rope`."""\n'
+        "from diffusion.k03_qknorm_rope.solution import fused_inplace_qknorm_rope\n"
+        'OP = "kda_qknorm_rope::fused_inplace_qknorm_rope"\n'
+        'UPSTREAM = "sglang/jit_kernel/diffusion/qknorm_rope.py"\n'
+    )
+    folder = new_task(source, "llm/k02_other")
+    assert (folder / "solution" / "extra.py").read_text() == (
+        '"""From llm.k02_other, run by `kda bench other` and `nox -s bench-other`."""\n'
+        "from llm.k02_other.solution import fused_inplace_qknorm_rope\n"
+        'OP = "kda_other::fused_inplace_qknorm_rope"\n'
+        'UPSTREAM = "sglang/jit_kernel/diffusion/qknorm_rope.py"\n'
+    )
+    project = (folder / "pyproject.toml").read_text()
+    assert 'name = "kda-other"' in project
+    assert 'other = "llm.k02_other"' in project
+    assert '"" = "llm/k02_other"' in project
+    assert "qknorm" not in project.replace("Query/key RMSNorm", "")
+    left = [path for path in folder.rglob("*") if path.is_file() and "k03_qknorm_rope" in path.read_text()]
+    assert left == []
+
+
+def test_an_op_that_is_also_a_callable_keeps_the_callable(checkout: Path, source: Task) -> None:
+    """As in k01_norm_infer, whose public callable has the op's name."""
+    for path in source.path.rglob("*"):
+        if path.is_file():
+            text = path.read_text()
+            path.write_text(re.sub(r"\bfused_inplace_qknorm_rope\b", "qknorm_rope", text))
+    new_task(find_task("qknorm_rope"), "other")
+    copy = find_task("other")
+    assert list(copy.config.ops) == ["qknorm_rope"]
+    assert {row.op for row in copy.workloads} == {"qknorm_rope"}
+
+
+def test_results_and_caches_stay_behind(checkout: Path, source: Task) -> None:
+    for name in ("docs/ledger.jsonl", "docs/wall.svg", "solution/__pycache__/a.pyc", ".cache/x", "solution/a.so"):
+        path = source.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    folder = new_task(source, "other")
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    assert not names & {"docs/ledger.jsonl", "docs/wall.svg", "solution/__pycache__", ".cache", "solution/a.so"}
+    assert {"prompt.md", "config.toml", "solution", "bench/workloads.toml", "docs/results.md"} <= names
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("My-Op", "expected family/kNN_op, kNN_op or op in lower case letters, digits and _, got 'My-Op'"),
+        ("a/b/c", "expected family/kNN_op"),
+        ("../x", "expected family/kNN_op"),
+        ("k3_op", "expected family/kNN_op"),
+        ("", "expected family/kNN_op"),
+        ("core/op", "'core' is no family of tasks"),
+        ("k03_other", "number k03 is taken by diffusion/k03_qknorm_rope"),
+        ("llm/qknorm_rope", "op 'qknorm_rope' is taken by diffusion/k03_qknorm_rope"),
+    ],
+)
+def test_bad_names(checkout: Path, source: Task, name: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        new_task(source, name)
+    assert len(find_tasks()) == 1
+
+
+def test_a_folder_that_exists_is_left_alone(checkout: Path, source: Task) -> None:
+    note = checkout / "diffusion" / "k09_other" / "note.txt"
+    note.parent.mkdir()
+    note.write_text("mine")
+    with pytest.raises(UsageError, match="diffusion/k09_other exists already"):
+        new_task(source, "k09_other")
+    assert note.read_text() == "mine"
+
+
+def test_outside_a_checkout(source: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KDA_ROOT")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    (tmp_path / "noxfile.py").unlink()
+    with pytest.raises(UsageError, match="no checkout here"):
+        new_task(source, "other")
+
+
+def test_the_copy_is_listed_by_nox(checkout: Path, source: Task) -> None:
+    pytest.importorskip("nox")
+    new_task(source, "my_rope")
+    listed = run(checkout, "-m", "nox", "-l").stdout
+    for session in ("bench-my_rope", "validate-my_rope", "compile-my_rope", "bench-qknorm_rope"):
+        assert f"- {session} -> " in listed
+
+
+def test_the_copy_benches_beside_its_source(checkout: Path) -> None:
+    """Through the command line, in processes of its own; both solutions load into one process without a collision."""
+    pytest.importorskip("torch")
+    made = run(checkout, "-m", "kda_core", "new", "qknorm_rope", "my_rope")
+    assert made.returncode == 0, made.stderr
+    solutions = "import diffusion.k03_qknorm_rope.solution, diffusion.k04_my_rope.solution"
+    both = run(checkout, "-c", solutions)
+    assert both.returncode == 0, both.stderr
+    bench = run(checkout, "-m", "kda_core", "bench", "my_rope", "--rows", "qwen-19*", "--device", "cpu")
+    assert bench.returncode == 0, bench.stdout + bench.stderr
+    assert "UNVERIFIED" in bench.stdout

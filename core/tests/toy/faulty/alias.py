@@ -1,0 +1,5 @@
+"""Returns its input."""
+
+
+def axpy(x, y, *, factor):
+    return x

@@ -1,0 +1,5 @@
+"""Exports something else."""
+
+
+def saxpy(x, y, *, factor):
+    return x

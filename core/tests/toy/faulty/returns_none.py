@@ -1,0 +1,5 @@
+"""Forgets to return."""
+
+
+def axpy(x, y, *, factor):
+    factor * x + y

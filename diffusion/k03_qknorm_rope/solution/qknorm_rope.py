@@ -1,0 +1,437 @@
+"""RMSNorm of every q and k head, then rotary embedding, in place: one Triton kernel, launched directly.
+
+    x^ = x * w / sqrt(mean(x^2) + eps)                           per token and head, over head_dim, in float32
+    y_a = x^_a * cos_p - x^_b * sin_p,   y_b = x^_b * cos_p + x^_a * sin_p       for each pair p = (a, b)
+
+Pairs are (2p, 2p + 1), or (p, p + rope_dim / 2) with `is_neox`; elements from `rope_dim` on are only normalised.
+cos and sin are the two halves of row `positions[token]` of the cache. Rounding to q's dtype happens once, at the end.
+
+Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/qknorm_rope.py` (Apache-2.0); the code is our own.
+
+Idea: the op only streams, every byte of q and k is read and written once, so the kernel is built to issue little
+besides 16-byte loads and stores. A program takes one token and some of its q heads or k heads. All its loads are
+issued before the first use. What the heads share is computed once: the weights are folded into cos and sin, and
+1 / rms is applied to the rotated pair. Pairs are split and joined inside a thread's registers, without shuffles.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch.compiler import is_compiling
+
+from kda_core.launch import Launch, Plans, is_interpreted, is_tracing
+
+HEAD_DIMS = (64, 128, 256)
+"""A head is one power-of-two block in registers; upstream's envelope."""
+DTYPES = (torch.float16, torch.bfloat16)
+VECTOR = 8
+"""Elements of a 16-byte load or store."""
+
+
+# --- configuration and selection
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut. A tile is as many heads as the program's threads hold in one 16-byte vector each."""
+
+    warps: int
+    tiles: int
+    """Most tiles per program: the loads a thread has in flight."""
+    pdl: bool = True
+    """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    evict: str = ""
+    """Eviction policy of the loads of q and k."""
+    store: str = ""
+    """Cache modifier of the stores."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One line of the tuning table."""
+
+    max_rows: float
+    """Largest number of rows, tokens times (q heads + k heads), that the line is for."""
+    config: Config
+    reason: str
+
+
+TUNED: Mapping[int, tuple[Choice, ...]] = {
+    # Compute capability's major number -> lines in ascending order of rows. UNTUNED: placeholders until measured.
+    9: (
+        Choice(16_384, Config(warps=4, tiles=1), "not measured yet: smallest programs, most of them"),
+        Choice(float("inf"), Config(warps=4, tiles=4), "not measured yet: all heads of q or k in one program"),
+    ),
+}
+DEFAULT = 9
+"""The line set used on devices without their own (B200, capability 10, is compiled but not measured)."""
+
+
+def select(rows: int, capability: int) -> Config:
+    """The configuration for this many rows on a device of this compute capability (major number)."""
+    lines = TUNED.get(capability, TUNED[DEFAULT])
+    return next(line.config for line in lines if rows <= line.max_rows)
+
+
+# --- kernel
+
+
+@triton.jit
+def qknorm_rope_kernel(
+    q,  # [TOKENS, Q_HEADS, DIM], also the output
+    q_token_stride,
+    q_head_stride,
+    k,  # [TOKENS, K_HEADS, DIM], also the output
+    k_token_stride,
+    k_head_stride,
+    q_weight,  # [DIM]
+    k_weight,  # [DIM]
+    cache,  # [POSITIONS, ROPE]: cos in the first half, sin in the second
+    cache_stride,
+    positions,  # [TOKENS]
+    eps,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE: tl.constexpr,
+    NEOX: tl.constexpr,
+    HEADS: tl.constexpr,  # heads of a tile
+    TILES: tl.constexpr,
+    PDL: tl.constexpr,
+    EVICT: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """One program: one token, up to HEADS * TILES of its q heads or of its k heads."""
+    HALF: tl.constexpr = DIM // 2
+    Q_PARTS: tl.constexpr = (Q_HEADS + HEADS * TILES - 1) // (HEADS * TILES)
+    PARTS: tl.constexpr = Q_PARTS + (K_HEADS + HEADS * TILES - 1) // (HEADS * TILES)
+    token = (tl.program_id(0) // PARTS).to(tl.int64)
+    part = tl.program_id(0) % PARTS
+    is_k = part >= Q_PARTS
+    x = tl.where(is_k, k + token * k_token_stride, q + token * q_token_stride)
+    x_head_stride = tl.where(is_k, k_head_stride, q_head_stride)
+    weight = tl.where(is_k, k_weight, q_weight)
+    heads = tl.where(is_k, K_HEADS, Q_HEADS)
+    first = tl.where(is_k, part - Q_PARTS, part) * (HEADS * TILES)
+
+    # Pair p is elements (a, b); the pairs behind `rope_dim` are any pairs of the rest, for their cos is 1 and sin 0.
+    pair = tl.arange(0, HALF)[None, :]  # [1, HALF]
+    row = tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
+    if NEOX:
+        # Contiguous in groups of VEC, which the compiler cannot see across the jump at ROPE / 2.
+        VEC: tl.constexpr = 8 if ROPE % 16 == 0 else 1
+        a = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < ROPE // 2, 0, ROPE // 2), [1, VEC]), [1, VEC])
+        b = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < ROPE // 2, ROPE // 2, HALF), [1, VEC]), [1, VEC])
+    else:
+        a = 2 * pair
+        b = 2 * pair + 1
+
+    # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+    # Loads of all tiles first: a thread keeps TILES of them in flight.
+    loaded = ()
+    for tile in tl.static_range(TILES):
+        head = first + tile * HEADS + row  # [HEADS, 1]
+        if NEOX:
+            at_a = x + head * x_head_stride + a
+            at_b = x + head * x_head_stride + b
+            loaded += (
+                tl.load(at_a, mask=head < heads, other=0.0, eviction_policy=EVICT),
+                tl.load(at_b, mask=head < heads, other=0.0, eviction_policy=EVICT),
+            )
+        else:
+            at = x + head * x_head_stride + tl.arange(0, DIM)[None, :]
+            loaded += (tl.load(at, mask=head < heads, other=0.0, eviction_policy=EVICT),)
+
+    # What all heads share: cos and sin with the weights folded in, each [1, HALF] float32.
+    angles = cache + tl.load(positions + token).to(tl.int64) * cache_stride + pair
+    cos = tl.load(angles, mask=pair < ROPE // 2, other=1.0).to(tl.float32)
+    sin = tl.load(angles + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
+    weight_a = tl.load(weight + a).to(tl.float32)
+    weight_b = tl.load(weight + b).to(tl.float32)
+    cos_a = weight_a * cos
+    sin_a = weight_a * sin
+    cos_b = weight_b * cos
+    sin_b = weight_b * sin
+
+    for tile in tl.static_range(TILES):
+        head = first + tile * HEADS + row
+        if NEOX:
+            x_a = loaded[2 * tile].to(tl.float32)  # [HEADS, HALF]
+            x_b = loaded[2 * tile + 1].to(tl.float32)
+            squares = tl.sum(x_a * x_a + x_b * x_b, axis=1, keep_dims=True)
+        else:
+            block = loaded[tile].to(tl.float32)  # [HEADS, DIM]
+            squares = tl.sum(block * block, axis=1, keep_dims=True)
+            x_a, x_b = tl.split(tl.reshape(block, HEADS, HALF, 2))
+        scale = tl.rsqrt(squares / DIM + eps)  # [HEADS, 1]
+        y_a = ((x_a * cos_a - x_b * sin_b) * scale).to(q.dtype.element_ty)
+        y_b = ((x_b * cos_b + x_a * sin_a) * scale).to(q.dtype.element_ty)
+        if NEOX:
+            tl.store(x + head * x_head_stride + a, y_a, mask=head < heads, cache_modifier=STORE)
+            tl.store(x + head * x_head_stride + b, y_b, mask=head < heads, cache_modifier=STORE)
+        else:
+            at = x + head * x_head_stride + tl.arange(0, DIM)[None, :]
+            y = tl.reshape(tl.join(y_a, y_b), HEADS, DIM)
+            tl.store(at, y, mask=head < heads, cache_modifier=STORE)
+
+
+# --- launcher
+
+
+class Call(NamedTuple):
+    """The arguments of one call, named and ordered as those of the public function."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    q_weight: torch.Tensor
+    k_weight: torch.Tensor
+    cos_sin_cache: torch.Tensor
+    positions: torch.Tensor
+    is_neox: bool
+    eps: float = 1e-6
+    head_dim: int = 0
+    rope_dim: int = 0
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensor arguments by name, in order."""
+        return dict(zip(self._fields[:6], self[:6], strict=True))
+
+
+def plan(call: Call) -> Launch:
+    """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
+    q, k, cache = call.q, call.k, call.cos_sin_cache
+    tokens, q_heads, dim = q.shape
+    k_heads = k.shape[1]
+    major = torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else DEFAULT
+    config = select(tokens * (q_heads + k_heads), major)
+    # Neox loads the two halves of a head as separate vectors, so its tiles have twice the heads.
+    heads = config.warps * 32 * VECTOR * (2 if call.is_neox else 1) // dim
+    tiles = _tiles(max(q_heads, k_heads), heads, config.tiles)
+    parts = _ceil_div(q_heads, heads * tiles) + _ceil_div(k_heads, heads * tiles)
+    pdl = config.pdl and major >= 9 and not is_interpreted(qknorm_rope_kernel)
+    return Launch.make(
+        qknorm_rope_kernel,
+        (tokens * parts,),
+        q,
+        q.stride(0),
+        q.stride(1),
+        k,
+        k.stride(0),
+        k.stride(1),
+        call.q_weight,
+        call.k_weight,
+        cache,
+        cache.stride(0),
+        call.positions,
+        float(call.eps),
+        Q_HEADS=q_heads,
+        K_HEADS=k_heads,
+        DIM=dim,
+        ROPE=cache.shape[1],
+        NEOX=bool(call.is_neox),
+        HEADS=heads,
+        TILES=tiles,
+        PDL=pdl,
+        EVICT=config.evict,
+        STORE=config.store,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+
+
+def launches(_op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
+    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
+    call = Call(**inputs, **scalars)
+    _check(call)
+    return [] if _uncovered(call) else [plan(call)]
+
+
+def _tiles(heads: int, tile: int, most: int) -> int:
+    """Tiles per program: at most `most`, and as even as possible (4 tiles in at most 3 are 2 + 2, not 3 + 1)."""
+    tiles = max(_ceil_div(heads, tile), 1)
+    return _ceil_div(tiles, _ceil_div(tiles, most))
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# --- what is wrong with a call, what the kernel covers, and the path for the rest
+
+
+def _check(call: Call) -> None:
+    """Raise ValueError for arguments that the op has no meaning for."""
+
+    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
+        if not fits:
+            raise ValueError(f"fused_inplace_qknorm_rope: {argument}: expected {expected}, got {got}")
+
+    q, k, cache, positions = call.q, call.k, call.cos_sin_cache, call.positions
+    expect(q.dim() == 3, "q", "three dimensions [tokens, q heads, head_dim]", list(q.shape))
+    expect(k.dim() == 3, "k", "three dimensions [tokens, k heads, head_dim]", list(k.shape))
+    expect(cache.dim() == 2, "cos_sin_cache", "two dimensions [positions, rope_dim]", list(cache.shape))
+    tokens, _, dim = q.shape
+    rope = cache.shape[1]
+    expect(k.shape[0] == tokens and k.shape[2] == dim, "k", f"shape [{tokens}, k heads, {dim}], as q", list(k.shape))
+    expect(k.dtype == q.dtype, "k", f"dtype {q.dtype}, as q", k.dtype)
+    expect(list(call.q_weight.shape) == [dim], "q_weight", f"shape [{dim}]", list(call.q_weight.shape))
+    expect(list(call.k_weight.shape) == [dim], "k_weight", f"shape [{dim}]", list(call.k_weight.shape))
+    expect(list(positions.shape) == [tokens], "positions", f"shape [{tokens}], one per token", list(positions.shape))
+    expect(positions.dtype in (torch.int32, torch.int64), "positions", "dtype int32 or int64", positions.dtype)
+    expect(call.head_dim in (0, dim), "head_dim", f"0 or q's last size {dim}", call.head_dim)
+    expect(call.rope_dim in (0, rope), "rope_dim", f"0 or the width {rope} of cos_sin_cache", call.rope_dim)
+    expect(0 < rope <= dim and rope % 2 == 0, "rope_dim", f"an even number from 2 to head_dim {dim}", rope)
+    for name, tensor in call.tensors.items():
+        expect(tensor.device == q.device, name, f"device {q.device}, as q", tensor.device)
+        if name != "positions":
+            expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
+
+
+def _uncovered(call: Call) -> str | None:
+    """Why the kernel cannot take this call on any device, or None."""
+    if call.q.dtype not in DTYPES:
+        return f"q has dtype {call.q.dtype}; the kernel takes float16 and bfloat16"
+    if call.q.shape[2] not in HEAD_DIMS:
+        return f"head_dim is {call.q.shape[2]}; the kernel takes {', '.join(map(str, HEAD_DIMS))}"
+    for name, tensor in call.tensors.items():
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            return f"{name} has stride {tensor.stride(-1)} in its last dimension; the kernel loads vectors along it"
+        if name in ("q", "k") and any(
+            n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            return f"{name} has stride 0: several of its elements share one memory location"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
+    return None
+
+
+def why_not(*args: Any, **kwargs: Any) -> str | None:
+    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None when it does not.
+
+    Raises the same ValueError as the call for arguments that the op has no meaning for.
+    """
+    call = Call(*args, **kwargs)
+    _check(call)
+    device = call.q.device.type
+    if device == "cuda" or (device == "cpu" and is_interpreted(qknorm_rope_kernel)):
+        return _uncovered(call)
+    return f"q is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+
+
+def _plain(call: Call) -> None:
+    """The same maths in PyTorch, for whatever the kernel does not cover."""
+    cache = call.cos_sin_cache
+    rope = cache.shape[1]
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    cos, sin = cache[call.positions].to(wide)[:, None].chunk(2, dim=-1)  # [tokens, 1, rope / 2]
+    for x, weight in ((call.q, call.q_weight), (call.k, call.k_weight)):
+        y = x.to(wide)
+        y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + call.eps) * weight.to(wide)
+        turned = y[..., :rope]
+        a, b = turned.chunk(2, dim=-1) if call.is_neox else (turned[..., 0::2], turned[..., 1::2])
+        pairs = (a * cos - b * sin, b * cos + a * sin)
+        turned = torch.cat(pairs, dim=-1) if call.is_neox else torch.stack(pairs, dim=-1).flatten(-2)
+        x.copy_(torch.cat((turned, y[..., rope:]), dim=-1))
+
+
+_PLANS = Plans()
+
+
+def _run(call: Call) -> None:
+    """Everything that a call with a hot plan skips: find or make its plan, or take another path."""
+    tensors, scalars = call[:6], call[6:]
+    run = _PLANS.find(tensors, scalars)
+    if run is None:
+        if why_not(*call) is not None or call.q.numel() + call.k.numel() == 0:
+            return _plain(call)
+        launch = plan(call)
+        if not call.q.is_cuda:
+            return launch.run(*tensors)
+        run = launch.bind(call.q.device.index)
+        _PLANS.add(tensors, scalars, run)
+    return run(*(tensor.data_ptr() for tensor in tensors))
+
+
+# --- custom op and fake: what torch.compile and other tracers see
+
+# The namespace is this module's name, so that a copy of this task registers an op of its own.
+_NAMESPACE = __name__.replace(".", "_")
+_NAME = f"{_NAMESPACE}::fused_inplace_qknorm_rope"
+torch.library.define(
+    _NAME,
+    "(Tensor(a!) q, Tensor(b!) k, Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, Tensor positions, *, "
+    "bool is_neox, float eps=1e-06, int head_dim=0, int rope_dim=0) -> ()",
+)
+_op = getattr(torch.ops, _NAMESPACE).fused_inplace_qknorm_rope
+
+
+@torch.library.impl(_NAME, ("CPU", "CUDA"))
+def _impl(*args: Any, **kwargs: Any) -> None:
+    _run(Call(*args, **kwargs))
+
+
+@torch.library.register_fake(_NAME)
+def _fake(*_args: Any, **_kwargs: Any) -> None:
+    """Returns nothing, and leaves the shapes, dtypes and strides of q and k as they are."""
+
+
+# --- public function
+
+
+def fused_inplace_qknorm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    is_neox: bool,
+    eps: float = 1e-6,
+    head_dim: int = 0,
+    rope_dim: int = 0,
+) -> None:
+    """Normalise and rotate q and k in place.
+
+    Args:
+        q: [tokens, q heads, head_dim], float16 or bfloat16; the last stride is 1, others are free (packed qkv).
+        k: [tokens, k heads, head_dim], q's dtype; it may have fewer heads than q.
+        q_weight: [head_dim].
+        k_weight: [head_dim].
+        cos_sin_cache: [positions, rope_dim], float32: cos in the first half of a row, sin in the second.
+        positions: [tokens], int32 or int64, rows of the cache; not checked against its length.
+        is_neox: rotate (p, p + rope_dim / 2) instead of (2p, 2p + 1).
+        eps: added to the mean square.
+        head_dim: 64, 128 or 256; 0 takes q's.
+        rope_dim: even, at most head_dim; 0 takes the cache's width.
+
+    Other dtypes, head_dims and strides, and CPU tensors, take a plain PyTorch path: see `why_not`.
+
+    Raises:
+        ValueError: an argument has no meaning for the op; names it, what was expected and what came.
+    """
+    if not is_compiling():
+        for check, scalars, run in _PLANS.hot:
+            same = check(q, k, q_weight, k_weight, cos_sin_cache, positions)
+            if same and scalars == (is_neox, eps, head_dim, rope_dim):
+                return run(
+                    q.data_ptr(),
+                    k.data_ptr(),
+                    q_weight.data_ptr(),
+                    k_weight.data_ptr(),
+                    cos_sin_cache.data_ptr(),
+                    positions.data_ptr(),
+                )
+    call = Call(q, k, q_weight, k_weight, cos_sin_cache, positions, is_neox, eps, head_dim, rope_dim)
+    if is_compiling() or is_tracing(*call[:6]):
+        return _op(*call[:6], is_neox=is_neox, eps=eps, head_dim=head_dim, rope_dim=rope_dim)
+    return _run(call)

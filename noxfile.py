@@ -1,0 +1,179 @@
+"""Every session a user needs: `nox -l` lists them, and each does its own set-up.
+
+One virtual environment, made once under `.nox/shared/`, serves all sessions, so that the tenth task costs no tenth
+torch. With `nox --no-venv` the sessions run in the interpreter that already has torch, and torch is never installed.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nox
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["lint", "typecheck", "tests"]
+
+ROOT = Path(__file__).resolve().parent
+CORE = ROOT / "core"
+TASKS = {re.sub(r"^k\d+_", "", config.parent.name): config.parent for config in sorted(ROOT.glob("*/*/config.toml"))}
+SHARED = ROOT / ".nox" / "shared" / "{}.{}".format(*sys.version_info)
+DEVELOPMENT = ["build", "hatchling", "mypy", "nox", "pytest", "pytest-cov", "pytest-timeout", "ruff"]
+PYTHONPATH = os.pathsep.join(filter(None, [str(CORE / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
+GRACE_S = 20
+"""After Ctrl-C: time to end the workers and to keep what was measured."""
+
+
+def run(session: nox.Session, *args: str, tools: tuple[str, ...] = ()) -> None:
+    """Run the session's Python with `args`; the checkout comes first on its path."""
+    python = python_of(session, tools)
+    env = {"PYTHONPATH": PYTHONPATH}
+    session.run(python, *args, env=env, external=True, interrupt_timeout=GRACE_S, terminate_timeout=GRACE_S)
+
+
+def python_of(session: nox.Session, tools: tuple[str, ...]) -> str:
+    """The interpreter for a session: the shared environment's, or with --no-venv the one that has torch."""
+    backend = session._runner.global_config.force_venv_backend  # nox has no public question for --no-venv
+    return current_python(session, tools) if backend == "none" else shared_python(session)
+
+
+def shared_python(session: nox.Session) -> str:
+    """Python of the shared environment, which is made or updated when what it is made from has changed."""
+    python, stamp = SHARED / "bin" / "python", SHARED / "stamp"
+    if is_current(python, stamp):
+        return str(python)
+    SHARED.parent.mkdir(parents=True, exist_ok=True)
+    with (SHARED.parent / f"{SHARED.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_current(python, stamp):  # another nox made it meanwhile
+            return str(python)
+        session.log(f"Making {SHARED.relative_to(ROOT)}: torch and the rest, once for all sessions")
+        afresh = [] if stamp.is_file() and python.exists() else ["--clear"]
+        session.run(sys.executable, "-m", "virtualenv", "-q", *afresh, str(SHARED), external=True)
+        stamp.unlink(missing_ok=True)
+        wanted = ["-e", f"{CORE}[torch,upstream,cutedsl]", *DEVELOPMENT, *task_requirements()]
+        constraints = ["-c", str(ROOT / "constraints.txt")]
+        session.run(str(python), "-m", "pip", "install", *constraints, *wanted, external=True)
+        stamp.write_text(fingerprint())
+    return str(python)
+
+
+def is_current(python: Path, stamp: Path) -> bool:
+    """Whether the environment was made to the end, from what the files say now, and its interpreter still exists."""
+    return python.exists() and stamp.is_file() and stamp.read_text() == fingerprint()
+
+
+def fingerprint() -> str:
+    """Digest of everything that decides what is in the shared environment."""
+    sources = [ROOT / "constraints.txt", CORE / "pyproject.toml", *(task / "pyproject.toml" for task in TASKS.values())]
+    digest = hashlib.sha256(f"{sys.version} {DEVELOPMENT}".encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def current_python(session: nox.Session, tools: tuple[str, ...]) -> str:
+    """The interpreter that already has torch; brings core's light dependencies and `tools` where they are missing."""
+    candidates = [sys.executable, *filter(None, (shutil.which("python3"), shutil.which("python")))]
+    has_torch = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    for python in candidates:
+        if subprocess.run([python, "-c", has_torch], check=False).returncode == 0:
+            break
+    else:
+        session.error(f"--no-venv: no torch in {', '.join(candidates)}; leave --no-venv out to have it installed")
+    project = nox.project.load_toml(CORE / "pyproject.toml")["project"]
+    light = missing(python, [*project["dependencies"], *task_requirements(), *tools])
+    if light:
+        session.run(python, "-m", "pip", "install", *light, external=True)
+    upstream = missing(python, project["optional-dependencies"]["upstream"])
+    if upstream and shutil.which("nvidia-smi"):
+        # Without them only the upstream arms fail, and the report says so: no reason to stop here.
+        session.run(python, "-m", "pip", "install", *upstream, external=True, success_codes=range(256))
+    return python
+
+
+def missing(python: str, requirements: list[str]) -> list[str]:
+    """Those of `requirements` that `python` lacks or has in another version."""
+    script = (
+        "import importlib.metadata as m, json\n"
+        "print(json.dumps([(d.metadata['Name'] or '', d.version) for d in m.distributions()]))"
+    )
+    answer = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout
+    have: dict[str, str] = {}
+    for name, version in json.loads(answer):
+        have.setdefault(canonicalize_name(name), version)  # what comes first on the path is what is imported
+    needs = [need for need in map(Requirement, requirements) if need.marker is None or need.marker.evaluate()]
+    found = [(need, have.get(canonicalize_name(need.name))) for need in needs]
+    return [str(n) for n, version in found if version is None or not n.specifier.contains(version, prereleases=True)]
+
+
+def task_requirements() -> list[str]:
+    """What the tasks need beside core, from their pyproject files."""
+    projects = [nox.project.load_toml(task / "pyproject.toml")["project"] for task in TASKS.values()]
+    return sorted({need for project in projects for need in project["dependencies"] if not need.startswith("kda-core")})
+
+
+def kda_session(name: str, command: str, op: str, description: str) -> None:
+    """One session that runs `kda COMMAND OP` with the arguments after `--`."""
+
+    def run_command(session: nox.Session) -> None:
+        run(session, "-m", "kda_core", command, op, *session.posargs)
+
+    define(name, description, run_command)
+
+
+def define(name: str, description: str, function: Callable[[nox.Session], None]) -> None:
+    """Register `function` as a session that takes its interpreter from `python_of`."""
+    function.__doc__ = description
+    nox.session(function, name=name, venv_backend="none")
+
+
+for _op in TASKS:
+    kda_session(f"bench-{_op}", "bench", _op, f"Verify and measure {_op} against upstream (no GPU: verify, compile)")
+    kda_session(f"validate-{_op}", "validate", _op, f"Check {_op}: files, oracle, regression grid, published numbers")
+    kda_session(f"compile-{_op}", "compile", _op, f"Compile {_op} ahead of time for every target GPU")
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run the tests of core and of every task"""
+    run(session, "-m", "pytest", *session.posargs, tools=("pytest", "pytest-timeout"))
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Check rules and format with ruff (-- --fix mends what it can)"""
+    run(session, "-m", "ruff", "check", *session.posargs, tools=("ruff",))
+    run(session, "-m", "ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), tools=("ruff",))
+
+
+@nox.session(venv_backend="none")
+def typecheck(session: nox.Session) -> None:
+    """Check the types of core, strictly"""
+    run(session, "-m", "mypy", *session.posargs, tools=("mypy",))
+
+
+@nox.session(venv_backend="none")
+def build(session: nox.Session) -> None:
+    """Build the wheels of core and of every task into dist/"""
+    python = python_of(session, ("build", "hatchling"))
+    # In a checkout a task depends on core by path; a wheel that leaves it must depend on it by name and version.
+    version = re.search(r'__version__ = "(.+)"', (CORE / "src" / "kda_core" / "__init__.py").read_text())
+    env = {"KDA_CORE_REQUIREMENT": f"~={version[1]}"}
+    for project in (CORE, *TASKS.values()):
+        args = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(ROOT / "dist"), str(project)]
+        session.run(python, *args, env=env, external=True)
+
+
+@nox.session(venv_backend="none")
+def publish(session: nox.Session) -> None:
+    """Generate results, plots and tables from the ledgers"""
+    run(session, "-m", "kda_core", "publish", *session.posargs)
