@@ -1,4 +1,4 @@
-"""The real judge with real worker processes, on the CPU: good arms pass, and every failing arm is named as what it is."""
+"""The real judge with real worker processes, on the CPU: every failing arm is named as what it is."""
 
 import os
 import re

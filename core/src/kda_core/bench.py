@@ -18,9 +18,9 @@ from kda_core.config import Config
 from kda_core.derive import recompute
 from kda_core.errors import MissingRequirement, UsageError
 from kda_core.inputs import Family
-from kda_core.judge import LIMIT, Judge, Progress
+from kda_core.judge import Judge, Progress
 from kda_core.protocol import ArmSpec
-from kda_core.records import ArmRow, Metric, Repeat, RowResult, RunRecord, Settings
+from kda_core.records import LIMIT_ARM, ArmRow, Metric, Repeat, RowResult, RunRecord, Settings
 from kda_core.suggest import nearest
 from kda_core.tasks import Task, checkout_root
 from kda_core.upstream import cache_folder, fetch
@@ -189,7 +189,7 @@ def _processes(session: Session, measure: bool) -> dict[str, ArmProcess]:
     if measure and session.kind == "cuda":
         if session.request.again:
             specs[AGAIN] = _spec(session, settings.against[0], AGAIN)
-        specs[LIMIT] = ArmSpec(name=LIMIT, module="kda_core.limits", device=session.device, limit=True)
+        specs[LIMIT_ARM] = ArmSpec(name=LIMIT_ARM, module="kda_core.limits", device=session.device, limit=True)
     timeout = float(session.config.bench.timeout_s)
     return {name: ArmProcess(spec, roots, timeout, environment) for name, spec in specs.items()}
 

@@ -19,15 +19,13 @@ from kda_core.correctness import worse, worse_than_baseline
 from kda_core.inputs import Family, make
 from kda_core.notes import ArmNotes, RowNotes
 from kda_core.protocol import Called, Captured, Counted, Ready, Timed
-from kda_core.records import Metric, OutputError, Settings
+from kda_core.records import LIMIT_ARM, Metric, OutputError, Settings
 from kda_core.workers import ArmProcess, Fault
 from kda_core.workloads import Workload
 
 if TYPE_CHECKING:
     import torch
 
-LIMIT = "limit"
-"""Name of the worker that measures what the machine allows."""
 MAX_CALLS = 20_000
 LATENCY_CALLS = 10
 GRAPH_CALLS = 20
@@ -191,7 +189,7 @@ class Judge:
         values, expected = self._draw(case, notes, family, seed)
         errors: dict[str, list[OutputError]] = {}
         for name, arm in self._usable(notes):
-            if name == LIMIT:
+            if name == LIMIT_ARM:
                 continue
             case.write(values)
             with self._noting(notes.arms[name]):
@@ -229,7 +227,7 @@ class Judge:
             order = self._usable(notes)
             for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
                 with self._noting(notes.arms[name]):
-                    self._sample(case, notes.arms[name], arm, values, expected, trusted=name == LIMIT)
+                    self._sample(case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM)
             self._previous = expected
             if not self._worth_measuring(notes):
                 return

@@ -42,7 +42,10 @@ def _empty() -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _stream(dst, src, zero, n, BLOCK: tl.constexpr, STREAMING: tl.constexpr):  # type: ignore[no-untyped-def]
+def _stream(dst, src, zero, n, BLOCK: tl.constexpr, STREAMING: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     inside = offsets < n
     hint: tl.constexpr = "evict_first" if STREAMING else ""
@@ -78,10 +81,13 @@ def fastest_copy(bytes_moved: int, in_place: bool) -> Op:
     words = max(bytes_moved // 2 // 16 * 16, 16) // WORD
     source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
     target = source if in_place else torch.empty_like(source)
+    # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
+    pdl = torch.cuda.get_device_capability()[0] >= 9
     best: tuple[float, Op] | None = None
     for block, warps, streaming in itertools.product(BLOCKS, WARPS, STREAMING):
         grid = (triton.cdiv(words, block),)
-        run = bind(_stream, grid, target, source, 0, words, BLOCK=block, STREAMING=streaming, num_warps=warps)
+        constants = {"BLOCK": block, "STREAMING": streaming, "PDL": pdl}
+        run = bind(_stream, grid, target, source, 0, words, **constants, num_warps=warps, launch_pdl=pdl)
 
         def copy(*_: object, run: Op = run, **__: object) -> None:
             run(target.data_ptr(), source.data_ptr())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Literal
 
-from kda_core.judge import LIMIT
 from kda_core.notes import ArmNotes, RowNotes
-from kda_core.records import ArmRow, Correctness, Limit, Metric, RowResult, Settings, Verdict
+from kda_core.records import LIMIT_ARM, ArmRow, Correctness, Limit, Metric, RowResult, Settings, Verdict
 
 FASTER_THAN_LIMIT = 0.95
 """Share of a physical limit below which a time cannot be true; the copy that sets it is itself good to 5%."""
@@ -31,7 +30,7 @@ def result(notes: RowNotes, settings: Settings, kind: Literal["cuda", "cpu"], l2
         production=notes.row.production,
         verdict=verdict,
         reason=reason,
-        arms={name: _arm(arm, notes.oracle_dtype, measured) for name, arm in notes.arms.items() if name != LIMIT},
+        arms={name: _arm(arm, notes.oracle_dtype, measured) for name, arm in notes.arms.items()},
         limit=limit if measured else None,
         input_shapes={name: spec.shape for name, spec in notes.row.inputs.items()},
     )
@@ -57,7 +56,7 @@ def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
 
 
 def _limit(notes: RowNotes) -> Limit | None:
-    arm = notes.arms.get(LIMIT)
+    arm = notes.arms.get(LIMIT_ARM)
     if arm is None:
         return None
     wall, device = _median(arm, Metric.WALL), _median(arm, Metric.DEVICE)
@@ -87,7 +86,7 @@ def _verdict(
             if impossible is not None:
                 return Verdict.INVALID, f"{name}: {impossible}"
     if limit is None:
-        return Verdict.INVALID, f"the machine's limit was not measured: {notes.arms[LIMIT].fault}"
+        return Verdict.INVALID, f"the machine's limit was not measured: {notes.arms[LIMIT_ARM].fault}"
     return Verdict.NOT_FASTER, ""
 
 
