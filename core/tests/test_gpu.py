@@ -202,6 +202,7 @@ def test_quiet_run_has_no_noise() -> None:
     idle = state(throttle=("gpu_idle",), sm_mhz=345)
     assert noise(idle, state(throttle=("sw_power_cap",), utilisation=100)) == []
     assert noise(idle, idle) == []
+    assert noise(idle, state(throttle=(), sm_mhz=345)) == []
 
 
 def test_readings_without_answers_make_no_noise() -> None:

@@ -13,10 +13,9 @@ from kda_core.toml import Strict
 BUSY_UTILISATION = 10
 """Per cent of the last NVML sampling period; a display or a monitor stays below it, a kernel loop does not."""
 LOW_CLOCK = 0.8
-"""SM clock over its maximum: below this while working, times do not compare with other runs. An H200 that nothing
-holds back sits at 1.0 under these kernels."""
+"""SM clock over its maximum: held lower than this by some reason, times do not compare with other runs."""
 THERMAL_US = 1000
-"""Thermal throttling during a run that is more than the counter's own granularity."""
+"""Thermal throttling that cannot move a median: a run lasts minutes, a sample 20 ms."""
 
 
 class Throttle(IntFlag):
@@ -149,10 +148,10 @@ def noise(before: GpuState, after: GpuState) -> list[str]:
         throttled = after.thermal_us - before.thermal_us
         if throttled > THERMAL_US:
             reasons.append(f"thermal throttling for {throttled / 1000:.0f} ms during the run")
-    if "gpu_idle" not in after.throttle and after.sm_mhz and after.sm_max_mhz:
+    if after.throttle and "gpu_idle" not in after.throttle and after.sm_mhz and after.sm_max_mhz:
         share = after.sm_mhz / after.sm_max_mhz
         if share < LOW_CLOCK:
-            why = ", ".join(after.throttle) or "no reason given"
+            why = ", ".join(after.throttle)
             reasons.append(f"after: SM clock {after.sm_mhz} MHz is {share:.0%} of {after.sm_max_mhz} MHz ({why})")
     return reasons
 

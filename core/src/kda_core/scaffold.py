@@ -32,8 +32,8 @@ def new_task(source: Task, name: str) -> Path:
 
     Without a family the copy stays in the source's; without a number it takes the next free one there. The public
     callables keep their names, since the copy still solves the same problem; everything that identifies the task
-    (import names, op, package, entry point, sessions, registrations) is renamed. The generated files follow: the
-    copy's own, and the README's table of all tasks.
+    (import names, op, package, entry point, sessions, registrations) is renamed, and what is generated is
+    made for the copy.
     """
     root = checkout_root()
     if root is None:

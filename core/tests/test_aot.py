@@ -1,0 +1,96 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kda_core import aot
+from kda_core.aot import compile_task, meta_tensors
+from kda_core.errors import MissingRequirement, UsageError
+from kda_core.workloads import TensorSpec, Workload
+
+SOLUTION = """
+import triton
+import triton.language as tl
+
+from kda_core.launch import Launch
+
+
+@triton.jit
+def double(y, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+def launches(op, inputs, scalars):
+    assert op == "double"
+    x = inputs["x"]
+    assert x.device.type == "meta"
+    if scalars["plain"]:
+        return []
+    return [Launch.make(double, (triton.cdiv(x.numel(), 128),), x, x, x.numel(), BLOCK=128, num_warps=4)]
+"""
+
+
+def row(name, size, dtype="float32", plain=False):
+    spec = TensorSpec(shape=(size, 2), stride=(2, 1), dtype=dtype)
+    return Workload(id=name, op="double", inputs={"x": spec}, scalars={"plain": plain})
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A task package named after the test's folder, so that no two tests share a module."""
+    name = f"family_{tmp_path.name}"
+    folder = tmp_path / name / "task" / "solution"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(SOLUTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    return f"{name}.task"
+
+
+def test_equal_variants_are_compiled_once_per_target(package):
+    rows = [row("a", 64), row("b", 640), row("half", 64, "float16"), row("odd", 3), row("plain", 64, plain=True)]
+    kernels = compile_task(package, rows, ["sm_90a", "sm_100a"])
+    assert [(k.target, k.rows) for k in kernels] == [
+        (target, rows) for target in ("sm_90a", "sm_100a") for rows in (("a", "b"), ("half",), ("odd",))
+    ]
+    for kernel in kernels:
+        assert kernel.name == "double"
+        assert 8 <= kernel.registers <= 64
+        assert kernel.shared_bytes == 0
+        assert kernel.spill_bytes == 0
+        assert kernel.seconds > 0
+    assert kernels[0].variant == "y:float32 x:float32 n:i32%16 BLOCK=128 num_warps=4"
+    assert kernels[2].variant == "y:float32 x:float32 n:i32 BLOCK=128 num_warps=4"
+
+
+def test_solution_without_the_hook_is_named(package, tmp_path):
+    next(tmp_path.glob("*/task/solution/__init__.py")).write_text("")
+    with pytest.raises(UsageError, match=rf"{package}.solution: expected a function launches"):
+        compile_task(package, [row("a", 4)], ["sm_90a"])
+
+
+def test_interpreted_kernels_are_refused(package, tmp_path):
+    script = (
+        "from kda_core.aot import compile_task\n"
+        "from kda_core.errors import MissingRequirement\n"
+        f"try: compile_task({package!r}, [], ['sm_90a'])\n"
+        "except MissingRequirement as error: print(error)\n"
+    )
+    paths = [str(tmp_path), str(Path(aot.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("TRITON_INTERPRET=1 is set")
+
+
+def test_meta_tensors_have_the_rows_strides():
+    view = TensorSpec(shape=(3, 4), dtype="bfloat16", stride=(40, 1))
+    tensor = meta_tensors(Workload(id="v", op="o", inputs={"x": view}))["x"]
+    assert (tensor.shape, tensor.stride()) == ((3, 4), (40, 1))
+    assert (str(tensor.dtype), tensor.device.type) == ("torch.bfloat16", "meta")
+
+
+def test_unreadable_cubin_is_an_error():
+    with pytest.raises(MissingRequirement, match="cuobjdump cannot read"):
+        aot.resources(b"not a cubin")
