@@ -97,11 +97,11 @@ def test_plans_are_found_again_and_bounded():
     sizes = [[torch.zeros(n)] for n in range(1, 5)]
     for n, given in enumerate(sizes):
         plans.add(given, (n,), lambda n=n: n)
-    assert [run() for _, _, run in plans.hot] == [3, 2]
+    assert [entry() for entry in plans.hot] == [3, 2]
     assert plans.find(sizes[0], (0,)) is None, "the oldest went"
     assert plans.find(sizes[1], (9,)) is None, "scalars are part of the key"
     assert plans.find(sizes[1], (1,))() == 1
-    assert [run() for _, _, run in plans.hot] == [1, 3], "found plans are hot again"
+    assert [entry() for entry in plans.hot] == [1, 3], "found plans are hot again"
     plans.clear()
     assert plans.hot == ()
     assert plans.find(sizes[1], (1,)) is None
@@ -190,6 +190,19 @@ knobs.runtime.launch_enter_hook = chain
 say("again", run, Y, X)
 say("empty", bind(empty, (1,), num_warps=1))
 say("pdl", bind(kernel, (8, 3), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2, launch_pdl=True), Y, X)
+
+from kda_core.launch import MISS
+entry = launch.entry([x, None], (1e-6, "rms"), outputs=[0])
+results = []
+say("entry", lambda *given: results.append(entry(*given)), x, None, 1e-6, "rms")
+(out,) = results
+assert out.shape == x.shape and out.dtype == x.dtype and out is not x
+print(f"entry pointers: {out.data_ptr():x} {x.data_ptr():x}")
+misses = [(x, x, 1e-6, "rms"), (x, None, 1e-5, "rms"), (x, None, 1e-6, "layer"), (x[1:], None, 1e-6, "rms")]
+print("misses:", [entry(*given) is MISS for given in misses])
+in_place = launch.entry([y, x])
+say("in place", lambda *given: print("gives", in_place(*given)), y, x)
+
 devices = 2
 say("elsewhere", launch.bind(), Y, X)
 devices = 1
@@ -235,7 +248,10 @@ def launched(tmp_path_factory):
         [sys.executable, "run.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return dict(line.split(": ", 1) for line in done.stdout.replace("hook kernel\n", "hook kernel, ").splitlines())
+    return dict(
+        line.split(": ", 1)
+        for line in done.stdout.replace("hook kernel\n", "hook kernel, ").replace("\ngives", " gives").splitlines()
+    )
 
 
 GEOMETRY = "grid 8 1 block 64 stream 0x5000 function 0x77 attributes 0"
@@ -253,6 +269,17 @@ def test_empty_kernel(launched):
 
 def test_dependent_launch_and_second_grid_dimension(launched):
     assert launched["pdl"].startswith("grid 8 3 block 64 stream 0x5000 function 0x77 attributes 1 queries 0 args")
+
+
+def test_entry_allocates_launches_and_returns_the_output(launched):
+    out, given = launched["entry pointers"].split()
+    assert launched["entry"] == f"{GEOMETRY} queries 0 args {out} 2 {given} 1000 1e-05"
+    assert launched["in place"].startswith(GEOMETRY)
+    assert launched["in place"].endswith("gives None")
+
+
+def test_entry_misses_on_every_other_signature(launched):
+    assert launched["misses"] == "[True, True, True, True]"
 
 
 @pytest.mark.parametrize("case", ["elsewhere", "unknown"])

@@ -4,14 +4,16 @@ Three pieces, which a solution puts together:
 
 - `Launch` describes one launch: kernel, grid, arguments, options. `Launch.bind()` compiles it and returns a
   function of the pointers alone, which calls the C launcher that Triton built for the kernel.
-- `Plans` remembers, per argument signature, what the checks and the selection of an earlier call led to.
+- `Plans` remembers what the checks and the selection of an earlier call led to, as an **entry**: a generated function
+  of the public arguments that checks their signature, allocates the outputs and launches, all in one frame.
 - `compile_cute` compiles a CuTe DSL function to a tvm-ffi callable that runs on PyTorch's current stream.
 
-The hot path of a public function is then one loop over `Plans.hot` and one call:
+The hot path of a public function is then a loop over a few entries:
 
-    for check, scalars, run in _PLANS.hot:
-        if check(x, weight) and scalars == (eps,):
-            return run(x.data_ptr(), weight.data_ptr())
+    for entry in _PLANS.hot:
+        result = entry(x, weight, eps)
+        if result is not MISS:
+            return result
 
 Both shortcuts rest on private interfaces (Triton's C launcher, as it is in 3.6 and 3.7, and Dynamo's tensor guards).
 Each is tried once when something is bound; where it is missing or has changed, the public way takes its place.
@@ -34,11 +36,16 @@ Run = Callable[..., None]
 """Launches a bound kernel: one integer (`tensor.data_ptr()`) per tensor argument, in order."""
 Check = Callable[..., bool]
 """True when the arguments have the signature that the check was made for."""
+Entry = Callable[..., Any]
+"""A bound launch as a function of the public arguments: the outputs (None in place), or MISS for another signature."""
+
+MISS = object()
+"""What an entry returns for arguments that it was not made for; nothing was launched then."""
 
 ALIGNMENT = 16
 """Bytes: Triton compiles one variant for pointers divisible by 16 and another for the rest."""
 HOT_PLANS = 4
-"""Plans tried one after the other before the dictionary; a failed check costs about 0.1 us."""
+"""Entries tried one after the other before the dictionary; a miss costs about 0.2 us."""
 MAX_PLANS = 256
 """Plans remembered per op; the oldest goes first."""
 
@@ -104,9 +111,50 @@ class Launch:
         """
         index = torch.cuda.current_device() if device is None else device
         slow = _slow(self, index)
-        with torch.cuda.device(index):
-            compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.constexprs, **self.options)
-            return _direct(self, compiled, index, slow) or slow
+        direct = _direct(self, index)
+        if direct is None:
+            return slow
+        names = ", ".join(direct.pointers)
+        lines = [f"def run({names}):", *direct.launch_lines()]
+        return _define("run", lines, direct.values | {"slow": slow})
+
+    def entry(
+        self,
+        arguments: Sequence[object],
+        scalars: Sequence[object] = (),
+        outputs: Sequence[int] = (),
+        device: int | None = None,
+    ) -> Entry:
+        """Compile and bind for calls like this one.
+
+        Args:
+            arguments: the public function's tensors, None where one was left out. The kernel's pointers are the
+                outputs, then these without the Nones, in order.
+            scalars: what else the plan depends on; passed behind the arguments, compared with `==`.
+            outputs: per tensor to allocate, the index of the argument that it is `torch.empty_like`.
+            device: CUDA device index, by default the current one.
+        """
+        index = torch.cuda.current_device() if device is None else device
+        direct = _direct(self, index)
+        tensors = [f"a{i}" for i, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
+        missing = [f"a{i} is None" for i, argument in enumerate(arguments) if argument is None]
+        values: dict[str, Any] = {"MISS": MISS, "check": guard([a for a in arguments if isinstance(a, torch.Tensor)])}
+        values |= {"empty_like": torch.empty_like, "slow": _slow(self, index)}
+        same = [f"s{i} == {_source(scalar, values, 'value')}" for i, scalar in enumerate(scalars)]
+        conditions = " and ".join([f"check({', '.join(tensors)})", *missing, *same])
+        parameters = [f"a{i}" for i in range(len(arguments))] + [f"s{i}" for i in range(len(scalars))]
+        made = [f"o{i}" for i in range(len(outputs))]
+        pointers = direct.pointers if direct else [f"p{i}" for i in range(len(made) + len(tensors))]
+        lines = [
+            f"def entry({', '.join(parameters)}):",
+            f"    if not ({conditions}):",
+            "        return MISS",
+            *(f"    {name} = empty_like(a{source})" for name, source in zip(made, outputs, strict=True)),
+            *(f"    {p} = {name}.data_ptr()" for p, name in zip(pointers, [*made, *tensors], strict=True)),
+            *(direct.launch_lines() if direct else [f"    slow({', '.join(pointers)})"]),
+            f"    return {', '.join(made) or None}",
+        ]
+        return _define("entry", lines, values | (direct.values if direct else {}))
 
     def compile(self, target: str) -> Binary:
         """Compile ahead of time for a target such as `sm_90a`, on any machine, as the JIT would there."""
@@ -186,8 +234,25 @@ def _slow(launch: Launch, device: int) -> Run:
     return run
 
 
-def _direct(launch: Launch, compiled: Any, device: int, slow: Run) -> Run | None:
-    """A function that calls Triton's C launcher, or None when it is not the launcher known here.
+@dataclass(frozen=True)
+class _Direct:
+    """How to call Triton's C launcher for one launch, as source."""
+
+    pointers: list[str]
+    unless: list[str]
+    """Conditions under which the normal launcher must be taken."""
+    call: str
+    values: dict[str, Any]
+    """What the source refers to."""
+
+    def launch_lines(self) -> list[str]:
+        """Source that launches, given the pointers: indented once, the normal launcher is called `slow`."""
+        normal = f"        slow({', '.join(self.pointers)})"
+        return [f"    if {' or '.join(self.unless)}:", normal, "    else:", f"        {self.call}"]
+
+
+def _direct(launch: Launch, device: int) -> _Direct | None:
+    """The direct call of Triton's C launcher, or None when it is not the launcher known here.
 
     The two known orders of arguments, read from the driver sources of the releases named:
     3.6: grid, stream, function, cooperative, pdl, scratch x2, packed, metadata, enter, exit, *kernel arguments
@@ -198,7 +263,10 @@ def _direct(launch: Launch, compiled: Any, device: int, slow: Run) -> Run | None
     import triton
     from triton import knobs
 
-    launcher, runtime = compiled.run, knobs.runtime
+    with torch.cuda.device(device):
+        compiled: Any = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.constexprs, **launch.options)
+        launcher, runtime = compiled.run, knobs.runtime
+        function = compiled.function
     release = tuple(triton.__version__.split(".")[:2])
     c_launch = getattr(launcher, "launch", None)
     if release not in (("3", "6"), ("3", "7")) or not isinstance(c_launch, types.BuiltinFunctionType):
@@ -206,7 +274,7 @@ def _direct(launch: Launch, compiled: Any, device: int, slow: Run) -> Run | None
     if launcher.global_scratch_size or launcher.profile_scratch_size:
         return None
 
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     given = _in_order(launch)
     arguments = [f"p{i}" if isinstance(value, torch.dtype) else _source(value, values) for i, value in enumerate(given)]
     pointers = [name for name, value in zip(arguments, given, strict=True) if isinstance(value, torch.dtype)]
@@ -219,26 +287,15 @@ def _direct(launch: Launch, compiled: Any, device: int, slow: Run) -> Run | None
         values |= {"annotations": launcher.arg_annotations, "signature": launcher.kernel_signature}
     # Hooks are read on every call (40 ns): profilers add theirs to the chain, or put another object in its place.
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    conditions = [f"({' | '.join(aligned)}) & {ALIGNMENT - 1}"] if aligned else []
-    conditions += ["runtime.launch_enter_hook is not enter", "enter_calls"]
-    conditions += ["runtime.launch_exit_hook is not leave", "leave_calls"]
+    unless = [f"({' | '.join(aligned)}) & {ALIGNMENT - 1}"] if aligned else []
+    unless += ["runtime.launch_enter_hook is not enter", "enter_calls"]
+    unless += ["runtime.launch_exit_hook is not leave", "leave_calls"]
     if torch.cuda.device_count() > 1:
-        conditions.append(f"current_device() != {device}")
-    grid = ", ".join(map(str, launch.grid))
+        unless.append(f"current_device() != {device}")
     constant = f"function, {launcher.launch_cooperative_grid:d}, {launcher.launch_pdl:d}, {tail}"
-    source = (
-        f"def run({', '.join(pointers)}):\n"
-        f"    if {' or '.join(conditions)}:\n"
-        f"        return slow({', '.join(pointers)})\n"
-        f"    c_launch({grid}, stream({device}), {constant})\n"
-        # A grid of no blocks launches nothing: it only tries whether the launcher takes these arguments.
-        f"def probe({', '.join(pointers)}):\n"
-        f"    c_launch(0, 1, 1, 0, {constant})\n"
-    )
     values |= {
         "c_launch": c_launch,
-        "slow": slow,
-        "function": compiled.function,
+        "function": function,
         "packed": compiled.packed_metadata,
         "runtime": runtime,
         "enter": enter,
@@ -248,12 +305,22 @@ def _direct(launch: Launch, compiled: Any, device: int, slow: Run) -> Run | None
         "stream": torch._C._cuda_getCurrentRawStream,
         "current_device": torch._C._cuda_getDevice,
     }
-    exec(source, values)
+    # A grid of no blocks launches nothing: it only tries whether the launcher takes these arguments.
+    probe = [f"def probe({', '.join(pointers)}):", f"    c_launch(0, 1, 1, 0, {constant})"]
     try:
-        values["probe"](*[0] * len(pointers))  # type: ignore[operator]
+        _define("probe", probe, values)(*[0] * len(pointers))
     except (TypeError, ValueError, SystemError):
         return None
-    return values["run"]  # type: ignore[return-value]
+    grid = ", ".join(map(str, launch.grid))
+    return _Direct(pointers, unless, f"c_launch({grid}, stream({device}), {constant})", values)
+
+
+def _define(name: str, lines: Sequence[str], values: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that the source lines define; `values` are its globals."""
+    space = dict(values)
+    exec("\n".join(lines), space)
+    function: Callable[..., Any] = space[name]
+    return function
 
 
 def _in_order(launch: Launch) -> list[object]:
@@ -263,11 +330,11 @@ def _in_order(launch: Launch) -> list[object]:
     return [given[name] if name in given else parameters[name].default for name in launch.kernel.arg_names]
 
 
-def _source(value: object, values: dict[str, object]) -> str:
+def _source(value: object, values: dict[str, Any], prefix: str = "c") -> str:
     """An argument that never changes as source: a literal where that is exact, else a global."""
     if value is None or type(value) in (int, bool) or (type(value) is float and math.isfinite(value)):
         return repr(value)
-    name = f"c{len(values)}"
+    name = f"{prefix}{len(values)}"
     values[name] = value
     return name
 
@@ -325,41 +392,41 @@ def signature(arguments: Sequence[object]) -> tuple[object, ...]:
 
 
 class Plans:
-    """Bounded memory of bound launches, per signature of the arguments and value of the scalars.
+    """Bounded memory of entries, per signature of the arguments and value of the scalars.
 
-    `hot` holds the most recently made or found plans, for the public function to try in turn; `find` looks a
-    signature up among all of them and makes it hot again.
+    `hot` holds the entries made or found last, for the public function to try in turn; `find` looks a signature up
+    among all of them and makes its entry hot again.
     """
 
     def __init__(self, hot: int = HOT_PLANS, total: int = MAX_PLANS) -> None:
-        self.hot: tuple[tuple[Check, tuple[object, ...], Run], ...] = ()
+        self.hot: tuple[Entry, ...] = ()
         self._hot_limit = hot
         self._total = total
-        self._all: dict[tuple[object, ...], Run] = {}
+        self._all: dict[tuple[object, ...], Entry] = {}
 
-    def add(self, arguments: Sequence[object], scalars: tuple[object, ...], run: Run) -> None:
-        """Remember `run` for arguments like these; the oldest plan goes when there are too many."""
+    def add(self, arguments: Sequence[object], scalars: tuple[object, ...], entry: Entry) -> None:
+        """Remember `entry` for arguments like these; the oldest goes when there are too many."""
         self._all.pop(key := (signature(arguments), scalars), None)
-        self._all[key] = run
+        self._all[key] = entry
         while len(self._all) > self._total:
             self._all.pop(next(iter(self._all)))
-        self._heat(arguments, scalars, run)
+        self._heat(entry)
 
-    def find(self, arguments: Sequence[object], scalars: tuple[object, ...]) -> Run | None:
-        """The plan for arguments like these, if there is one."""
-        run = self._all.get((signature(arguments), scalars))
-        if run is not None:
-            self._heat(arguments, scalars, run)
-        return run
+    def find(self, arguments: Sequence[object], scalars: tuple[object, ...]) -> Entry | None:
+        """The entry for arguments like these, if there is one."""
+        entry = self._all.get((signature(arguments), scalars))
+        if entry is not None:
+            self._heat(entry)
+        return entry
 
     def clear(self) -> None:
         """Forget everything, for example after changing a solution's tuning table."""
         self._all.clear()
         self.hot = ()
 
-    def _heat(self, arguments: Sequence[object], scalars: tuple[object, ...], run: Run) -> None:
+    def _heat(self, entry: Entry) -> None:
         # A new tuple each time: another thread may be walking the old one.
-        self.hot = ((guard(arguments), scalars, run), *self.hot)[: self._hot_limit]
+        self.hot = (entry, *(other for other in self.hot if other is not entry))[: self._hot_limit]
 
 
 def compile_cute(function: Callable[..., Any], *args: Any, options: str = "") -> Callable[..., Any]:

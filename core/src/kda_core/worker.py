@@ -103,6 +103,9 @@ class Worker:
                 raise AttributeError(f"arm {self._spec.name!r} ({self._spec.module}) has no callable {spec.op!r}")
             op = device_op = self._torch.compile(op) if self._spec.compiled else op
         self._open = OpenRow(spec, sets, canary, op, device_op)
+        # What exists now stays: collections during the row (between timed regions) skip it and take no time.
+        gc.collect()
+        gc.freeze()
         return Ready()
 
     def verify(self) -> Called:
