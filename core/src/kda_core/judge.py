@@ -111,7 +111,10 @@ class Judge:
         self._progress(row.id, "audit")
         with self._open(notes) as case:
             self._verify(case, notes, self._random.getrandbits(31), Family.NORMAL)
+            named = (self._settings.subject, *self._settings.against)
             for name, arm in self._usable(notes) if self._device != "cpu" else ():
+                if name not in named:
+                    continue
                 with self._noting(notes.arms[name]):
                     for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)):
                         counted, _ = arm.ask("profile", Counted, count=count)
