@@ -39,6 +39,7 @@ FAULTS = [
     ("one_wrong_element", "out", Verdict.INCORRECT, r"1 of 128 elements outside tolerance; worst at \[7, 15\]"),
     ("alias", "out", Verdict.INCORRECT, "'out' is an alias of an input"),
     ("changes_input", "out", Verdict.INCORRECT, "input 'y' was changed"),
+    ("writes_gaps", "out", Verdict.INCORRECT, "memory between the elements of the strided 'y' was changed"),
     ("remembers", "out", Verdict.INCORRECT, "is the previous call's result: it was remembered, not computed"),
     ("out_of_bounds", "out", Verdict.INCORRECT, "wrote outside its tensors"),
     ("noop_in_place", "inplace", Verdict.INCORRECT, "output 'x'"),

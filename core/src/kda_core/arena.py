@@ -7,6 +7,7 @@ changed byte means that an arm wrote where it must not.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import pickle
 import tempfile
@@ -84,6 +85,20 @@ class Arena:
             if bool(wrong.any()):
                 return start + int(wrong.nonzero()[0])
         return None
+
+    def gap_changed(self, place: Place) -> bool:
+        """Whether memory between the elements of a strided tensor is not as it was: a neighbour's, in a packed qkv."""
+        import torch
+
+        width = ITEM_SIZE[place.dtype]
+        used = span(place.shape, place.stride)
+        if used == math.prod(n for n, step in zip(place.shape, place.stride, strict=True) if step):
+            return False
+        region = self.bytes[place.offset : place.offset + used * width].clone()
+        words = region.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
+        pattern = int.from_bytes(bytes([GUARD_BYTE]) * width, "little", signed=True)
+        words.as_strided(place.shape, place.stride).fill_(pattern)
+        return bool((region != GUARD_BYTE).any())
 
     def repair_guards(self) -> None:
         """Restore the pattern so that one fault is reported once."""

@@ -149,6 +149,8 @@ class Case:
         import torch
 
         for name, place in self.input_sets[which].items():
+            if self.arena.gap_changed(place):
+                return f"memory between the elements of the strided {name!r} was changed"
             if name not in self.row.inplace and not torch.equal(self.arena.view(place), values[name]):
                 return f"input {name!r} was changed; the op must leave it as it is"
         return None

@@ -121,7 +121,7 @@ def validate(
     from kda_core.progress import showing
     from kda_core.tasks import find_task
     from kda_core.terminal import print_grid
-    from kda_core.validate import grid_rows, problems
+    from kda_core.validate import grid_rows, grid_session, problems
 
     found = find_task(task)
     wrong = problems(found)
@@ -130,7 +130,7 @@ def validate(
     typer.echo(f"{found.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
     code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
     if not static:
-        session = open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True))
+        session = grid_session(open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True)))
         chosen = grid_rows(session, full)
         with showing(chosen, 1) as progress:
             result = run(session, chosen, measure=False, progress=progress, command=_command())

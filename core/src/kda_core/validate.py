@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from kda_core import derive, ledger, publish, report
@@ -56,6 +57,13 @@ def _published(task: Task) -> list[str]:
         for part in report.stale(task, record):
             found.append(f"{task.ledger}: run {record.run_id} is stale: {part}; record a new run on the GPU")
     return found + publish.publish([task], check=True)
+
+
+def grid_session(session: Session) -> Session:
+    """The session for a grid: the first opponent alone, and one seed for each input family (three draws a row)."""
+    settings = session.settings
+    few = settings.model_copy(update={"against": settings.against[:1], "seeds": settings.seeds[:1]})
+    return replace(session, settings=few)
 
 
 def grid_rows(session: Session, full: bool) -> tuple[Workload, ...]:

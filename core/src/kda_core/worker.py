@@ -103,9 +103,6 @@ class Worker:
                 raise AttributeError(f"arm {self._spec.name!r} ({self._spec.module}) has no callable {spec.op!r}")
             op = device_op = self._torch.compile(op) if self._spec.compiled else op
         self._open = OpenRow(spec, sets, canary, op, device_op)
-        # What exists now stays: collections during the row (between timed regions) skip it and take no time.
-        gc.collect()
-        gc.freeze()
         return Ready()
 
     def verify(self) -> Called:
@@ -155,6 +152,10 @@ class Worker:
 
     def pin(self, core: int | None) -> Ready:
         """Stay on one core while timing; None gives every core back (compilers want them)."""
+        if core is not None:
+            # What exists now stays: later collections (between timed regions) skip it and take no time.
+            gc.collect()
+            gc.freeze()
         os.sched_setaffinity(0, {core} if core is not None else range(os.cpu_count() or 1))
         return Ready()
 
