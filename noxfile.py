@@ -175,5 +175,5 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def publish(session: nox.Session) -> None:
-    """Generate results, plots and tables from the ledgers"""
+    """Generate results and tables from the ledgers"""
     run(session, "-m", "kda_core", "publish", *session.posargs)

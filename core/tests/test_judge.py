@@ -34,6 +34,8 @@ FAULTS = [
     ("wrong_device", "out", Verdict.INCORRECT, "expected device cpu, got meta"),
     ("wrong_stride", "out", Verdict.INCORRECT, r"expected stride \[16, 1\], got \[1, 8\]"),
     ("subclass", "out", Verdict.INCORRECT, "expected type Tensor, got Lazy"),
+    ("namesake", "out", Verdict.INCORRECT, r"expected type Tensor, got Tensor \(subclass\)"),
+    ("one_buffer", "out", Verdict.INCORRECT, "lies in the memory of another output that is still in use"),
     ("nan", "out", Verdict.INCORRECT, r"worst at \[3, 5\].*got nan; 1 not finite"),
     ("unwritten", "out", Verdict.INCORRECT, "48 of 128 elements outside tolerance"),
     ("one_wrong_element", "out", Verdict.INCORRECT, r"1 of 128 elements outside tolerance; worst at \[7, 15\]"),

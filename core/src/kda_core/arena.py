@@ -78,6 +78,11 @@ class Arena:
         """The tensor at `place`."""
         return view(self.bytes, place)
 
+    def blank(self, place: Place) -> None:
+        """Fill the tensor at `place` with 0xFF, which is NaN in every floating-point dtype."""
+        used = span(place.shape, place.stride) * ITEM_SIZE[place.dtype]
+        self.bytes[place.offset : place.offset + used] = 0xFF
+
     def broken_guard(self) -> int | None:
         """Offset of the first guard byte that changed, or None."""
         for start, end in self._guards:

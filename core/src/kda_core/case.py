@@ -79,7 +79,10 @@ class Case:
         self.arena.close()
 
     def write(self, values: Values) -> None:
-        """Put `values` into every input set, behind the workers' backs: no version counter moves there."""
+        """Put `values` into every input set and NaN into the outputs' places, behind the workers' backs.
+
+        No version counter moves there.
+        """
         import torch
 
         for places in self.input_sets:
@@ -89,6 +92,9 @@ class Case:
                     if step == 0 and place.shape[dim] > 1:
                         target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
                 target.copy_(source)
+        for place in self.spec.outputs:
+            # Nothing of another arm's result, or of an earlier one, may stay: an arm could read it, or claim it.
+            self.arena.blank(place)
         if self.device != "cpu":
             torch.cuda.synchronize()
 
@@ -143,6 +149,8 @@ class Case:
                     return f"output {name!r}: expected {fact} {wanted}, got {came}"
             if got.in_arena:
                 return f"output {name!r} is an alias of an input"
+            if got.shared:
+                return f"output {name!r} lies in the memory of another output that is still in use"
         return None if called.copied else "outputs could not be copied out"
 
     def _changed_input(self, values: Values, which: int) -> str | None:

@@ -153,6 +153,9 @@ def fetch(
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="One task; all when left out.")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Extract again even when the cache is good.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Only check the cache.")] = False,
+    wheel: Annotated[
+        list[Path] | None, typer.Option("--wheel", metavar="FILE", help="Take the wheel from there; may be repeated.")
+    ] = None,
 ) -> None:
     """Bring the pinned upstream files into the cache; everything works offline afterwards."""
     from kda_core import upstream
@@ -161,7 +164,8 @@ def fetch(
     cache = upstream.cache_folder(checkout_root())
     for one in [find_task(task)] if task else find_tasks():
         for name, pin in one.config.upstream.items():
-            root = upstream.fetch(pin, one.path / pin.files, cache, offline=offline, refresh=refresh)
+            given = next((path for path in wheel or () if path.name == pin.wheel), None)
+            root = upstream.fetch(pin, one.path / pin.files, cache, offline=offline, refresh=refresh, wheel=given)
             count = len(upstream.read_lock(one.path / pin.files))
             typer.echo(f"{one.op}: {name}: {count} files verified in {_relative(root)}")
 

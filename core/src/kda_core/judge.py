@@ -236,7 +236,7 @@ class Judge:
                 return
         for name, arm in self._usable(notes):
             with self._noting(notes.arms[name]):
-                self._audit_clock(notes.arms[name], arm)
+                self._audit_clock(case, notes.arms[name], arm)
                 arm.ask("pin", Ready, core=None)
 
     def _prepare(self, case: Case, arm: ArmNotes, process: ArmProcess) -> None:
@@ -245,7 +245,7 @@ class Judge:
         target, total = self._settings.target_sample_us, 0.0
         arm.calls = 1
         while total < target and arm.calls < MAX_CALLS:
-            timed, _ = process.ask("wall", Timed, count=arm.calls, canary=None)
+            timed, _ = process.ask("wall", Timed, count=arm.calls, canary=self._canary(case, arm.calls))
             total = max(timed.total_us, 0.1)
             if total < target:
                 # At most tenfold at a time: first calls are slow, and would mislead the estimate.
@@ -253,11 +253,11 @@ class Judge:
                 arm.calls = min(MAX_CALLS, max(arm.calls + 1, grown))
         metrics = [Metric.WALL, Metric.LATENCY]
         if self._device != "cpu":
-            metrics.append(Metric.EVENTS)
+            # `device` has its list also where the capture fails, so that list i stays generation i.
+            metrics += [Metric.EVENTS, Metric.DEVICE]
             canary = self._canary(case, GRAPH_CALLS)
             captured, _ = process.ask("capture", Captured, count=GRAPH_CALLS, canary=canary)
             arm.no_graph = None if captured.ok else captured.note
-            metrics += [Metric.DEVICE] if captured.ok else []
         for metric in metrics:
             arm.samples.setdefault(metric, []).append([])
 
@@ -276,6 +276,8 @@ class Judge:
             answer, elapsed = process.ask(command, Timed, **arguments)
             if answer.total_us > elapsed * 1e6:
                 arm.overclaimed = f"claimed {answer.total_us:.0f} us for a command that took {elapsed * 1e6:.0f} us"
+            if command == "wall":
+                arm.unclaimed_us.append(elapsed * 1e6 - answer.total_us)
             if checked and not trusted:
                 self._examine(case, arm, answer.last or Called(returned="nothing"), values, expected, Family.NORMAL, -1)
             return answer
@@ -292,12 +294,12 @@ class Judge:
             replay = timed("replay", False, times=times)
             arm.samples[Metric.DEVICE][-1].append((replay.events_us or 0.0) / replay.calls)
 
-    def _audit_clock(self, arm: ArmNotes, process: ArmProcess) -> None:
+    def _audit_clock(self, case: Case, arm: ArmNotes, process: ArmProcess) -> None:
         """Time one call by both clocks, as the slope between N and 3 N calls: fixed costs cancel."""
         assert arm.calls is not None
         claimed, clocked = [], []
         for calls in (arm.calls, 3 * arm.calls):
-            answer, elapsed = process.ask("wall", Timed, count=calls, canary=None)
+            answer, elapsed = process.ask("wall", Timed, count=calls, canary=self._canary(case, calls))
             claimed.append(answer.total_us)
             clocked.append(elapsed * 1e6)
         arm.claimed_us.append((claimed[1] - claimed[0]) / (2 * arm.calls))

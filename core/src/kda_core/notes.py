@@ -30,6 +30,8 @@ class ArmNotes:
     """Per generation: the same by the judge's clock."""
     overclaimed: str | None = None
     """A claim of more time than passed."""
+    unclaimed_us: list[float] = field(default_factory=list)
+    """Per `wall` sample: what the judge's clock saw beyond the claim, the protocol's own cost included."""
     kernels: dict[str, float] = field(default_factory=dict)
     """Kernels per call in `verified` (single) and `timed` (many) calls."""
     no_graph: str | None = None

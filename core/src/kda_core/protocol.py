@@ -76,6 +76,8 @@ class Output(Strict):
     device: str
     in_arena: bool
     """Its storage lies inside the arena: it aliases an input."""
+    shared: bool = False
+    """Its storage is another output's, of this call or of an earlier one that is still held."""
 
 
 class Called(Strict):
@@ -89,7 +91,7 @@ class Called(Strict):
 
 
 class Timed(Strict):
-    """Reply to `wall`, `latency` and `device`: totals of one sample."""
+    """Reply to `wall`, `latency` and `replay`: totals of one sample."""
 
     calls: int
     total_us: float

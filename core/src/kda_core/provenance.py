@@ -161,7 +161,18 @@ def versions(driver: str | None) -> dict[str, str]:
     found = {"python": platform.python_version(), "kda-core": kda_core.__version__, "driver": driver or ABSENT}
     found |= {name: _version(distribution) for name, distribution in DISTRIBUTIONS.items()}
     found["cuda"] = _torch_cuda()
+    found["nvcc"] = _nvcc()
     return found
+
+
+def _nvcc() -> str:
+    """Version of the compiler that builds upstream's CUDA kernels."""
+    try:
+        ran = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ABSENT
+    match = re.search(r"\bV(\d[\d.]*)", ran.stdout)
+    return match.group(1) if match else ABSENT
 
 
 def _version(distribution: str) -> str:

@@ -61,7 +61,7 @@ class Summary(Strict):
 
 
 class Interval(Strict):
-    """A point estimate with its bootstrap confidence interval."""
+    """A point estimate with its confidence interval; `kda_core.stats` says how it is made."""
 
     estimate: float
     low: float
@@ -104,6 +104,8 @@ class ArmRow(Strict):
     """N of `wall` and `events`."""
     kernels_per_call: float | None = None
     """Counted by the profiler in the timed loop."""
+    no_graph: str | None = None
+    """Why there is no `device` metric: the calls could not be captured into a CUDA graph."""
     restarts: int = 0
     """Workers that had to be started again during this row."""
 

@@ -91,7 +91,7 @@ def read_lock(lock: Path) -> dict[str, str]:
     try:
         text = lock.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UpstreamError(f"{lock}: lock file not found; make it with `kda fetch --lock`") from None
+        raise UpstreamError(f"{lock}: lock file not found; `kda_core.upstream.lock` makes one from a wheel") from None
     entries: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("#") or not line.strip():

@@ -12,6 +12,8 @@ FASTER_THAN_LIMIT = 0.95
 """Share of a physical limit below which a time cannot be true; the copy that sets it is itself good to 5%."""
 FASTER_THAN_HOST = 0.8
 """The host floor is the cheapest launch known to us, not a law: a better launcher may pass it by this much."""
+UNCLAIMED_US = 5_000
+"""Median time of a `wall` command that the worker may leave unclaimed: the protocol and copying outputs take 1 ms."""
 CLOCK_TOLERANCE = 1.25
 """Judge's clock over worker's claim, per call: more means that calls cost more than the worker says."""
 GPU_WOULD_ADD = (
@@ -51,6 +53,7 @@ def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
         samples=samples if measured else {},
         calls_per_sample=arm.calls if measured else None,
         kernels_per_call=arm.kernels.get("timed"),
+        no_graph=arm.no_graph,
         restarts=arm.restarts,
     )
 
@@ -80,9 +83,10 @@ def _verdict(
         return Verdict.INVALID, "interrupted before every check of this row was made"
     if kind == "cpu":
         return Verdict.UNVERIFIED, GPU_WOULD_ADD
-    for name, arm in notes.arms.items():
-        if name in (subject, opponent):
-            impossible = _impossible(arm, limit, notes.footprint > l2_bytes)
+    for name in (subject, *settings.against):
+        # Another opponent that failed leaves no ratio; one that measured something impossible would leave a wrong one.
+        if notes.arms[name].usable:
+            impossible = _impossible(notes.arms[name], limit, notes.footprint > l2_bytes)
             if impossible is not None:
                 return Verdict.INVALID, f"{name}: {impossible}"
     if limit is None:
@@ -92,22 +96,48 @@ def _verdict(
 
 def _impossible(arm: ArmNotes, limit: Limit | None, beyond_l2: bool) -> str | None:
     """Why the arm's times cannot be true, or None."""
+    return _clocks_differ(arm) or _unphysical(arm, limit, beyond_l2) or _kernels_differ(arm)
+
+
+def _clocks_differ(arm: ArmNotes) -> str | None:
+    """The worker's clock against the judge's: no sample claims too much, too little, or another time per call."""
     if arm.overclaimed is not None:
         return arm.overclaimed
+    if arm.unclaimed_us and median(arm.unclaimed_us) > UNCLAIMED_US:
+        return (
+            f"the judge's clock saw {median(arm.unclaimed_us) / 1e3:.1f} ms per sample that the worker does not claim"
+        )
     if arm.claimed_us:
         ratio = median(arm.clocked_us) / max(median(arm.claimed_us), 1e-9)
         if not 1 / CLOCK_TOLERANCE <= ratio <= CLOCK_TOLERANCE:
             return f"the judge's clock saw {ratio:.2f} times the time per call that the worker claims"
-    wall, device = _median(arm, Metric.WALL), _median(arm, Metric.DEVICE)
+    return None
+
+
+def _unphysical(arm: ArmNotes, limit: Limit | None, beyond_l2: bool) -> str | None:
+    """The metrics against each other and against the machine's limits: the first that is too short."""
+    wall, device, events = (_median(arm, metric) for metric in (Metric.WALL, Metric.DEVICE, Metric.EVENTS))
     if wall is None:
         return "no wall samples"
-    if device is not None and wall < FASTER_THAN_LIMIT * device:
-        return f"wall {wall:.2f} us is less than the GPU alone takes ({device:.2f} us)"
+    pairs = [
+        ("wall", wall, FASTER_THAN_LIMIT, device, "the GPU alone takes"),
+        # The calls' stream was idle while they ran: their work is on another one.
+        ("events", events, FASTER_THAN_LIMIT, device, "the GPU alone takes"),
+    ]
     if limit is not None:
-        if device is not None and beyond_l2 and device < FASTER_THAN_LIMIT * limit.device_us:
-            return f"device {device:.2f} us is less than moving the bytes takes ({limit.device_us:.2f} us)"
-        if wall < FASTER_THAN_HOST * limit.host_us:
-            return f"wall {wall:.2f} us is less than an empty launch costs ({limit.host_us:.2f} us)"
+        pairs.append(("wall", wall, FASTER_THAN_HOST, limit.host_us, "an empty launch costs"))
+        if beyond_l2:
+            # An arm that cannot be captured into a graph has no `device`; its wall must obey physics all the same.
+            pairs.append(("device", device, FASTER_THAN_LIMIT, limit.device_us, "moving the bytes takes"))
+            pairs.append(("wall", wall, FASTER_THAN_LIMIT, limit.device_us, "moving the bytes takes"))
+    for name, value, share, floor, what in pairs:
+        if value is not None and floor is not None and value < share * floor:
+            return f"{name} {value:.2f} us is less than {what} ({floor:.2f} us)"
+    return None
+
+
+def _kernels_differ(arm: ArmNotes) -> str | None:
+    """The profiler's count of kernels in the verified call against the timed calls."""
     verified, timed = arm.kernels.get("verified"), arm.kernels.get("timed")
     if verified is None or timed is None:
         return "the profiler counted nothing"

@@ -47,6 +47,8 @@ class OpenRow:
     device_op: Any
     """What the CUDA graph captures: the op, or for the limit worker the streaming copy."""
     graph: Any = None
+    held: tuple[Any, ...] = ()
+    """Outputs of the last single call, kept so that the next one cannot get their memory."""
 
     def sequence(self, count: int, canary: int | None) -> list[tuple[Any, ...]]:
         """Argument tuples of `count` calls: the input sets in turn, the canary in its place."""
@@ -111,7 +113,9 @@ class Worker:
         self._poison(row.spec)
         result = row.op(*row.sets[0], **row.spec.scalars)
         self._clock.synchronize()
-        return self._hand_back(result)
+        answer = self._hand_back(result)
+        row.held = tuple(item for item in _items(result) if isinstance(item, self._torch.Tensor))
+        return answer
 
     def wall(self, count: int, canary: int | None) -> Timed:
         """Time `count` back-to-back calls; call number `canary` runs on the canary set."""
@@ -153,6 +157,8 @@ class Worker:
     def pin(self, core: int | None) -> Ready:
         """Stay on one core while timing; None gives every core back (compilers want them)."""
         if core is not None:
+            if self._open is not None:
+                self._open.held = ()
             # What exists now stays: later collections (between timed regions) skip it and take no time.
             gc.collect()
             gc.freeze()
@@ -161,8 +167,10 @@ class Worker:
 
     def close(self) -> Ready:
         """Let go of the row, the graph and the arena."""
+        if self._open is not None and self._open.graph is not None:
+            self._open = None
+            gc.collect()  # a graph's pool is freed with its last reference, which may sit in a cycle
         self._open = self._arena = None
-        gc.collect()
         if self._spec.device.startswith("cuda"):
             self._torch.cuda.synchronize()
             self._torch.cuda.empty_cache()
@@ -204,7 +212,11 @@ class Worker:
             return Called(
                 returned=f"{kind} with a {type(other).__name__}" if returned is result else type(other).__name__
             )
-        facts = tuple(self._describe(tensor) for tensor in tensors)
+        taken = [held.untyped_storage().data_ptr() for held in self._row.held]
+        facts = []
+        for tensor in tensors:
+            facts.append(self._describe(tensor, taken))
+            taken.append(tensor.untyped_storage().data_ptr())
         wanted = self._row.spec.outputs
         fits = len(tensors) == len(wanted) and all(
             fact.shape == place.shape and fact.dtype == place.dtype and fact.device == self._spec.device
@@ -214,19 +226,24 @@ class Worker:
             for tensor, place in zip(tensors, wanted, strict=True):
                 view(self._arena, place).copy_(tensor.detach())
             self._clock.synchronize()
-        return Called(returned=kind, outputs=facts, copied=fits)
+        return Called(returned=kind, outputs=tuple(facts), copied=fits)
 
-    def _describe(self, tensor: Any) -> Output:
+    def _describe(self, tensor: Any, taken: list[int]) -> Output:
         start = tensor.untyped_storage().data_ptr()
         base = self._arena.data_ptr()
         return Output(
-            type=type(tensor).__name__,
+            type="Tensor" if type(tensor) is self._torch.Tensor else f"{type(tensor).__name__} (subclass)",
             shape=tuple(tensor.shape),
             stride=tuple(tensor.stride()),
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=str(tensor.device),
             in_arena=base <= start < base + self._arena.numel(),
+            shared=tensor.numel() > 0 and start in taken,
         )
+
+
+def _items(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def serve(channel: Channel, spec: ArmSpec) -> None:

@@ -44,8 +44,6 @@ class Config:
     """Most tiles per program: the loads a thread has in flight."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
-    evict: str = ""
-    """Eviction policy of the loads of q and k."""
     store: str = ""
     """Cache modifier of the stores."""
 
@@ -68,8 +66,8 @@ TUNED: Mapping[int, tuple[Choice, ...]] = {
         ),
         Choice(
             float("inf"),
-            Config(warps=4, tiles=4, evict="evict_first", store=".cs"),
-            "8424x24 heads: 50.9, against 62.4 with 1 tile, 53.5 without cache hints, 51.7 without PDL; copy 51.4",
+            Config(warps=4, tiles=4, store=".cs"),
+            "8424x24 heads: 50.8, against 62.4 with 1 tile, 53.5 without .cs, 51.7 without PDL; copy 51.4",
         ),
     ),
 }
@@ -109,7 +107,6 @@ def qknorm_rope_kernel(
     HEADS: tl.constexpr,  # heads of a tile
     TILES: tl.constexpr,
     PDL: tl.constexpr,
-    EVICT: tl.constexpr,
     STORE: tl.constexpr,
 ):
     """One program: one token, up to HEADS * TILES of its q heads or of its k heads."""
@@ -150,12 +147,12 @@ def qknorm_rope_kernel(
             at_a = x + head * x_head_stride + a
             at_b = x + head * x_head_stride + b
             loaded += (
-                tl.load(at_a, mask=head < heads, other=0.0, eviction_policy=EVICT),
-                tl.load(at_b, mask=head < heads, other=0.0, eviction_policy=EVICT),
+                tl.load(at_a, mask=head < heads, other=0.0),
+                tl.load(at_b, mask=head < heads, other=0.0),
             )
         else:
             at = x + head * x_head_stride + tl.arange(0, DIM)[None, :]
-            loaded += (tl.load(at, mask=head < heads, other=0.0, eviction_policy=EVICT),)
+            loaded += (tl.load(at, mask=head < heads, other=0.0),)
 
     # What all heads share: cos and sin with the weights folded in, each [1, HALF] float32.
     angles = cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE + pair
@@ -248,7 +245,6 @@ def plan(call: Call) -> Launch:
         HEADS=heads,
         TILES=tiles,
         PDL=pdl,
-        EVICT=config.evict,
         STORE=config.store,
         num_warps=config.warps,
         launch_pdl=pdl,

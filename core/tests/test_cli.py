@@ -1,0 +1,419 @@
+"""The `kda` command: exit codes, what it says about bad input, and what it leaves behind.
+
+Runs in this process; only the runs of `toy` start workers, about 2 s each.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import kda_core
+from core.tests.records_factory import cpu_record, gpu_state, make_checkout, make_record
+from kda_core import cli, gpu, provenance
+from kda_core.derive import mismatches
+from kda_core.errors import ExitCode, KdaError
+from kda_core.gpu import GpuProcess
+from kda_core.ledger import append, read
+from kda_core.records import Verdict
+from kda_core.tasks import Task
+
+SOURCES = str(Path(kda_core.__file__).parents[1])
+README = "# Toys\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
+RUN = ("--device", "cpu", "--rows", "out*", "--generations", "1")
+HEAVY = {"torch", "triton", "cutlass", "numpy", "pynvml", "pydantic", "rich"}
+COMMANDS = ["list", "bench", "validate", "compile", "fetch", "new", "doctor", "publish", "ledger"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left: exit code and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+Kda = Callable[..., Answer]
+
+
+@pytest.fixture
+def kda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kda:
+    """`kda(*arguments)` in this process."""
+
+    def run(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["kda", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Answer(ended.value.code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "has_gpu", lambda: False)
+
+
+@pytest.fixture
+def busy_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = gpu_state().model_copy(update={"processes": (GpuProcess(pid=4242, memory_mb=1234),)})
+    monkeypatch.setattr(gpu, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu, "read_state", lambda *_: state)
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def add_arm(task: Task, name: str) -> None:
+    config = task.path / "config.toml"
+    config.write_text(f'{config.read_text()}\n[arms.{name}]\nmodule = "faulty.{name}"\ndevices = ["cpu"]\n')
+
+
+# ---- bad names and options --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "axyp"),
+        ("validate", "axyp"),
+        ("compile", "axyp"),
+        ("fetch", "axyp"),
+        ("new", "axyp", "saxpy"),
+        ("ledger", "merge", "axyp", "other.jsonl"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_unknown_task(checkout: Path, kda: Kda, command: tuple[str, ...]) -> None:
+    answer = kda(*command)
+    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+    assert answer.err == "kda: unknown task 'axyp'; nearest: axpy\n"
+
+
+@pytest.mark.parametrize("command", ["bench", "validate"])
+def test_unknown_row(toy: Task, kda: Kda, command: str) -> None:
+    answer = kda(command, "axpy", "--device", "cpu", "--rows", "out-64*", "--rows", "inplace-65x16")
+    assert answer.code == ExitCode.USAGE
+    assert "kda: --rows 'inplace-65x16': no such row; nearest: inplace-64x16, out-64x16\n" in answer.err
+
+
+@pytest.mark.parametrize("option", ["--arm", "--against"])
+def test_unknown_arm(checkout: Path, kda: Kda, option: str) -> None:
+    answer = kda("bench", "axpy", "--device", "cpu", option, "soluton")
+    assert answer.code == ExitCode.USAGE
+    assert answer.err.startswith(f"kda: {option} 'soluton': no such arm; nearest: solution")
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        (("--samples", "0"), "--samples"),
+        (("--generations", "0"), "--generations"),
+        (("--device", "tpu"), "'tpu' is not one of"),
+        (("--agianst", "eager"), "--agianst"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_bad_options(checkout: Path, kda: Kda, option: tuple[str, str], named: str) -> None:
+    answer = kda("bench", "axpy", *option)
+    assert answer.code == ExitCode.USAGE
+    assert named in answer.err
+
+
+def test_an_arm_is_not_compared_with_itself(checkout: Path, kda: Kda, busy_gpu: None) -> None:
+    answer = kda("bench", "axpy", "--against", "solution")
+    assert answer.code == ExitCode.USAGE
+    assert "--against 'solution': an arm cannot run against itself; --aa measures A/A" in answer.err
+
+
+# ---- what a GPU is needed for -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--arm", "--against"])
+def test_an_arm_that_needs_a_gpu(checkout: Path, kda: Kda, no_gpu: None, option: str) -> None:
+    answer = kda("bench", "axpy", option, "baseline")
+    assert answer.code == ExitCode.REQUIREMENT
+    assert answer.err == f"kda: {option} 'baseline': this arm needs a GPU; without one there are: eager, solution\n"
+
+
+@pytest.mark.parametrize("command", ["bench", "validate"])
+def test_device_cuda_without_a_gpu(checkout: Path, kda: Kda, no_gpu: None, command: str) -> None:
+    answer = kda(command, "axpy", "--device", "cuda")
+    assert answer.code == ExitCode.REQUIREMENT
+    assert "kda: --device cuda: no NVIDIA GPU is visible here; `kda doctor` shows what was found" in answer.err
+
+
+def test_record_without_a_gpu_runs_and_writes_nothing(checkout: Path, kda: Kda, no_gpu: None) -> None:
+    answer = kda("bench", "axpy", "--record")
+    assert answer.code == ExitCode.REQUIREMENT
+    assert answer.err == "kda: --record: needs a GPU; a run without one measures nothing\n"
+    assert not (checkout / "toys" / "k90_axpy" / "docs" / "ledger.jsonl").exists()
+
+
+def test_a_busy_gpu_is_named_and_can_be_allowed(
+    checkout: Path, kda: Kda, busy_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = kda("bench", "axpy")
+    assert answer.code == ExitCode.REQUIREMENT
+    assert "kda: the GPU is busy: NVIDIA H200 is held by pid 4242 (1234 MiB)" in answer.err
+    assert "--allow-busy" in answer.err
+
+    def next_step(*_: object) -> None:
+        raise KdaError("the step after the check")
+
+    monkeypatch.setattr(provenance, "collect", next_step)
+    assert kda("bench", "axpy", "--allow-busy").err == "kda: the step after the check\n"
+
+
+# ---- bad files --------------------------------------------------------------------------------
+
+
+def test_a_bad_key_in_config(checkout: Path, kda: Kda) -> None:
+    config = checkout / "toys" / "k90_axpy" / "config.toml"
+    edit(config, "generations = 2", "generatoins = 2")
+    answer = kda("bench", "axpy", *RUN)
+    assert answer.code == ExitCode.USAGE
+    assert answer.err == f"kda: {config}: unknown key 'bench.generatoins'; did you mean generations?\n"
+
+
+@pytest.mark.parametrize("command", ["bench", "validate"])
+def test_a_row_that_breaks_the_contract(toy: Task, kda: Kda, command: str) -> None:
+    edit(toy.path / "bench" / "workloads.toml", "shape = [64, 16], dtype", "shape = [63, 16], dtype")
+    answer = kda(command, "axpy", "--device", "cpu", "--rows", "out*")
+    assert answer.code == ExitCode.USAGE
+    (line,) = [line for line in answer.err.splitlines() if "contract" in line]
+    assert line.startswith(f"kda: {toy.path / 'bench'}")
+    assert "row 'out-64x16' breaks the contract of axpy: y: expected x's shape" in line
+
+
+def test_a_grid_row_that_breaks_the_contract(toy: Task, kda: Kda) -> None:
+    (toy.path / "bench" / "grid.py").write_text(
+        "from kda_core.workloads import TensorSpec, Workload\n\n\n"
+        "def grid():\n"
+        "    x, y = (TensorSpec(shape=(n, 8), dtype='float32') for n in (4, 5))\n"
+        "    yield Workload(id='odd', op='axpy', inputs={'x': x, 'y': y}, scalars={'factor': 2})\n\n\n"
+        "thin = list\n"
+    )
+    answer = kda("validate", "axpy", "--device", "cpu")
+    assert answer.code == ExitCode.USAGE
+    assert "row 'odd' breaks the contract of axpy: y: expected x's shape (4, 8), got (5, 8)" in answer.err
+
+
+def test_a_grid_row_with_the_id_of_another(toy: Task, kda: Kda) -> None:
+    (toy.path / "bench" / "grid.py").write_text(
+        "from kda_core.workloads import TensorSpec, Workload\n\n\n"
+        "def grid():\n"
+        "    x = TensorSpec(shape=(4, 8), dtype='float32')\n"
+        "    yield from 2 * [Workload(id='same', op='axpy', inputs={'x': x, 'y': x}, scalars={'factor': 2})]\n\n\n"
+        "thin = list\n"
+    )
+    answer = kda("validate", "axpy", "--device", "cpu")
+    assert answer.code == ExitCode.USAGE
+    assert f"kda: {toy.path / 'bench' / 'grid.py'}: duplicate workload id 'same'" in answer.err
+
+
+def test_a_reference_without_the_op(toy: Task, kda: Kda) -> None:
+    reference = toy.path / "bench" / "reference.py"
+    edit(reference, "axpy_ = axpy\n", "")
+    answer = kda("bench", "axpy", *RUN)
+    assert answer.code == ExitCode.USAGE
+    assert answer.err == f"kda: {reference}: expected a function 'axpy_', the oracle of that op\n"
+
+
+@pytest.mark.parametrize("command", [("publish",), ("publish", "--check"), ("validate", "axpy", "--static")])
+def test_a_broken_ledger(checkout: Path, kda: Kda, command: tuple[str, ...]) -> None:
+    ledger = checkout / "toys" / "k90_axpy" / "docs" / "ledger.jsonl"
+    ledger.write_text('{"schema_version": 1\n')
+    (checkout / "README.md").write_text(README)
+    answer = kda(*command)
+    assert answer.code != ExitCode.OK
+    assert command[0] == "validate" or answer.code == ExitCode.LEDGER
+    assert f"{ledger}:1: not valid JSON" in answer.err
+    assert not (ledger.parent / "results.md").exists()
+
+
+def test_a_pin_that_is_not_here(kda: Kda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDA_ROOT", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("KDA_CACHE", str(tmp_path))
+    answer = kda("fetch", "qknorm_rope", "--offline")
+    assert answer.code == ExitCode.REQUIREMENT
+    assert "sglang" in answer.err
+
+
+# ---- runs with real workers -------------------------------------------------------------------
+
+
+def test_a_run_without_a_gpu(toy: Task, kda: Kda, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    answer = kda("bench", "axpy", *RUN, "--json", str(path))
+    assert answer.code == ExitCode.OK, answer.err
+    # Plain progress where there is no terminal: 1 row of 3 phases.
+    assert re.search(r"^\[1/3\] out-64x16: verify, about \d+ s left$", answer.err, re.MULTILINE)
+    assert "\x1b" not in answer.err + answer.out
+    assert re.search(r"^\s*out-64x16\s.*\bUNVERIFIED\s*$", answer.out, re.MULTILINE)
+    assert "an NVIDIA GPU would add" in answer.out
+    assert "compiled ahead of time, not run" in answer.out
+    assert f"record written to {path}" in answer.out
+    # Times of a CPU are no result: none is printed and none is kept.
+    assert not re.search(r"\d\s*(us|µs|ms|ns)\b", answer.out)
+    (record,) = read(path)
+    assert record.command == f"kda bench axpy {' '.join(RUN)} --json {path}".replace("out*", "'out*'")
+    assert (record.machine.kind, record.settings.against, record.settings.rows) == ("cpu", ("eager",), ("out*",))
+    assert [(row.id, row.verdict) for row in record.rows] == [("out-64x16", Verdict.UNVERIFIED)]
+    assert mismatches(record) == []
+    kept = json.loads(path.read_bytes())["rows"][0]
+    assert (kept["limit"], kept["speedup"], kept["attained"]) == (None, {}, None)
+    for arm in kept["arms"].values():
+        assert (arm["samples"], arm["summary"], arm["calls_per_sample"]) == ({}, {}, None)
+    assert not (toy.path / "docs" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arm", "code", "words"),
+    [
+        ("one_wrong_element", ExitCode.UNFIT_ROWS, "out-64x16: INCORRECT: one_wrong_element: output 'out': 1 of 128"),
+        ("raises", ExitCode.ARM_FAILED, "out-64x16: ERROR: arm 'raises' raised RuntimeError: no such kernel image"),
+    ],
+)
+def test_an_arm_that_fails(toy: Task, kda: Kda, arm: str, code: ExitCode, words: str) -> None:
+    add_arm(toy, arm)
+    answer = kda("bench", "axpy", *RUN, "--arm", arm)
+    assert answer.code == code
+    assert words in answer.out
+
+
+def test_a_failed_arm_weighs_more_than_a_wrong_row(toy: Task, kda: Kda) -> None:
+    """`wrong_shape` also lacks the in-place op."""
+    edit(toy.path / "config.toml", 'module = "solution"', 'module = "faulty.wrong_shape"')
+    answer = kda("validate", "axpy", "--device", "cpu")
+    assert answer.code == ExitCode.ARM_FAILED
+    assert "out-64x16: INCORRECT: solution: output 'out': expected shape [8, 16], got [16, 8]" in answer.out
+    assert "inplace-64x16: ERROR: arm 'solution' raised AttributeError" in answer.out
+    assert "axpy: 0 of 2 rows agree with the oracle" in answer.out
+
+
+# ---- publish, list, doctor, merge -------------------------------------------------------------
+
+
+def test_published_pages_and_a_changed_digit(kda: Kda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    task = make_checkout(tmp_path)
+    append(task.ledger, make_record(task))
+    assert kda("publish", "--check").code == ExitCode.UNFIT_ROWS
+    assert kda("publish").code == ExitCode.OK
+    assert kda("publish", "--check") == Answer(ExitCode.OK, "", "")
+    edit(tmp_path / "README.md", " 2.0", " 3.0")
+    answer = kda("publish", "--check")
+    assert answer.code == ExitCode.UNFIT_ROWS
+    assert answer.out.startswith(f"{tmp_path / 'README.md'}:")
+
+
+def test_a_sound_task_passes_the_static_checks(checkout: Path, kda: Kda) -> None:
+    (checkout / "README.md").write_text(README)
+    assert kda("publish").code == ExitCode.OK
+    assert kda("validate", "axpy", "--static") == Answer(ExitCode.OK, "axpy: files and published numbers: ok\n", "")
+    (checkout / "toys" / "k90_axpy" / "prompt.md").unlink()
+    answer = kda("validate", "axpy", "--static")
+    assert answer.code == ExitCode.UNFIT_ROWS
+    assert answer.err == f"{checkout / 'toys' / 'k90_axpy' / 'prompt.md'}: missing\n"
+
+
+def test_list_shows_every_task(checkout: Path, kda: Kda) -> None:
+    answer = kda("list")
+    assert answer.code == ExitCode.OK
+    (line,) = [line for line in answer.out.splitlines() if "axpy" in line]
+    for cell in ("toys/k90_axpy", "A task for tests", " 2 ", "baseline, eager, solution"):
+        assert cell in line
+
+
+def test_doctor_runs_anywhere(kda: Kda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KDA_ROOT", raising=False)
+    answer = kda("doctor")
+    assert answer.code == ExitCode.OK
+    for name in ("python", "gpu", "torch", "nvcc"):
+        assert re.search(rf"│ (ok|missing)\s*│ {name}\s", answer.out), answer.out
+
+
+def test_merge_brings_the_runs_of_another_machine(kda: Kda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    task = make_checkout(tmp_path)
+    other = tmp_path / "other.jsonl"
+    append(other, cpu_record(task))
+    assert kda("ledger", "merge", "fake", str(other)).out.startswith("1 new runs in ")
+    assert task.ledger.read_bytes() == other.read_bytes()
+    answer = kda("ledger", "merge", "fake", str(tmp_path / "absent.jsonl"))
+    assert (answer.code, answer.out) == (ExitCode.LEDGER, "")
+    assert "absent.jsonl: file not found" in answer.err
+
+
+# ---- start-up ---------------------------------------------------------------------------------
+
+
+def test_the_module_is_the_command(checkout: Path) -> None:
+    """`python -m kda_core` and the entry point of the installed `kda` print and return the same."""
+    assert '\nkda = "kda_core.cli:main"\n' in (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    entry_point = "import sys; from kda_core.cli import main; sys.argv[0] = 'kda'; sys.exit(main())"
+    for arguments, code in ((["list"], ExitCode.OK), (["bench", "axyp"], ExitCode.USAGE)):
+        one = python("-m", "kda_core", *arguments, cwd=checkout)
+        two = python("-c", entry_point, *arguments, cwd=checkout)
+        assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
+        assert one.returncode == code, one.stderr
+
+
+@pytest.mark.parametrize(
+    ("commands", "allowed"),
+    [([""], set()), (COMMANDS, {"pydantic"})],
+    ids=["kda", "commands"],
+)
+def test_help_imports_nothing_heavy(tmp_path: Path, commands: list[str], allowed: set[str]) -> None:
+    """Of the commands' own help typer itself imports pydantic."""
+    script = (
+        "import contextlib, io, sys\n"
+        "from kda_core import cli\n"
+        f"for command in {commands}:\n"
+        "    sys.argv = ['kda', *filter(None, [command]), '--help']\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:\n"
+        "        cli.main()\n"
+        "    assert 'Usage: kda' in shown.getvalue(), command\n"
+        f"print(*sorted({HEAVY - allowed} & set(sys.modules)))\n"
+    )
+    asked = python("-c", script, cwd=tmp_path)
+    assert (asked.returncode, asked.stdout.strip()) == (0, ""), asked.stderr
+
+
+def test_help_is_fast(tmp_path: Path) -> None:
+    """Processor time of the best of five: unlike the wall clock it does not depend on what else the machine does."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    times = []
+    for _ in range(5):
+        before = spent()
+        asked = python("-m", "kda_core", "--help", cwd=tmp_path)
+        times.append(spent() - before)
+        assert asked.returncode == 0, asked.stderr
+    assert all(f"  {name}  " in asked.stdout for name in COMMANDS)
+    assert min(times) < 0.3, times

@@ -1,0 +1,127 @@
+"""Times that cannot be true are INVALID, each with the check that found it; possible ones are not."""
+
+import dataclasses
+
+import pytest
+
+from kda_core.notes import ArmNotes, RowNotes
+from kda_core.records import LIMIT_ARM, Metric, Settings, Verdict
+from kda_core.verdict import result
+from kda_core.workers import Fault
+from kda_core.workloads import TensorSpec, Workload
+
+MB = 1 << 20
+SETTINGS = Settings(
+    subject="solution",
+    against=("baseline", "upstream_latest"),
+    generations=2,
+    samples=2,
+    target_sample_us=1000,
+    seeds=(1, 2, 3),
+    families=("normal",),
+    cold=False,
+    isolate="none",
+)
+
+
+def arm(wall, device, **changes):
+    """An honest arm: two generations of two samples."""
+    samples = {Metric.WALL: wall, Metric.EVENTS: max(wall, device), Metric.DEVICE: device, Metric.LATENCY: 2 * wall}
+    notes = ArmNotes(
+        checks=9,
+        samples={metric: [[value, value], [value, value]] for metric, value in samples.items()},
+        calls=100,
+        claimed_us=[wall, wall],
+        clocked_us=[wall, wall * 1.02],
+        unclaimed_us=[700.0] * 4,
+        kernels={"verified": 1.0, "timed": 1.0},
+    )
+    return dataclasses.replace(notes, **changes)
+
+
+def row(footprint=200 * MB, **arms):
+    """A row whose limit is 50 us on the device and 5 us on the host."""
+    notes = RowNotes(
+        row=Workload(id="row", op="op", production=True, inputs={"x": TensorSpec(shape=(2,), dtype="float32")}),
+        bytes_moved=footprint,
+        footprint=footprint,
+        arms={
+            "baseline": arm(90.0, 88.0),
+            "upstream_latest": arm(70.0, 68.0),
+            "solution": arm(56.0, 55.0),
+            LIMIT_ARM: arm(5.0, 50.0),
+        },
+    )
+    notes.arms.update(arms)
+    notes.complete = True
+    return result(notes, SETTINGS, "cuda", l2_bytes=60 * MB)
+
+
+def with_events(notes, value):
+    notes.samples[Metric.EVENTS] = [[value, value]]
+    return notes
+
+
+def without_device(notes):
+    notes.samples[Metric.DEVICE] = [[], []]
+    notes.no_graph = "operation not permitted when stream is capturing"
+    return notes
+
+
+def test_an_honest_row_is_left_to_its_samples():
+    found = row()
+    assert (found.verdict, found.reason) == (Verdict.NOT_FASTER, "")
+    assert found.limit is not None
+    assert (found.limit.device_us, found.limit.host_us) == (50.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("solution", "words"),
+    [
+        (arm(56.0, 40.0), "device 40.00 us is less than moving the bytes takes (50.00 us)"),
+        (arm(40.0, 55.0), "wall 40.00 us is less than the GPU alone takes (55.00 us)"),
+        (without_device(arm(8.0, 8.0)), "wall 8.00 us is less than moving the bytes takes (50.00 us)"),
+        (with_events(arm(56.0, 55.0), 9.0), "events 9.00 us is less than the GPU alone takes (55.00 us)"),
+        (arm(56.0, 55.0, clocked_us=[80.0, 81.0]), "the judge's clock saw 1.44 times the time per call"),
+        (arm(56.0, 55.0, clocked_us=[30.0, 31.0]), "the judge's clock saw 0.54 times the time per call"),
+        (arm(56.0, 55.0, unclaimed_us=[9e3] * 4), "saw 9.0 ms per sample that the worker does not claim"),
+        (arm(56.0, 55.0, overclaimed="claimed 9 us for a command that took 5 us"), "claimed 9 us"),
+        (arm(56.0, 55.0, kernels={"verified": 1.0, "timed": 0.0}), "1 kernels in the verified call, 0 per call"),
+        (arm(56.0, 55.0, kernels={"verified": 2.0, "timed": 1.0}), "2 kernels in the verified call, 1 per call"),
+        (arm(56.0, 55.0, kernels={}), "the profiler counted nothing"),
+    ],
+)
+def test_impossible_times_are_invalid(solution, words):
+    found = row(solution=solution)
+    assert found.verdict is Verdict.INVALID
+    assert found.reason.startswith("solution: ")
+    assert words in found.reason
+
+
+def test_within_the_l2_the_copy_is_no_law_but_an_empty_launch_is():
+    assert row(footprint=MB, solution=arm(45.0, 40.0)).verdict is Verdict.NOT_FASTER
+    found = row(footprint=MB, solution=arm(3.0, 1.0))
+    assert found.verdict is Verdict.INVALID
+    assert "wall 3.00 us is less than an empty launch costs (5.00 us)" in found.reason
+
+
+def test_a_second_opponent_that_cheats_is_named():
+    assert row(upstream_latest=arm(70.0, 20.0)).reason.startswith("upstream_latest: device 20.00 us")
+
+
+def test_a_second_opponent_that_failed_costs_only_its_own_ratio():
+    found = row(upstream_latest=ArmNotes(fault=Fault(Verdict.ERROR, "nvcc: not found")))
+    assert found.verdict is Verdict.NOT_FASTER
+    assert found.arms["upstream_latest"].correctness.failure == "nvcc: not found"
+
+
+def test_a_row_without_its_limit_is_invalid():
+    found = row(**{LIMIT_ARM: ArmNotes(fault=Fault(Verdict.ERROR, "out of memory"))})
+    assert found.verdict is Verdict.INVALID
+    assert "limit was not measured: out of memory" in found.reason
+
+
+def test_why_there_is_no_device_metric_is_recorded():
+    found = row(solution=without_device(arm(56.0, 55.0)))
+    assert found.arms["solution"].no_graph == "operation not permitted when stream is capturing"
+    assert Metric.DEVICE not in found.arms["solution"].samples
