@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import kda_core
 from core.tests.records_factory import cpu_record, gpu_state, make_checkout, make_record
@@ -69,6 +70,7 @@ def busy_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     state = gpu_state().model_copy(update={"processes": (GpuProcess(pid=4242, memory_mb=1234),)})
     monkeypatch.setattr(gpu, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu, "read_state", lambda *_: state)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

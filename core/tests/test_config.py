@@ -47,7 +47,7 @@ attained = 0.8
 
 [bench]
 samples = 5
-seeds = [1, 2]
+seeds = [1, 2, 3]
 """.replace("DIGEST", "0" * 64)
 ROWS = """\
 [[workload]]
@@ -89,7 +89,7 @@ def test_good_config_and_defaults(tmp_path: Path) -> None:
     config = load_config(path)
     assert config.ops["double"].like == {"y": "x"}
     assert config.arms["baseline"].devices == ("cuda",)
-    assert (config.bench.samples, config.bench.generations, config.bench.seeds) == (5, 3, (1, 2))
+    assert (config.bench.samples, config.bench.generations, config.bench.seeds) == (5, 3, (1, 2, 3))
     assert config.targets["h200"].wall_vs_baseline is None
 
 

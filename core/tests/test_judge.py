@@ -167,5 +167,5 @@ def test_metrics_of_the_protocol_were_all_asked_for(toy, monkeypatch):
 
 
 def _workers_of(package: str) -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if "kda_core.worker" in line and package in line]

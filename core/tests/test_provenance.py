@@ -162,7 +162,7 @@ def test_versions_are_read_without_importing_anything_heavy() -> None:
     assert ran.stdout.splitlines()[1] == "[]"
     found = versions("580.1")
     assert set(found) == {
-        "python", "kda-core", "driver", "torch", "triton", "cuda", "cutlass-dsl", "tvm-ffi", "numpy",
+        "python", "kda-core", "driver", "torch", "triton", "cuda", "cutlass-dsl", "tvm-ffi", "numpy", "nvcc",
     }  # fmt: skip
     assert found["driver"] == "580.1"
     assert versions(None)["driver"] == "absent"

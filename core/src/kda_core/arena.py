@@ -10,8 +10,6 @@ import base64
 import math
 import os
 import pickle
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kda_core.protocol import Place
@@ -53,9 +51,10 @@ class Arena:
         self._guards = plan.guards
         self._path: str | None = None
         if device == "cpu":
-            handle, self._path = tempfile.mkstemp(prefix="kda-arena-")
-            os.ftruncate(handle, plan.size)
-            os.close(handle)
+            # Memory without a name: nothing is left behind, however the run ends. Workers open it through /proc.
+            self._file = os.memfd_create("kda-arena")
+            os.ftruncate(self._file, plan.size)
+            self._path = f"/proc/{os.getpid()}/fd/{self._file}"
             self.bytes = torch.from_file(self._path, shared=True, size=plan.size, dtype=torch.uint8)
         else:
             # An IPC handle opens the whole cudaMalloc block, so the arena gets a pool of its own:
@@ -78,10 +77,10 @@ class Arena:
         """The tensor at `place`."""
         return view(self.bytes, place)
 
-    def blank(self, place: Place) -> None:
-        """Fill the tensor at `place` with 0xFF, which is NaN in every floating-point dtype."""
+    def fill(self, place: Place, byte: int) -> None:
+        """Fill the memory that the tensor at `place` spans, the gaps of a strided one included."""
         used = span(place.shape, place.stride) * ITEM_SIZE[place.dtype]
-        self.bytes[place.offset : place.offset + used] = 0xFF
+        self.bytes[place.offset : place.offset + used] = byte
 
     def broken_guard(self) -> int | None:
         """Offset of the first guard byte that changed, or None."""
@@ -97,7 +96,7 @@ class Arena:
 
         width = ITEM_SIZE[place.dtype]
         used = span(place.shape, place.stride)
-        if used == math.prod(n for n, step in zip(place.shape, place.stride, strict=True) if step):
+        if not has_gaps(place):
             return False
         region = self.bytes[place.offset : place.offset + used * width].clone()
         words = region.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
@@ -113,7 +112,7 @@ class Arena:
     def close(self) -> None:
         """Free the memory; workers must have let go of it before."""
         if self._path is not None:
-            Path(self._path).unlink()
+            os.close(self._file)
             self._path = None
         del self.bytes
 
@@ -150,6 +149,12 @@ def view(arena: torch.Tensor, place: Place) -> torch.Tensor:
     else:
         part = torch.as_tensor(_Bytes(arena.data_ptr() + place.offset, used), device=arena.device)
     return typed.set_(part.untyped_storage(), 0, place.shape, place.stride)
+
+
+def has_gaps(place: Place) -> bool:
+    """Whether memory between the tensor's first and last element is not its own."""
+    own = math.prod(n for n, step in zip(place.shape, place.stride, strict=True) if step)
+    return span(place.shape, place.stride) > own
 
 
 class _Bytes:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import kda_core
 from kda_core import gpu, provenance
+from kda_core.case import output_spec
 from kda_core.config import Config
 from kda_core.derive import recompute
 from kda_core.errors import MissingRequirement, UsageError
 from kda_core.inputs import Family
 from kda_core.judge import Judge, Progress
+from kda_core.oracle import load_reference
 from kda_core.protocol import ArmSpec
 from kda_core.records import LIMIT_ARM, ArmRow, Metric, Repeat, RowResult, RunRecord, Settings
 from kda_core.suggest import nearest
@@ -89,8 +89,28 @@ def open_session(request: Request) -> Session:
 
 
 def frozen_rows(session: Session) -> tuple[Workload, ...]:
-    """The rows asked for, shrunken on a CPU."""
-    rows = select(session.request.task.workloads, session.request.rows)
+    """The frozen rows asked for, fit for the session's device."""
+    task = session.request.task
+    return fit(session, select(task.workloads, session.request.rows), task.path / "bench" / "workloads.toml")
+
+
+def fit(session: Session, rows: tuple[Workload, ...], source: Path) -> tuple[Workload, ...]:
+    """`rows`, each checked against the op's contract as `source` gives it, and then shrunken on a CPU."""
+    task = session.request.task
+    check = getattr(load_reference(task), "check", None)
+    for row in rows:
+        task.check_row(row, source)
+        try:
+            if check is not None:
+                check(row)
+        except ValueError as error:
+            raise UsageError(f"{source}: row {row.id!r} breaks the contract of {row.op}: {error}") from None
+        for name in session.config.ops[row.op].outputs:
+            dtype = output_spec(session.config.ops[row.op], row, name).dtype
+            if dtype not in session.config.tolerance:
+                raise UsageError(
+                    f"{task.path / 'config.toml'}: missing key 'tolerance.{dtype}': output {name!r} of row {row.id!r}"
+                )
     return rows if session.kind == "cuda" else tuple(shrink(row, session.config.cpu.keep) for row in rows)
 
 
@@ -106,9 +126,7 @@ def run(
     started = datetime.now(timezone.utc)
     before = _gpu_before(session)
     source = provenance.collect(task, [settings.subject, *settings.against], before.driver if before else None)
-    reference = _reference(task)
-    for row in rows:
-        _check_contract(task, reference, row)
+    reference = load_reference(task)
     partial = False
     with _placed(session.kind) as core:
         judge = Judge(session.config, reference, _processes(session, measure), settings, session.device, core, progress)
@@ -117,10 +135,12 @@ def run(
         except KeyboardInterrupt:
             partial = True
         finally:
-            after = gpu.read_state(0, judge.pids()) if before else None
-            judge.stop()
+            try:
+                after = gpu.read_state(0, judge.pids()) if before else None
+            finally:
+                judge.stop()
     l2 = _l2_bytes(session.device)
-    results = [result(notes, settings, session.kind, l2) for notes in judge.notes.values()]
+    results = [result(notes, settings, session.kind, l2, measure) for notes in judge.notes.values()]
     host = provenance.host(core)
     record = RunRecord(
         run_id=provenance.run_id(started),
@@ -147,6 +167,12 @@ def _device(request: Request) -> Kind:
     if request.device == "cpu":
         return "cpu"
     if gpu.has_gpu():
+        import torch
+
+        if not torch.cuda.is_available():
+            raise MissingRequirement(
+                f"a GPU is here, but torch {torch.__version__} cannot use it: install a CUDA build, or use --device cpu"
+            )
         return "cuda"
     if request.device == "cuda":
         raise MissingRequirement("--device cuda: no NVIDIA GPU is visible here; `kda doctor` shows what was found")
@@ -163,16 +189,18 @@ def _arm(config: Config, name: str, kind: Kind, option: str) -> str:
 
 
 def _opponents(request: Request, config: Config, kind: Kind) -> tuple[str, ...]:
+    """The arms named, or else upstream's; on a CPU the eager arm, the protocol's other side."""
     if request.against:
         names = tuple(_arm(config, name, kind, "--against") for name in request.against)
-    else:
-        wanted = ("baseline", "upstream_latest") if kind == "cuda" else ("eager", request.subject)
-        names = tuple(name for name in wanted if name in config.arms and kind in config.arms[name].devices)
-        # On a CPU one opponent is enough: the other arm of the protocol, not a yardstick.
-        names = names if kind == "cuda" else names[:1]
-    if kind == "cuda" and request.subject in names:
-        raise UsageError(f"--against {request.subject!r}: an arm cannot run against itself; --aa measures A/A")
-    return names
+        if kind == "cuda" and request.subject in names:
+            raise UsageError(f"--against {request.subject!r}: an arm cannot run against itself; --aa measures A/A")
+        return names
+    usual = ("baseline", "upstream_latest") if kind == "cuda" else ("eager",)
+    names = tuple(name for name in usual if name in config.arms and kind in config.arms[name].devices)
+    names = tuple(name for name in names if name != request.subject)
+    if not names and kind == "cuda":
+        raise UsageError(f"--arm {request.subject!r}: no usual opponent is left; name one with --against")
+    return names or (request.subject,)
 
 
 # ---- preparing ------------------------------------------------------------------------------
@@ -208,31 +236,6 @@ def _spec(session: Session, arm_name: str, name: str) -> ArmSpec:
         upstream_version=version,
         compiled=arm.compiled,
     )
-
-
-def _reference(task: Task) -> Any:
-    """The task's oracle. Its folder's parents join the path, as in the workers."""
-    root = str(task.path.parents[1])
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    module = importlib.import_module(f"{task.package}.bench.reference")
-    for op in task.config.ops:
-        if not callable(getattr(module, op, None)):
-            raise UsageError(
-                f"{task.path / 'bench' / 'reference.py'}: expected a function {op!r}, the oracle of that op"
-            )
-    return module
-
-
-def _check_contract(task: Task, reference: Any, row: Workload) -> None:
-    check = getattr(reference, "check", None)
-    if check is not None:
-        try:
-            check(row)
-        except ValueError as error:
-            raise UsageError(
-                f"{task.path / 'bench'}: row {row.id!r} breaks the contract of {row.op}: {error}"
-            ) from None
 
 
 def _gpu_before(session: Session) -> gpu.GpuState | None:

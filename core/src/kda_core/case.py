@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kda_core.arena import Arena, Plan
+from kda_core.arena import GUARD_BYTE, Arena, Plan, has_gaps
 from kda_core.config import Op, Tolerance
 from kda_core.correctness import compare
 from kda_core.inputs import Family
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import torch
 
     Values = Mapping[str, torch.Tensor]
+
+
+NAN_BYTE = 0xFF
+"""All bits set is NaN in every floating-point dtype."""
 
 
 def output_spec(op: Op, row: Workload, name: str) -> TensorSpec:
@@ -87,6 +91,8 @@ class Case:
 
         for places in self.input_sets:
             for name, place in places.items():
+                if has_gaps(place):
+                    self.arena.fill(place, GUARD_BYTE)
                 target, source = self.arena.view(place), values[name]
                 for dim, step in enumerate(place.stride):
                     if step == 0 and place.shape[dim] > 1:
@@ -94,7 +100,7 @@ class Case:
                 target.copy_(source)
         for place in self.spec.outputs:
             # Nothing of another arm's result, or of an earlier one, may stay: an arm could read it, or claim it.
-            self.arena.blank(place)
+            self.arena.fill(place, NAN_BYTE)
         if self.device != "cpu":
             torch.cuda.synchronize()
 
@@ -124,7 +130,7 @@ class Case:
         if guard is not None:
             self.arena.repair_guards()
             failure = failure or f"wrote outside its tensors, {guard} bytes into the shared memory"
-        return errors, failure and f"{failure} [inputs: {family.value}]"
+        return errors, failure
 
     def _form(self, called: Called) -> str | None:
         """What is wrong with the form of the returned value, or None."""

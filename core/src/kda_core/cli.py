@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import traceback
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,8 @@ app = typer.Typer(
     name="kda",
     help="Evidence-first optimisation of the GPU kernels that serving frameworks really run.",
     epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, or stale results; 2 bad usage; "
-    "3 something is missing (GPU, network, pinned file); 4 a broken ledger; 5 an arm failed; 130 interrupted.",
+    "3 something is missing (GPU, network, pinned file); 4 a broken ledger; 5 an arm failed; 70 a bug in kda; "
+    "130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -97,14 +99,16 @@ def bench(
     )
     if record and session.kind == "cpu":
         raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
+    _writable(json)
     chosen = frozen_rows(session)
     with showing(chosen, 2 * session.settings.generations + 1) as progress:
         result = run(session, chosen, measure=True, progress=progress, command=_command())
     print_run(result)
-    if session.kind == "cpu" and not result.partial:
-        _compile(found)
     _keep(found, result, json, record)
-    raise typer.Exit(_exit_code(result))
+    code = _exit_code(result)
+    if session.kind == "cpu" and code is ExitCode.OK:
+        _compile(found)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -131,6 +135,7 @@ def validate(
     code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
     if not static:
         session = grid_session(open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True)))
+        _writable(json)
         chosen = grid_rows(session, full)
         with showing(chosen, 1) as progress:
             result = run(session, chosen, measure=False, progress=progress, command=_command())
@@ -226,6 +231,9 @@ def main() -> None:
     except KdaError as error:
         typer.echo(f"kda: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001  # Python's own code for it, 1, means incorrect rows here
+        traceback.print_exc()
+        sys.exit(ExitCode.INTERNAL)
 
 
 def _command() -> str:
@@ -247,14 +255,20 @@ def _compile(task: "Task") -> None:
 def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:
     from kda_core import ledger
 
+    if into_ledger:
+        ledger.append(task.ledger, record)
+        typer.echo(f"recorded as {record.run_id} in {_relative(task.ledger)}; bring the tables up to date: kda publish")
     if json is not None:
         json.write_bytes(ledger.encode(record))
         typer.echo(f"record written to {json}")
-    if into_ledger:
-        ledger.append(task.ledger, record)
-        typer.echo(
-            f"recorded as {record.run_id} in {_relative(task.ledger)}; `kda publish` brings the tables up to date"
-        )
+
+
+def _writable(json: Path | None) -> None:
+    """Refuse a --json path that cannot be written before the run, not after it."""
+    from kda_core.errors import UsageError
+
+    if json is not None and not json.absolute().parent.is_dir():
+        raise UsageError(f"--json {json}: expected a file in a folder that exists")
 
 
 def _exit_code(record: "RunRecord") -> ExitCode:

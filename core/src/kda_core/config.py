@@ -40,6 +40,8 @@ class Op(Strict):
             source = name if name in self.inputs else self.like.get(name)
             if source not in self.inputs:
                 raise ValueError(f"output {name!r} is no input and `like` names no input for it")
+        if self.returns == "outputs" and any(name in self.inputs for name in self.outputs):
+            raise ValueError("an op that works in place must return nothing: returns = 'none'")
         return self
 
 
@@ -82,7 +84,7 @@ class Bench(Strict):
     """Samples per row, arm and generation."""
     target_sample_us: Positive = 20_000
     """Back-to-back calls are added until one `wall` sample lasts this long."""
-    seeds: tuple[int, ...] = (11, 23, 47)
+    seeds: Annotated[tuple[int, ...], Field(min_length=3)] = (11, 23, 47)
     isolate: Literal["none", "workload"] = "none"
     """`workload`: fresh workers for every row, for ops whose state leaks between rows."""
     timeout_s: Positive = 180

@@ -148,8 +148,10 @@ def _interval(opponent: Generations, subject: Generations) -> Interval:
 
 
 def _samples(row: RowResult, arm: str, metric: Metric) -> Generations:
-    """The arm's samples, or () when it has none at all."""
-    samples: Generations = row.arms[arm].samples.get(metric, ()) if arm in row.arms else ()
+    """The arm's samples, or () when it has none at all or was not correct: a wrong arm has no speed."""
+    if arm not in row.arms or not row.arms[arm].correctness.passed:
+        return ()
+    samples: Generations = row.arms[arm].samples.get(metric, ())
     return samples if any(samples) else ()
 
 

@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     """A ledger holds a line that cannot be read."""
     ARM_FAILED = 5
     """At least one row ended as ERROR or TIMEOUT, or is missing."""
+    INTERNAL = 70
+    """A bug in the harness itself; the traceback is printed."""
     INTERRUPTED = 130
     """Ctrl-C; what was measured is kept and marked partial."""
 

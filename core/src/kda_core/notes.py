@@ -24,14 +24,8 @@ class ArmNotes:
     """Metric -> one list per generation."""
     calls: int | None = None
     """N of the latest generation."""
-    claimed_us: list[float] = field(default_factory=list)
-    """Per generation: one call by the worker's clock, in the audit of its clock."""
-    clocked_us: list[float] = field(default_factory=list)
-    """Per generation: the same by the judge's clock."""
-    overclaimed: str | None = None
-    """A claim of more time than passed."""
-    unclaimed_us: list[float] = field(default_factory=list)
-    """Per `wall` sample: what the judge's clock saw beyond the claim, the protocol's own cost included."""
+    clock_ratios: dict[Metric, list[float]] = field(default_factory=dict)
+    """Per sample: time by the judge's clock, less the protocol's own, over the time that the worker claims."""
     kernels: dict[str, float] = field(default_factory=dict)
     """Kernels per call in `verified` (single) and `timed` (many) calls."""
     no_graph: str | None = None

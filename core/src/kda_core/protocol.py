@@ -9,9 +9,9 @@ import json
 import select
 import socket
 import time
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from kda_core.toml import Strict
 
@@ -59,11 +59,11 @@ class RowSpec(Strict):
     bytes_moved: int
 
 
-class Ready(Strict):
-    """Reply to start-up, `attach`, `row`, `pin` and `close`."""
+Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-    callables: tuple[str, ...] = ()
-    note: str = ""
+
+class Ready(Strict):
+    """Reply to `hello`, `attach`, `row`, `pin` and `close`."""
 
 
 class Output(Strict):
@@ -81,7 +81,7 @@ class Output(Strict):
 
 
 class Called(Strict):
-    """Reply to `verify` and part of `Timed`: what came back from the last call."""
+    """Reply to `verify` and `collect`: what the last call returned."""
 
     returned: str
     """`None`, `tensor`, `tuple of N` or the type's name."""
@@ -91,22 +91,23 @@ class Called(Strict):
 
 
 class Timed(Strict):
-    """Reply to `wall`, `latency` and `replay`: totals of one sample."""
+    """Reply to `wall`, `latency` and `replay`: totals of one sample.
 
-    calls: int
-    total_us: float
+    Nothing else happens in these commands, so that the judge's own clock can be held against the totals.
+    """
+
+    calls: Annotated[int, Field(gt=0)]
+    total_us: Time
     """By the worker's host clock, around the timed region."""
-    events_us: float | None = None
+    events_us: Time | None = None
     """Between two CUDA events around the same calls."""
-    last: Called | None = None
 
 
 class Counted(Strict):
     """Reply to `profile`: kernels the profiler saw."""
 
-    calls: int
-    kernels: int
-    names: tuple[str, ...]
+    calls: Annotated[int, Field(gt=0)]
+    kernels: Annotated[int, Field(ge=0)]
 
 
 class Captured(Strict):

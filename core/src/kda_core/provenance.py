@@ -32,6 +32,7 @@ HARNESS = (
     "launch",
     "limits",
     "notes",
+    "oracle",
     "protocol",
     "standins",
     "stats",

@@ -104,6 +104,8 @@ class ArmRow(Strict):
     """N of `wall` and `events`."""
     kernels_per_call: float | None = None
     """Counted by the profiler in the timed loop."""
+    clock_ratio: dict[Metric, float] = {}
+    """Median of the judge's clock over the time that the worker claims, per sample of `wall` and `device`."""
     no_graph: str | None = None
     """Why there is no `device` metric: the calls could not be captured into a CUDA graph."""
     restarts: int = 0

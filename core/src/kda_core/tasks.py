@@ -58,10 +58,11 @@ class Task:
         path = self.path / "bench" / "workloads.toml"
         rows = load_workloads(path)
         for row in rows:
-            self._check_row(row, path)
+            self.check_row(row, path)
         return rows
 
-    def _check_row(self, row: Workload, path: Path) -> None:
+    def check_row(self, row: Workload, path: Path) -> None:
+        """Raise a UsageError, naming `path`, for a row that does not fit the op it names."""
         op = self.config.ops.get(row.op)
         if op is None:
             raise UsageError(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from kda_core import derive, ledger, publish, report
-from kda_core.bench import Session
+from kda_core.bench import Session, fit
 from kda_core.errors import KdaError, UsageError
+from kda_core.oracle import load_reference
 from kda_core.tasks import Task
 from kda_core.upstream import read_lock
-from kda_core.workloads import Workload, select, shrink
+from kda_core.workloads import Workload, select
 
 FILES = ("prompt.md", "config.toml", "bench/workloads.toml", "bench/reference.py", "docs", "pyproject.toml")
 """What every task folder holds, besides the modules of its arms."""
@@ -69,23 +69,21 @@ def grid_session(session: Session) -> Session:
 def grid_rows(session: Session, full: bool) -> tuple[Workload, ...]:
     """The frozen rows and the regression grid: whole on a GPU; on a CPU shrunken, and thinned unless `full`."""
     task = session.request.task
-    grid = _grid(task, thin=session.kind == "cpu" and not full)
-    rows = select((*task.workloads, *grid), session.request.rows)
-    return rows if session.kind == "cuda" else tuple(shrink(row, session.config.cpu.keep) for row in rows)
-
-
-def _grid(task: Task, thin: bool) -> tuple[Workload, ...]:
     path = task.path / "bench" / "grid.py"
+    grid = _grid(task, path, thin=session.kind == "cpu" and not full)
+    wanted = select((*task.workloads, *grid), session.request.rows)
+    frozen = tuple(row for row in wanted if row in task.workloads)
+    rest = tuple(row for row in wanted if row not in task.workloads)
+    return (*fit(session, frozen, task.path / "bench" / "workloads.toml"), *fit(session, rest, path))
+
+
+def _grid(task: Task, path: Path, thin: bool) -> tuple[Workload, ...]:
     if not path.is_file():
         return ()
-    root = str(task.path.parents[1])
-    if root not in sys.path:
-        sys.path.insert(0, root)
+    load_reference(task)  # makes the task importable, and a grid without an oracle is of no use
     module = importlib.import_module(f"{task.package}.bench.grid")
     rows = tuple(module.grid())
-    if thin:
-        rows = tuple(module.thin(rows))
-    return _unique(rows, path)
+    return _unique(tuple(module.thin(rows)) if thin else rows, path)
 
 
 def _unique(rows: tuple[Workload, ...], path: Path) -> tuple[Workload, ...]:

@@ -35,6 +35,9 @@ def print_run(console: Console, record: RunRecord) -> None:
     for row in record.rows:
         if row.verdict not in MEASURED and row.verdict is not Verdict.UNVERIFIED:
             console.print(Text(f"{row.id}: {row.verdict.value}: {row.reason}", style="red"))
+        for name, arm in row.arms.items():
+            if not arm.correctness.passed and str(arm.correctness.failure) not in row.reason:
+                console.print(Text(f"{row.id}: {name}: {arm.correctness.failure}", style="red"))
     if measured:
         _print_headline(console, record)
     else:

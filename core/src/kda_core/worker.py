@@ -7,10 +7,12 @@ SPEC an `ArmSpec` as JSON. Expected outputs never exist here.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -34,6 +36,10 @@ from kda_core.protocol import (
     Timed,
 )
 from kda_core.toml import Strict
+from kda_core.workloads import span
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 
 
 @dataclass
@@ -47,6 +53,8 @@ class OpenRow:
     device_op: Any
     """What the CUDA graph captures: the op, or for the limit worker the streaming copy."""
     graph: Any = None
+    last: Any = None
+    """What the last timed call returned, until `collect`."""
     held: tuple[Any, ...] = ()
     """Outputs of the last single call, kept so that the next one cannot get their memory."""
 
@@ -70,6 +78,7 @@ class Worker:
         self._torch = torch
         self._spec = spec
         self._clock = Clock(spec.device)
+        self._cores = os.sched_getaffinity(0)
         # As serving frameworks run: with gradients on, some ops take a slower path through the dispatcher.
         torch.set_grad_enabled(False)
         if spec.device.startswith("cuda"):
@@ -81,11 +90,6 @@ class Worker:
         self._module = importlib.import_module(spec.module)
         self._arena: Any = None
         self._open: OpenRow | None = None
-
-    def hello(self) -> Ready:
-        """Answer to start-up: what the arm exports."""
-        names = tuple(sorted(n for n, v in vars(self._module).items() if callable(v) and not n.startswith("_")))
-        return Ready(callables=names)
 
     def attach(self, handle: dict[str, str | int]) -> Ready:
         """Map the judge's arena."""
@@ -103,7 +107,11 @@ class Worker:
             op = getattr(self._module, spec.op, None)
             if not callable(op):
                 raise AttributeError(f"arm {self._spec.name!r} ({self._spec.module}) has no callable {spec.op!r}")
-            op = device_op = self._torch.compile(op) if self._spec.compiled else op
+            if self._spec.compiled:
+                # Each row compiles afresh: past the recompile limit Dynamo would silently run eagerly.
+                self._torch.compiler.reset()
+                op = self._torch.compile(op)
+            device_op = op
         self._open = OpenRow(spec, sets, canary, op, device_op)
         return Ready()
 
@@ -120,14 +128,14 @@ class Worker:
     def wall(self, count: int, canary: int | None) -> Timed:
         """Time `count` back-to-back calls; call number `canary` runs on the canary set."""
         row = self._row
-        total, events, result = self._clock.wall(row.op, row.sequence(count, canary), row.spec.scalars)
-        return Timed(calls=count, total_us=total, events_us=events, last=self._last(result))
+        row.last = None
+        total, events, row.last = self._clock.wall(row.op, row.sequence(count, canary), row.spec.scalars)
+        return Timed(calls=count, total_us=total, events_us=events)
 
     def latency(self, count: int) -> Timed:
         """Time `count` calls, each with a synchronise behind it."""
         row = self._row
-        total, result = self._clock.latency(row.op, row.sequence(count, None), row.spec.scalars)
-        return Timed(calls=count, total_us=total, last=self._last(result))
+        return Timed(calls=count, total_us=self._clock.latency(row.op, row.sequence(count, None), row.spec.scalars))
 
     def capture(self, count: int, canary: int | None) -> Captured:
         """Capture `count` calls into a CUDA graph; an op that cannot be captured says why."""
@@ -136,15 +144,23 @@ class Worker:
         row = self._row
         try:
             row.graph = Graph(row.device_op, row.sequence(count, canary), row.spec.scalars)
-        except (RuntimeError, ValueError, TypeError) as error:
-            return Captured(ok=False, note=str(error).splitlines()[0])
+        except Exception as error:  # noqa: BLE001  # whatever stops a capture, the row goes on without `device`
+            return Captured(ok=False, note=f"{type(error).__name__}: {error}".splitlines()[0])
         return Captured(ok=True)
 
     def replay(self, times: int) -> Timed:
         """Replay the captured graph."""
-        graph = self._row.graph
-        total, events = graph.replay(times)
-        return Timed(calls=times * graph.calls, total_us=total, events_us=events, last=self._last(graph.out))
+        row = self._row
+        total, events = row.graph.replay(times)
+        row.last = row.graph.out
+        return Timed(calls=times * row.graph.calls, total_us=total, events_us=events)
+
+    def collect(self) -> Called:
+        """Hand back what the last timed call returned."""
+        row = self._row
+        answer = self._hand_back(row.last)
+        row.last = None
+        return answer
 
     def profile(self, count: int) -> Counted:
         """Count the kernels of `count` calls."""
@@ -152,7 +168,7 @@ class Worker:
 
         row = self._row
         names = count_kernels(row.op, row.sequence(count, None), row.spec.scalars)
-        return Counted(calls=count, kernels=len(names), names=tuple(sorted(set(names))))
+        return Counted(calls=count, kernels=len(names))
 
     def pin(self, core: int | None) -> Ready:
         """Stay on one core while timing; None gives every core back (compilers want them)."""
@@ -162,7 +178,7 @@ class Worker:
             # What exists now stays: later collections (between timed regions) skip it and take no time.
             gc.collect()
             gc.freeze()
-        os.sched_setaffinity(0, {core} if core is not None else range(os.cpu_count() or 1))
+        os.sched_setaffinity(0, {core} if core is not None else self._cores)
         return Ready()
 
     def close(self) -> Ready:
@@ -197,9 +213,6 @@ class Worker:
         self._clock.synchronize()
         filled.clear()
 
-    def _last(self, result: Any) -> Called | None:
-        return None if self._spec.limit else self._hand_back(result)
-
     def _hand_back(self, result: Any) -> Called:
         """Describe what the op returned and copy it to its place when it fits."""
         if result is None:
@@ -212,11 +225,11 @@ class Worker:
             return Called(
                 returned=f"{kind} with a {type(other).__name__}" if returned is result else type(other).__name__
             )
-        taken = [held.untyped_storage().data_ptr() for held in self._row.held]
+        taken = [_reach(held) for held in self._row.held]
         facts = []
         for tensor in tensors:
             facts.append(self._describe(tensor, taken))
-            taken.append(tensor.untyped_storage().data_ptr())
+            taken.append(_reach(tensor))
         wanted = self._row.spec.outputs
         fits = len(tensors) == len(wanted) and all(
             fact.shape == place.shape and fact.dtype == place.dtype and fact.device == self._spec.device
@@ -228,18 +241,29 @@ class Worker:
             self._clock.synchronize()
         return Called(returned=kind, outputs=tuple(facts), copied=fits)
 
-    def _describe(self, tensor: Any, taken: list[int]) -> Output:
-        start = tensor.untyped_storage().data_ptr()
-        base = self._arena.data_ptr()
+    def _describe(self, tensor: Any, taken: list[range]) -> Output:
+        own, base = _reach(tensor), self._arena.data_ptr()
         return Output(
             type="Tensor" if type(tensor) is self._torch.Tensor else f"{type(tensor).__name__} (subclass)",
             shape=tuple(tensor.shape),
             stride=tuple(tensor.stride()),
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=str(tensor.device),
-            in_arena=base <= start < base + self._arena.numel(),
-            shared=tensor.numel() > 0 and start in taken,
+            in_arena=_overlap(own, range(base, base + self._arena.numel())),
+            shared=any(_overlap(own, other) for other in taken),
         )
+
+
+def _reach(tensor: Any) -> range:
+    """Addresses between a tensor's first and last element; none for a tensor without memory."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return range(0)
+    start = tensor.data_ptr()
+    return range(start, start + span(tuple(tensor.shape), tuple(tensor.stride())) * tensor.element_size())
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _items(result: Any) -> tuple[Any, ...]:
@@ -256,7 +280,7 @@ def serve(channel: Channel, spec: ArmSpec) -> None:
         try:
             if command == "hello":
                 worker = Worker(spec)
-                answer = worker.hello()
+                answer = Ready()
             else:
                 assert worker is not None
                 answer = getattr(worker, command)(**message)
@@ -267,6 +291,8 @@ def serve(channel: Channel, spec: ArmSpec) -> None:
 
 def main(arguments: list[str]) -> None:
     """Entry point of the process."""
+    # Die with the judge, however it ends; a busy arm would not notice the closed channel.
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     with contextlib.suppress(ChannelClosed):
         serve(channel, ArmSpec.model_validate_json(arguments[1]))

@@ -45,7 +45,6 @@ class ArmProcess:
 
     def __init__(self, spec: ArmSpec, import_roots: Sequence[Path], timeout_s: float, environment: dict[str, str]):
         self.spec = spec
-        self.starts = 0
         self._roots = import_roots
         self._timeout_s = timeout_s
         self._environment = environment
@@ -81,11 +80,10 @@ class ArmProcess:
         )
         theirs.close()
         self._channel = Channel(ours)
-        self.starts += 1
 
-    def hello(self) -> tuple[str, ...]:
-        """Wait until the arm is imported; the callables it exports."""
-        return self.ask("hello", Ready, START_TIMEOUT_S)[0].callables
+    def hello(self) -> None:
+        """Wait until the arm is imported."""
+        self.ask("hello", Ready, START_TIMEOUT_S)
 
     def ask(
         self, command: str, reply: type[Reply], timeout_s: float | None = None, **arguments: Any
@@ -97,13 +95,13 @@ class ArmProcess:
             return self._channel.ask(command, reply, timeout_s or self._timeout_s, **arguments)
         except ArmFailure as failure:
             where = _arm_frame(failure.failure.traceback)
-            raise self._fault(Verdict.ERROR, f"raised {failure}{where}") from None
+            raise self.give_up(Verdict.ERROR, f"raised {failure}{where}") from None
         except ChannelTimeout as error:
-            raise self._fault(Verdict.TIMEOUT, f"{error} to {command!r}") from None
+            raise self.give_up(Verdict.TIMEOUT, f"{error} to {command!r}") from None
         except ChannelError as error:
-            raise self._fault(Verdict.ERROR, f"wrote garbage on the judge's channel: {error}") from None
+            raise self.give_up(Verdict.ERROR, f"wrote garbage on the judge's channel: {error}") from None
         except ChannelClosed:
-            raise self._fault(Verdict.ERROR, f"{self._ending()} during {command!r}{self._tail()}") from None
+            raise self.give_up(Verdict.ERROR, f"{self._ending()} during {command!r}{self._tail()}") from None
 
     def stop(self) -> None:
         """Kill the process and everything it started; safe to call twice."""
@@ -119,8 +117,8 @@ class ArmProcess:
             self._log.close()
             self._log = None
 
-    def _fault(self, verdict: Verdict, text: str) -> Fault:
-        """Give the worker up: after a fault its state is unknown."""
+    def give_up(self, verdict: Verdict, text: str) -> Fault:
+        """End the worker, whose state is unknown after a fault, and put the fault into words."""
         self.stop()
         return Fault(verdict, f"arm {self.spec.name!r} {text}")
 

@@ -84,6 +84,8 @@ class Workload(Strict):
     id: str = Field(pattern=r"^[A-Za-z0-9._+-]+$")
     op: str
     models: tuple[str, ...] = ()
+    note: str | None = None
+    """Why the row is there."""
     production: bool = False
     inplace: tuple[str, ...] = ()
     inputs: dict[str, TensorSpec]
