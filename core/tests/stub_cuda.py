@@ -153,4 +153,4 @@ class Stub:
         out, err = (process := self.start(script, **environment)).communicate(timeout=300)
         assert process.returncode == 0, err
         out = out.replace("hook kernel\n", "hook kernel, ").replace("\ngives", " gives")
-        return dict(line.rsplit(": ", 1) for line in out.splitlines())
+        return dict(line.split(": ", 1) for line in out.splitlines())

@@ -1,20 +1,14 @@
 import gc
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from core.tests.stub_cuda import Stub
 from kda_core import launch
-from kda_core.launch import Launch, Plans, guard, is_tracing
+from kda_core.launch import Launch, Plans, guard, is_lazy, is_tracing
 
 
 def tensors():
@@ -92,6 +86,27 @@ def test_tracing_is_seen():
     assert seen == [True]
 
 
+def test_lazy_tensors_are_seen():
+    x = torch.zeros(3, dtype=torch.complex64)
+    assert not is_lazy(x)
+    assert [is_lazy(lazy) for lazy in (x.conj(), x.conj().imag, torch._efficientzerotensor(3))] == [True] * 3
+
+
+@pytest.mark.parametrize("state", [torch.inference_mode, lambda: torch.autocast("cpu"), torch.enable_grad])
+def test_plans_tell_apart_what_entries_miss_on(state):
+    # An entry that was found must not miss: its caller would think that it had launched.
+    given = [torch.zeros(3, requires_grad=True)]
+    plans = Plans()
+    with torch.no_grad():
+        check = guard(given)
+        plans.add(given, (), check)
+        assert plans.find(given, ()) is check
+        with state():
+            assert not check(*given)
+            assert plans.find(given, ()) is None
+    assert plans.find([torch._neg_view(given[0].detach())], ()) is None
+
+
 def test_plans_are_found_again_and_bounded():
     plans = Plans(hot=2, total=3)
     sizes = [[torch.zeros(n)] for n in range(1, 5)]
@@ -107,78 +122,14 @@ def test_plans_are_found_again_and_bounded():
     assert plans.find(sizes[1], (1,)) is None
 
 
-# The driver library as far as Triton's launcher needs it: prints what it is asked to launch.
-STUB_DRIVER = r"""
-#include <cuda.h>
-#include <stdio.h>
-static int queries;
-#define OK CUDA_SUCCESS
-CUresult cuGetErrorString(CUresult e, const char **s) { *s = "stub"; return OK; }
-CUresult cuCtxGetCurrent(CUcontext *c) { *c = (CUcontext)1; return OK; }
-CUresult cuCtxSetCurrent(CUcontext c) { return OK; }
-CUresult cuCtxSetLimit(CUlimit l, size_t s) { return OK; }
-CUresult cuCtxGetLimit(size_t *s, CUlimit l) { *s = 0; return OK; }
-CUresult cuDeviceGet(CUdevice *d, int i) { *d = i; return OK; }
-CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { *c = (CUcontext)1; return OK; }
-CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) { *v = 232448; return OK; }
-CUresult cuDriverGetVersion(int *v) { *v = 13000; return OK; }
-CUresult cuModuleLoadData(CUmodule *m, const void *i) { *m = (CUmodule)2; return OK; }
-CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *n) { *f = (CUfunction)0x77; return OK; }
-CUresult cuFuncGetAttribute(int *v, CUfunction_attribute a, CUfunction f) { *v = 1024; return OK; }
-CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) { return OK; }
-CUresult cuFuncSetCacheConfig(CUfunction f, CUfunc_cache c) { return OK; }
-CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, const CUlaunchConfig *c) { *n = 1; return OK; }
-CUresult cuPointerGetAttribute(void *d, CUpointer_attribute a, CUdeviceptr p) {
-  *(CUdeviceptr *)d = p; queries++; return OK;
-}
-CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **e) {
-  printf("grid %u %u block %u stream %p function %p attributes %u queries %d", c->gridDimX, c->gridDimY, c->blockDimX,
-         (void *)c->hStream, (void *)f, c->numAttrs, queries);
-  if (c->blockDimX != 32)  // the kernel with arguments
-    printf(" args %llx %d %llx %d %g", *(unsigned long long *)p[0], *(int *)p[1], *(unsigned long long *)p[2],
-           *(int *)p[3], *(float *)p[4]);
-  printf("\n"); fflush(stdout); queries = 0; return OK;
-}
-"""
-
-STUB_RUN = r"""
-import contextlib
-import torch
-import triton
-import triton.language as tl
-
-devices = 1
-torch.cuda.current_device = lambda: 0
-torch.cuda.is_available = lambda: True
-torch.cuda.device_count = lambda: devices
-torch.cuda.get_device_capability = lambda device=0: (9, 0)
-torch.cuda.set_device = lambda device: None
-torch.cuda.device = lambda device: contextlib.nullcontext()
-torch._C._cuda_getCurrentRawStream = lambda device: 0x5000
-torch._C._cuda_getDevice = lambda: 1
-
-from kda_core.launch import Launch, bind
-from triton import knobs
-
-@triton.jit
-def kernel(y, y_stride, x, n, eps, BLOCK: tl.constexpr, SQUARE: tl.constexpr = True):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i * y_stride, tl.load(x + i, mask=i < n) + eps, mask=i < n)
-
-@triton.jit
-def empty():
-    pass
-
+CASES = r"""
 def hook(metadata):
     print("hook", metadata.get()["name"], flush=True)
 
+say("how", lambda: print(kda_launch.how()))
 y, x = torch.empty(1000, dtype=torch.bfloat16), torch.empty(1000)
 launch = Launch.make(kernel, (8,), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2)
 run = launch.bind()
-Y, X = 0x7F0000001000, 0x7F0000002000
-def say(what, run, *pointers):
-    print(what, end=": ", flush=True)
-    run(*pointers)
 say("direct", run, Y, X)
 say("misaligned", run, Y + 2, X)
 knobs.runtime.launch_enter_hook.add(hook)
@@ -189,19 +140,22 @@ say("replaced", run, Y, X)
 knobs.runtime.launch_enter_hook = chain
 say("again", run, Y, X)
 say("empty", bind(empty, (1,), num_warps=1))
-say("pdl", bind(kernel, (8, 3), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2, launch_pdl=True), Y, X)
+say("pdl", bind(kernel, (8, 3, 2), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2, launch_pdl=True), Y, X)
+cooperative = Launch.make(kernel, (8,), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2, launch_cooperative_grid=True)
+say("cooperative", cooperative.bind(), Y, X)
+bind(kernel, (0,), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2)(Y, X)  # prints nothing
 
-from kda_core.launch import MISS
 entry = launch.entry([x, None], (1e-6, "rms"), outputs=[0])
-results = []
-say("entry", lambda *given: results.append(entry(*given)), x, None, 1e-6, "rms")
-(out,) = results
+out = say("entry", entry, x, None, 1e-6, "rms")
 assert out.shape == x.shape and out.dtype == x.dtype and out is not x
 print(f"entry pointers: {out.data_ptr():x} {x.data_ptr():x}")
 misses = [(x, x, 1e-6, "rms"), (x, None, 1e-5, "rms"), (x, None, 1e-6, "layer"), (x[1:], None, 1e-6, "rms")]
 print("misses:", [entry(*given) is MISS for given in misses])
 in_place = launch.entry([y, x])
 say("in place", lambda *given: print("gives", in_place(*given)), y, x)
+nan = float("nan")
+not_a_number = launch.entry([y, x], (nan,))
+say("nan", lambda: print("gives", not_a_number(y, x, nan)))
 
 devices = 2
 say("elsewhere", launch.bind(), Y, X)
@@ -212,70 +166,48 @@ say("unknown", launch.bind(), Y, X)
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
-    """What reaches the driver, by name of the case: Triton's own C launcher runs against a stub of libcuda."""
-    compiler, header = shutil.which("cc"), Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if compiler is None or not header.is_file():
-        pytest.skip("Triton's launcher is compiled on first use: needs a C compiler and Python.h")
-    spec = importlib.util.find_spec("triton")
-    include = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "include"
-    if not (include / "cuda.h").is_file():
-        pytest.skip(f"needs the cuda.h that triton brings: {include}")
-    folder = tmp_path_factory.mktemp("stub")
-    (folder / "stub.c").write_text(STUB_DRIVER)
-    (folder / "run.py").write_text(STUB_RUN)
-    library = folder / "libcuda.so.1"
-    build = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-w",
-        f"-I{include}",
-        "stub.c",
-        "-o",
-        str(library),
-        "-Wl,-soname,libcuda.so.1",
-    ]
-    subprocess.run(build, cwd=folder, check=True)
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {
-        "LD_LIBRARY_PATH": str(folder),
-        "TRITON_LIBCUDA_PATH": str(folder),
-        "TRITON_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(Path(launch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-    }
-    done = subprocess.run(
-        [sys.executable, "run.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(
-        line.split(": ", 1)
-        for line in done.stdout.replace("hook kernel\n", "hook kernel, ").replace("\ngives", " gives").splitlines()
-    )
+def stub(tmp_path_factory):
+    return Stub(tmp_path_factory.mktemp("stub"))
 
 
-GEOMETRY = "grid 8 1 block 64 stream 0x5000 function 0x77 attributes 0"
-ARGUMENTS = "7f0000002000 1000 1e-05"
+@pytest.fixture(scope="module", params=["native", "python"])
+def launched(stub, request):
+    """What reaches the driver, by name of the case: both makes of launches run against a stub of libcuda."""
+    lines = stub.run(CASES, KDA_LAUNCH=request.param)
+    assert lines["how"] == {"native": "native", "python": "python (KDA_LAUNCH=python)"}[request.param]
+    return lines
+
+
+GEOMETRY = "grid 8 1 1 block 64 1 1 shared 256 stream 0x5000 function 0x77"
+ARGUMENTS = "7f0000002000 1000 1e-05 scratch (nil) (nil)"
 
 
 def test_direct_launch_passes_everything_without_pointer_queries(launched):
-    assert launched["direct"] == f"{GEOMETRY} queries 0 args 7f0000001000 2 {ARGUMENTS}"
+    assert launched["direct"] == f"{GEOMETRY} args 7f0000001000 2 {ARGUMENTS} queries 0"
     assert launched["again"] == launched["direct"]
 
 
 def test_empty_kernel(launched):
-    assert launched["empty"] == "grid 1 1 block 32 stream 0x5000 function 0x77 attributes 0 queries 0"
+    assert launched["empty"] == (
+        "grid 1 1 1 block 32 1 1 shared 0 stream 0x5000 function 0x78 scratch (nil) (nil) queries 0"
+    )
 
 
-def test_dependent_launch_and_second_grid_dimension(launched):
-    assert launched["pdl"].startswith("grid 8 3 block 64 stream 0x5000 function 0x77 attributes 1 queries 0 args")
+def test_launch_attributes_and_all_grid_dimensions(launched):
+    other_grid = GEOMETRY.replace("grid 8 1 1", "grid 8 3 2")
+    assert launched["pdl"] == f"{other_grid} attribute 6=1 args 7f0000001000 2 {ARGUMENTS} queries 0"
+    assert launched["cooperative"] == f"{GEOMETRY} attribute 2=1 args 7f0000001000 2 {ARGUMENTS} queries 0"
 
 
 def test_entry_allocates_launches_and_returns_the_output(launched):
     out, given = launched["entry pointers"].split()
-    assert launched["entry"] == f"{GEOMETRY} queries 0 args {out} 2 {given} 1000 1e-05"
+    assert launched["entry"] == f"{GEOMETRY} args {out} 2 {given} 1000 1e-05 scratch (nil) (nil) queries 0"
     assert launched["in place"].startswith(GEOMETRY)
     assert launched["in place"].endswith("gives None")
+
+
+def test_entry_of_a_nan_is_hit_by_the_same_object(launched):
+    assert launched["nan"].startswith(GEOMETRY)
 
 
 def test_entry_misses_on_every_other_signature(launched):
@@ -285,16 +217,16 @@ def test_entry_misses_on_every_other_signature(launched):
 @pytest.mark.parametrize("case", ["elsewhere", "unknown"])
 def test_other_device_and_unknown_release_take_the_normal_launcher(launched, case):
     # The normal launcher asks the driver about each of the two pointers.
-    assert launched[case] == f"{GEOMETRY} queries 2 args 7f0000001000 2 {ARGUMENTS}"
+    assert launched[case] == f"{GEOMETRY} args 7f0000001000 2 {ARGUMENTS} queries 2"
 
 
 def test_misaligned_pointer_takes_its_own_variant(launched):
-    assert launched["misaligned"] == f"{GEOMETRY} queries 2 args 7f0000001002 2 {ARGUMENTS}"
+    assert launched["misaligned"] == f"{GEOMETRY} args 7f0000001002 2 {ARGUMENTS} queries 2"
 
 
 @pytest.mark.parametrize("case", ["added", "replaced"])
 def test_launch_hooks_are_called(launched, case):
-    assert launched[case] == f"hook kernel, {GEOMETRY} queries 2 args 7f0000001000 2 {ARGUMENTS}"
+    assert launched[case] == f"hook kernel, {GEOMETRY} args 7f0000001000 2 {ARGUMENTS} queries 2"
 
 
 def test_variant_names_what_triton_specialises_on():

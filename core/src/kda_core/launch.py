@@ -1,11 +1,11 @@
-"""Launch a compiled kernel for about 5 us of host time instead of Triton's usual 12 to 18.
+"""Launch a compiled kernel for little more host time than the driver takes, instead of Triton's usual 12 to 18 us.
 
 Three pieces, which a solution puts together:
 
 - `Launch` describes one launch: kernel, grid, arguments, options. `Launch.bind()` compiles it and returns a
-  function of the pointers alone, which calls the C launcher that Triton built for the kernel.
-- `Plans` remembers what the checks and the selection of an earlier call led to, as an **entry**: a generated function
-  of the public arguments that checks their signature, allocates the outputs and launches, all in one frame.
+  function of the pointers alone, the cheapest launch there is.
+- `Plans` remembers what the checks and the selection of an earlier call led to, as an **entry**: a function of the
+  public arguments that checks their signature, allocates the outputs and launches, all in one call.
 - `compile_cute` compiles a CuTe DSL function to a tvm-ffi callable that runs on PyTorch's current stream.
 
 The hot path of a public function is then a loop over a few entries:
@@ -15,19 +15,25 @@ The hot path of a public function is then a loop over a few entries:
         if result is not MISS:
             return result
 
-Both shortcuts rest on private interfaces (Triton's C launcher, as it is in 3.6 and 3.7, and Dynamo's tensor guards).
-Each is tried once when something is bound; where it is missing or has changed, the public way takes its place.
+Both come in two makes. The first is a C object that hands the kernel to the driver (`native`). Where that cannot be
+used, or with KDA_LAUNCH=python, it is a generated Python function that calls the C launcher which Triton built for the
+kernel (as it is in 3.6 and 3.7) behind Dynamo's tensor guards. All of these are private interfaces, which are looked at
+before the first use; where one is missing or has changed, the next takes its place, and the last is Triton's normal
+launcher. `how()` says which one it is.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from kda_core import native
 
 if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
@@ -111,7 +117,11 @@ class Launch:
         """
         index = torch.cuda.current_device() if device is None else device
         slow = _slow(self, index)
-        direct = _direct(self, index)
+        compiled = _compiled(self, index)
+        made = _native(self, compiled, slow, index)
+        if made is not None:
+            return made
+        direct = _direct(self, compiled, index)
         if direct is None:
             return slow
         names = ", ".join(direct.pointers)
@@ -135,24 +145,31 @@ class Launch:
             device: CUDA device index, by default the current one.
         """
         index = torch.cuda.current_device() if device is None else device
-        direct = _direct(self, index)
+        slow = _slow(self, index)
+        compiled = _compiled(self, index)
+        if all(argument is None or _is_plain(argument) for argument in arguments):
+            allocations = tuple((i, *native.allocation(arguments[i])) for i in outputs)
+            made = _native(self, compiled, slow, index, tuple(arguments), tuple(scalars), allocations)
+            if made is not None:
+                return made
+        direct = _direct(self, compiled, index)
         tensors = [f"a{i}" for i, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
         missing = [f"a{i} is None" for i, argument in enumerate(arguments) if argument is None]
         values: dict[str, Any] = {"MISS": MISS, "check": guard([a for a in arguments if isinstance(a, torch.Tensor)])}
-        values |= {"empty_like": torch.empty_like, "slow": _slow(self, index)}
-        same = [f"s{i} == {_source(scalar, values, 'value')}" for i, scalar in enumerate(scalars)]
+        values |= {"empty_like": torch.empty_like, "slow": slow}
+        same = [_same(f"s{i}", _source(scalar, values, "value")) for i, scalar in enumerate(scalars)]
         conditions = " and ".join([f"check({', '.join(tensors)})", *missing, *same])
         parameters = [f"a{i}" for i in range(len(arguments))] + [f"s{i}" for i in range(len(scalars))]
-        made = [f"o{i}" for i in range(len(outputs))]
-        pointers = direct.pointers if direct else [f"p{i}" for i in range(len(made) + len(tensors))]
+        results = [f"o{i}" for i in range(len(outputs))]
+        pointers = direct.pointers if direct else [f"p{i}" for i in range(len(results) + len(tensors))]
         lines = [
             f"def entry({', '.join(parameters)}):",
             f"    if not ({conditions}):",
             "        return MISS",
-            *(f"    {name} = empty_like(a{source})" for name, source in zip(made, outputs, strict=True)),
-            *(f"    {p} = {name}.data_ptr()" for p, name in zip(pointers, [*made, *tensors], strict=True)),
+            *(f"    {name} = empty_like(a{source})" for name, source in zip(results, outputs, strict=True)),
+            *(f"    {p} = {name}.data_ptr()" for p, name in zip(pointers, [*results, *tensors], strict=True)),
             *(direct.launch_lines() if direct else [f"    slow({', '.join(pointers)})"]),
-            f"    return {', '.join(made) or None}",
+            f"    return {', '.join(results) or None}",
         ]
         return _define("entry", lines, values | (direct.values if direct else {}))
 
@@ -183,6 +200,12 @@ def bind(kernel: JITFunction[Any], grid: Sequence[int], *args: object, **kwargs:
     return Launch.make(kernel, grid, *args, **kwargs).bind()
 
 
+def how() -> str:
+    """How bound launches reach the driver here: `native`, or `python` and why."""
+    loaded = native.load(MISS)
+    return "native" if loaded.module else f"python ({loaded.reason})"
+
+
 def is_interpreted(kernel: object) -> bool:
     """Whether TRITON_INTERPRET=1 was set when the kernel was defined."""
     return type(kernel).__name__ == "InterpretedFunction"
@@ -199,6 +222,14 @@ def is_tracing(*tensors: torch.Tensor) -> bool:
     if _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return any(type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for tensor in tensors)
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory does not hold its values: negated and conjugated views, zero tensors.
+
+    PyTorch's own operators resolve these, kernels would read the wrong values.
+    """
+    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
 
 
 def _specialised(arg: object) -> str:
@@ -251,7 +282,55 @@ class _Direct:
         return [f"    if {' or '.join(self.unless)}:", normal, "    else:", f"        {self.call}"]
 
 
-def _direct(launch: Launch, device: int) -> _Direct | None:
+def _compiled(launch: Launch, device: int) -> Any:
+    """The kernel as compiled and loaded for a device."""
+    with torch.cuda.device(device):
+        compiled: Any = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.constexprs, **launch.options)
+        compiled.run  # noqa: B018  loads it
+    return compiled
+
+
+def _is_known(compiled: Any) -> bool:
+    """Whether Triton would launch the kernel in the way of the releases that were read, without scratch memory."""
+    import triton
+
+    launcher = compiled.run
+    return (
+        triton.__version__.split(".")[:2] in (["3", "6"], ["3", "7"])
+        and isinstance(getattr(launcher, "launch", None), types.BuiltinFunctionType)
+        and not launcher.global_scratch_size
+        and not launcher.profile_scratch_size
+    )
+
+
+def _native(launch: Launch, compiled: Any, slow: Run, device: int, *made_for: tuple[object, ...]) -> Run | None:
+    """The launch as a C object, of addresses or (`made_for`) of arguments; None where it cannot be one."""
+    from triton import knobs
+
+    module = native.load(MISS).module
+    if module is None or not _is_known(compiled):
+        return None
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    hooks = native.Hooks(runtime, enter, leave, getattr(enter, "calls", None), getattr(leave, "calls", None))
+    given = dict(zip(launch.kernel.arg_names, _in_order(launch), strict=True))
+    unaligned = frozenset(p.name for p in launch.kernel.params if p.do_not_specialize_on_alignment)
+    try:
+        described = native.describe(compiled, launch.grid, given, unaligned, device, slow, hooks)
+        bound: Run | None = None if described is None else module.bind(described, *made_for)
+    except (TypeError, ValueError, OverflowError, struct.error):
+        return None  # a parameter that is not what Triton's signature says
+    return bound
+
+
+def _is_plain(argument: object) -> bool:
+    """Whether a C entry may be made for a tensor: no subclass, and no gradient would have to be recorded."""
+    return type(argument) in (torch.Tensor, torch.nn.Parameter) and not (
+        argument.requires_grad and torch.is_grad_enabled()  # type: ignore[attr-defined]
+    )
+
+
+def _direct(launch: Launch, compiled: Any, device: int) -> _Direct | None:
     """The direct call of Triton's C launcher, or None when it is not the launcher known here.
 
     The two known orders of arguments, read from the driver sources of the releases named:
@@ -263,16 +342,9 @@ def _direct(launch: Launch, device: int) -> _Direct | None:
     import triton
     from triton import knobs
 
-    with torch.cuda.device(device):
-        compiled: Any = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.constexprs, **launch.options)
-        launcher, runtime = compiled.run, knobs.runtime
-        function = compiled.function
-    release = tuple(triton.__version__.split(".")[:2])
-    c_launch = getattr(launcher, "launch", None)
-    if release not in (("3", "6"), ("3", "7")) or not isinstance(c_launch, types.BuiltinFunctionType):
+    if not _is_known(compiled):
         return None
-    if launcher.global_scratch_size or launcher.profile_scratch_size:
-        return None
+    launcher, runtime = compiled.run, knobs.runtime
 
     values: dict[str, Any] = {}
     given = _in_order(launch)
@@ -280,7 +352,7 @@ def _direct(launch: Launch, device: int) -> _Direct | None:
     pointers = [name for name, value in zip(arguments, given, strict=True) if isinstance(value, torch.dtype)]
     # Only where Triton specialises on alignment: each pointer in the test costs 25 ns.
     aligned = [name for name in pointers if not launch.kernel.params[int(name[1:])].do_not_specialize_on_alignment]
-    if release == ("3", "6"):
+    if triton.__version__.startswith("3.6."):
         tail = f"None, None, packed, None, None, None, {', '.join(arguments)}"
     else:
         tail = f"packed, None, None, None, None, None, annotations, signature, ({''.join(f'{a}, ' for a in arguments)})"
@@ -294,8 +366,8 @@ def _direct(launch: Launch, device: int) -> _Direct | None:
         unless.append(f"current_device() != {device}")
     constant = f"function, {launcher.launch_cooperative_grid:d}, {launcher.launch_pdl:d}, {tail}"
     values |= {
-        "c_launch": c_launch,
-        "function": function,
+        "c_launch": launcher.launch,
+        "function": compiled.function,
         "packed": compiled.packed_metadata,
         "runtime": runtime,
         "enter": enter,
@@ -337,6 +409,11 @@ def _source(value: object, values: dict[str, Any], prefix: str = "c") -> str:
     name = f"{prefix}{len(values)}"
     values[name] = value
     return name
+
+
+def _same(name: str, value: str) -> str:
+    """Source of a comparison; a value that is no literal may be a NaN, which only equals itself by identity."""
+    return f"({name} is {value} or {name} == {value})" if value.isidentifier() else f"{name} == {value}"
 
 
 def guard(arguments: Sequence[object]) -> Check:
@@ -382,13 +459,28 @@ def _tensor_guard(tensors: Sequence[torch.Tensor]) -> Check:
 
 
 def signature(arguments: Sequence[object]) -> tuple[object, ...]:
-    """What a plan depends on, as a dictionary key: the Python twin of `guard`."""
-    return tuple(
-        (type(a), a.dtype, a.device, a.shape, a.stride(), a.requires_grad and torch.is_grad_enabled())
+    """What a plan depends on, as a dictionary key: the Python twin of `guard`.
+
+    It tells apart whatever a guard does (inference mode and autocast are in the dispatcher's state), so that an entry
+    that was found by it does not miss.
+    """
+    recording = torch.is_grad_enabled()
+    state = (
+        torch._C._dispatch_tls_local_include_set().raw_repr(),
+        torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+    )
+    return state + tuple(
+        (type(a), a.dtype, a.device, a.shape, a.stride(), a.requires_grad and recording, _keys(a))
         if isinstance(a, torch.Tensor)
         else (type(a), a)
         for a in arguments
     )
+
+
+def _keys(tensor: torch.Tensor) -> int:
+    """A tensor's dispatch keys, as a set of bits."""
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    return keys
 
 
 class Plans:

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kda_core.launch import bind
+from kda_core.native import allocation
 from kda_core.protocol import RowSpec
 from kda_core.timing import Graph
 
@@ -61,10 +62,10 @@ def floors(row: RowSpec, device: str) -> tuple[Op, Op]:
         for place in row.outputs
     ]
     launch = bind(_empty, (1,), num_warps=1)
-    empty_like = torch.empty_like
+    allocations = [_allocation(template) for template in templates]
 
-    def host(*_: object, **__: object) -> tuple[torch.Tensor, ...]:
-        outputs = tuple([empty_like(template) for template in templates])
+    def host(*_: object, **__: object) -> list[torch.Tensor]:
+        outputs = [function(*arguments) for function, arguments in allocations]
         launch()
         return outputs
 
@@ -72,6 +73,12 @@ def floors(row: RowSpec, device: str) -> tuple[Op, Op]:
         launch()
 
     return (host if templates else host_in_place), fastest_copy(row.bytes_moved, in_place=bool(row.inplace))
+
+
+def _allocation(like: torch.Tensor) -> tuple[Op, tuple[Any, ...]]:
+    """The cheapest allocation of a tensor like this one: what a bound launch uses."""
+    function, arguments = allocation(like)
+    return (function, arguments) if function and arguments else (torch.empty_like, (like,))
 
 
 def fastest_copy(bytes_moved: int, in_place: bool) -> Op:

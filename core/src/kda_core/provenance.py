@@ -31,6 +31,7 @@ HARNESS = (
     "judge",
     "launch",
     "limits",
+    "native",
     "notes",
     "oracle",
     "protocol",
@@ -44,6 +45,8 @@ HARNESS = (
     "workloads",
 )
 """Modules of kda_core that can change a number or a verdict. Those that only find, show or store are not here."""
+HARNESS_SOURCES = ("native.c",)
+"""What else they are built from."""
 
 COMMIT_VARIABLE = "KDA_GIT_COMMIT"
 DIRTY_VARIABLE = "KDA_GIT_DIRTY"
@@ -109,7 +112,8 @@ def hashes(task: Task) -> dict[str, str]:
     """sha256 of what decides the task's numbers, by part.
 
     Each is `content_hash` over: `solution` and `baseline` the whole folder, `workloads` the frozen rows,
-    `reference` the Python files of `bench/`, `config` the contract, `harness` the modules in `HARNESS`.
+    `reference` the Python files of `bench/`, `config` the contract, `harness` the modules in `HARNESS` and
+    `HARNESS_SOURCES`.
     """
     core = Path(kda_core.__file__).parent
     return {
@@ -118,7 +122,7 @@ def hashes(task: Task) -> dict[str, str]:
         "workloads": content_hash(task.path / "bench", ["workloads.toml"]),
         "reference": content_hash(task.path / "bench", ["*.py"]),
         "config": content_hash(task.path, ["config.toml"]),
-        "harness": content_hash(core, [f"{module}.py" for module in HARNESS]),
+        "harness": content_hash(core, [*(f"{module}.py" for module in HARNESS), *HARNESS_SOURCES]),
     }
 
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_tracing
+from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
 
 HEAD_DIMS = (64, 128, 256)
 """A head is one power-of-two block in registers; upstream's envelope."""
@@ -312,6 +312,8 @@ def _uncovered(call: Call) -> str | None:
             n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
         ):
             return f"{name} has stride 0: several of its elements share one memory location"
+        if is_lazy(tensor):
+            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
         if tensor.requires_grad and torch.is_grad_enabled():
             return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
     return None
@@ -353,16 +355,18 @@ def _run(call: Call) -> None:
     """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
     tensors, scalars = call[:6], call[6:]
     entry = _PLANS.find(tensors, scalars)
-    if entry is None:
-        if why_not(*call) is not None or call.q.numel() + call.k.numel() == 0:
-            return _plain(call)
-        launch = plan(call)
-        if not call.q.is_cuda:
-            return launch.run(*tensors)
+    if entry is not None and entry(*call) is not MISS:
+        return
+    if why_not(*call) is not None or call.q.numel() + call.k.numel() == 0:
+        _plain(call)
+        return
+    launch = plan(call)
+    if call.q.is_cuda:
         entry = launch.entry(tensors, scalars, device=call.q.device.index)
         _PLANS.add(tensors, scalars, entry)
-    entry(*call)
-    return None
+        if entry(*call) is not MISS:
+            return
+    launch.run(*tensors)
 
 
 # --- custom op and fake: what torch.compile and other tracers see

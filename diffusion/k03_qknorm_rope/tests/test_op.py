@@ -175,6 +175,18 @@ class TestOnGpu:
             for _ in range(2):
                 assert_matches(fused_inplace_qknorm_rope, make(device="cuda"), is_neox=True)
 
+    def test_a_plan_made_in_one_mode_serves_no_other_silently(self):
+        assert_matches(fused_inplace_qknorm_rope, make(device="cuda"), is_neox=False)
+        for mode in (torch.inference_mode(), torch.autocast("cuda"), torch.no_grad()):
+            with mode:
+                assert_matches(fused_inplace_qknorm_rope, make(device="cuda"), is_neox=False)
+        assert_matches(fused_inplace_qknorm_rope, make(device="cuda"), is_neox=False)
+
+    def test_negated_views_are_resolved(self):
+        tensors = make(device="cuda")
+        tensors[0] = torch._neg_view(tensors[0])
+        assert_matches(fused_inplace_qknorm_rope, tensors, is_neox=False)
+
     def test_gradients_are_not_lost_to_a_plan_made_without_them(self):
         tensors = make(device="cuda")
         recording(tensors)
