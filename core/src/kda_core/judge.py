@@ -31,8 +31,8 @@ MAX_CALLS = 20_000
 LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
-GRAPH_SAMPLE_US = 10_000
-"""Long enough that the protocol's own 0.3 ms stay far below the tolerance between the two clocks."""
+GRAPH_SAMPLE_US = 20_000
+"""As long as a `wall` sample, so that the protocol's own 0.6 ms stay below the tolerance between the two clocks."""
 PROFILED_CALLS = 20
 
 Progress = Callable[[str, str], None]

@@ -15,7 +15,7 @@ EVENTS_OF_WALL = 0.8
 FASTER_THAN_HOST = 0.8
 """The host floor is the cheapest launch known to us, not a law: a better launcher may pass it by this much."""
 CLOCK_TOLERANCE = 1.10
-"""Median time of a command by the judge's clock over what the worker claims; the protocol itself adds 1 to 4%."""
+"""Median time of a command by the judge's clock over what the worker claims; the protocol itself adds 3 to 5%."""
 NOT_TIMED = {
     "cpu": "correct on the CPU; a GPU would add the timing against upstream, correctness at full size, and the verdict",
     "cuda": "correct; not timed, as only correctness was asked for",
