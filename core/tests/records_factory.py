@@ -128,7 +128,9 @@ def samples(median: float, rng: np.random.Generator, generations: int = 3) -> tu
 
 def make_arm(wall: float, rng: np.random.Generator) -> ArmRow:
     """A correct arm with all four metrics."""
-    error = OutputError(output="y", max_abs=1e-6, max_rel=1e-5, rel_l2=1e-6, worst_index=(3, 5), allowed=2e-5)
+    error = OutputError(
+        output="y", max_abs=1e-6, max_rel=1e-5, rel_l2=1e-6, worst_index=(3, 5), allowed=2e-5, used=0.05
+    )
     return ArmRow(
         correctness=Correctness(passed=True, checks=20, outputs=(error,)),
         samples={

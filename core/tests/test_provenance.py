@@ -123,6 +123,9 @@ def test_the_variables_speak_only_where_git_cannot(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(provenance.DIRTY_VARIABLE, "0")
     assert git_state(tmp_path) == provenance.GitState(COMMIT, dirty=False)
     (tmp_path / "file.py").write_text("")
+    (tmp_path / ".git").mkdir()
+    assert git_state(tmp_path) == provenance.GitState(COMMIT, dirty=False), "a .git that git knows nothing of"
+    (tmp_path / ".git").rmdir()
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")

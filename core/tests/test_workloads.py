@@ -103,6 +103,13 @@ def test_shrink_respects_keep_strides_and_high() -> None:
     assert before.inputs["x"].shape == (4096, 24, 128)
 
 
+def test_shrink_takes_indices_along_their_last_dimension_too() -> None:
+    before = row(x=spec(1, 8424, 3072), index=spec(1, 8424, dtype="int32", fill="randint", high=2))
+    after = shrink(before, {}).inputs
+    assert after["x"].shape == (1, 8, 3072)
+    assert after["index"].shape == (1, 8)
+
+
 def test_rows_of_every_task_in_this_checkout() -> None:
     tasks = find_tasks()
     assert "qknorm_rope" in [task.op for task in tasks]

@@ -55,7 +55,7 @@ def compare(
         # An op that normalises keeps outputs of order one: its tolerance must not grow with its inputs.
         magnitude = max(1.0, min(magnitude, float(ref.abs().max())))
     max_abs = max_rel = square = norm = 0.0
-    worst, worst_margin, bad, not_finite = 0, -math.inf, 0, 0
+    worst, used, bad, not_finite = 0, -1.0, 0, 0
     for start in range(0, flat.numel(), CHUNK):
         got = flat[start : start + CHUNK].to(ref.dtype)
         want = ref[start : start + CHUNK]
@@ -64,11 +64,12 @@ def compare(
         not_finite += int((~finite).sum())
         difference = torch.where(finite, difference, math.inf)
         allowed = want.abs().mul_(tolerance.rtol).add_(tolerance.atol * magnitude)
-        margin = difference - allowed
-        bad += int((margin > 0).sum())
-        here = int(margin.argmax())
-        if float(margin[here]) > worst_margin:
-            worst, worst_margin = start + here, float(margin[here])
+        bad += int((difference > allowed).sum())
+        # Where nothing is allowed, an exact element uses nothing of it.
+        share = torch.where(difference > 0, difference / allowed, 0.0)
+        here = int(share.argmax())
+        if float(share[here]) > used:
+            worst, used = start + here, float(share[here])
         max_abs = max(max_abs, float(difference.max()))
         max_rel = max(max_rel, float((difference / want.abs().clamp_min_(1e-12)).max()))
         square += float(difference.square().sum())
@@ -83,6 +84,7 @@ def compare(
         rel_l2=_finite(math.sqrt(square / norm) if norm > 0 else math.sqrt(square)),
         worst_index=index,
         allowed=allowed_worst,
+        used=_finite(max(used, 0.0)),
     )
     failure = None
     if bad:
@@ -112,7 +114,8 @@ def worse_than_baseline(subject: OutputError, baseline: OutputError) -> str | No
 def worse(a: OutputError, b: OutputError) -> OutputError:
     """The worst of two trials, number by number; index and allowance follow the larger absolute error."""
     top = a if a.max_abs >= b.max_abs else b
-    return top.model_copy(update={"max_rel": max(a.max_rel, b.max_rel), "rel_l2": max(a.rel_l2, b.rel_l2)})
+    highest = {name: max(getattr(a, name), getattr(b, name)) for name in ("max_rel", "rel_l2", "used")}
+    return top.model_copy(update=highest)
 
 
 def _finite(value: float) -> float:

@@ -511,6 +511,30 @@ class Plans:
             self._heat(entry)
         return entry
 
+    def recall(self, arguments: Sequence[object], scalars: tuple[object, ...]) -> Any:
+        """Launch through a remembered entry: its result, or MISS when there is none that takes the call."""
+        entry = self.find(arguments, scalars)
+        return MISS if entry is None else entry(*arguments, *scalars)
+
+    def launch(
+        self, launch: Launch, arguments: Sequence[object], scalars: tuple[object, ...], outputs: Sequence[int] = ()
+    ) -> Any:
+        """Launch for the first time: on CUDA tensors through a new entry, which is remembered.
+
+        On the CPU (the interpreter), or should the new entry refuse its own call, through Triton's normal launcher.
+        Arguments and result are those of `Launch.entry`.
+        """
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        if tensors[0].is_cuda:
+            entry = launch.entry(arguments, scalars, outputs, device=tensors[0].device.index)
+            self.add(arguments, scalars, entry)
+            result = entry(*arguments, *scalars)
+            if result is not MISS:
+                return result
+        made = [torch.empty_like(arguments[i]) for i in outputs]  # type: ignore[arg-type]  # outputs are like tensors
+        launch.run(*made, *tensors)
+        return tuple(made) if len(made) > 1 else made[0] if made else None
+
     def clear(self) -> None:
         """Forget everything, for example after changing a solution's tuning table."""
         self._all.clear()

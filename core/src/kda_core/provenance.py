@@ -88,16 +88,15 @@ def collect(task: Task, arms: Iterable[str], driver: str | None) -> Provenance:
 def git_state(root: Path | None) -> GitState:
     """Commit and dirty flag of the checkout; untracked files count, ledgers and Markdown do not.
 
-    A copy without `.git` (a GPU machine often gets one) is told by `KDA_GIT_COMMIT` (40 hex digits) and
-    `KDA_GIT_DIRTY` (0 or 1), set by whoever copied it. Where `.git` exists they are ignored. With neither, the commit
-    is `unknown` and the state dirty, so such a run cannot be published.
+    A copy that git knows nothing of (a GPU machine often gets one, without a `.git` or with an empty one) is told by
+    `KDA_GIT_COMMIT` (40 hex digits) and `KDA_GIT_DIRTY` (0 or 1), set by whoever copied it. Where git answers they are
+    ignored. With neither, the commit is `unknown` and the state dirty, so such a run cannot be published.
     """
     if root is not None and (root / ".git").exists():
         commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         status = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", *NOT_CODE)
-        if commit is None or status is None:
-            return GitState(UNKNOWN_COMMIT, dirty=True)
-        return GitState(commit.strip(), dirty=bool(status.strip()))
+        if commit is not None and status is not None:
+            return GitState(commit.strip(), dirty=bool(status.strip()))
     commit, dirty = os.environ.get(COMMIT_VARIABLE), os.environ.get(DIRTY_VARIABLE)
     if commit is None and dirty is None:
         return GitState(UNKNOWN_COMMIT, dirty=True)

@@ -79,6 +79,8 @@ class OutputError(Strict):
     worst_index: tuple[int, ...]
     allowed: float
     """`atol + rtol * |ref|` at the worst index."""
+    used: float | None = None
+    """Largest share of its own tolerance that any element used; up to 1 passes."""
 
 
 class Correctness(Strict):

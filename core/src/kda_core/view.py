@@ -75,19 +75,16 @@ def _checked(record: RunRecord) -> Table:
     table = Table(title=f"{record.task}: without a GPU", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("row", no_wrap=True)
     table.add_column("checks", justify="right")
-    table.add_column("largest error / allowed")
+    table.add_column("tolerance used")
     table.add_column("verdict", no_wrap=True)
     for row in record.rows:
         correctness = row.arms[subject].correctness if subject in row.arms else None
-        worst = (
-            max(correctness.outputs, key=lambda o: o.max_abs / max(o.allowed, 1e-30), default=None)
-            if correctness
-            else None
-        )
+        outputs = correctness.outputs if correctness else ()
+        worst = max(outputs, key=lambda output: output.used or 0.0, default=None)
         table.add_row(
             Text(row.id),
             str(correctness.checks) if correctness else NONE,
-            Text(f"{worst.output}: {worst.max_abs:.2e} / {worst.allowed:.2e}" if worst else NONE),
+            Text(f"{worst.output}: {worst.used:.0%}" if worst and worst.used is not None else NONE),
             _verdict(row),
         )
     return table

@@ -130,15 +130,15 @@ def shrink(row: Workload, keep: Mapping[str, tuple[int, ...]]) -> Workload:
     """The same row, small enough for a CPU: every size n > 8 becomes 8 + n % 8.
 
     Equal sizes stay equal across inputs, multiples of 8 stay multiples of 8, and odd tails stay
-    odd, so that the row takes the same path through a kernel. The last dimension, the dimensions
-    in `keep`, and the strides of views keep their values.
+    odd, so that the row takes the same path through a kernel. The last dimension (of indices, which
+    run along tokens, not), the dimensions in `keep`, and the strides of views keep their values.
     """
 
     def small(size: int) -> int:
         return size if size <= SHRINK_ABOVE else SHRINK_ABOVE + size % SHRINK_ABOVE
 
     kept = {spec.shape[dim] for name, dims in keep.items() if (spec := row.inputs.get(name)) for dim in dims}
-    kept |= {spec.shape[-1] for spec in row.inputs.values() if len(spec.shape) > 1}
+    kept |= {spec.shape[-1] for spec in row.inputs.values() if len(spec.shape) > 1 and spec.dtype not in INTEGRAL}
     inputs = {}
     for name, spec in row.inputs.items():
         shape = tuple(n if n in kept else small(n) for n in spec.shape)

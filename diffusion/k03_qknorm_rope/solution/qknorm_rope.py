@@ -353,20 +353,12 @@ _PLANS = Plans()
 
 def _run(call: Call) -> None:
     """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
-    tensors, scalars = call[:6], call[6:]
-    entry = _PLANS.find(tensors, scalars)
-    if entry is not None and entry(*call) is not MISS:
+    if _PLANS.recall(call[:6], call[6:]) is not MISS:
         return
     if why_not(*call) is not None or call.q.numel() + call.k.numel() == 0:
         _plain(call)
-        return
-    launch = plan(call)
-    if call.q.is_cuda:
-        entry = launch.entry(tensors, scalars, device=call.q.device.index)
-        _PLANS.add(tensors, scalars, entry)
-        if entry(*call) is not MISS:
-            return
-    launch.run(*tensors)
+    else:
+        _PLANS.launch(plan(call), call[:6], call[6:])
 
 
 # --- custom op and fake: what torch.compile and other tracers see

@@ -1,0 +1,165 @@
+"""What both ops share: configurations and their tables, how work is cut, and what neither kernel covers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kda_core.launch import is_interpreted, is_lazy
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Of x and of the tables."""
+VECTOR_BYTES = 16
+"""The widest load or store of a thread."""
+LARGEST_HEAD = 4096
+"""Elements; a head lies in the registers of one program, 32 elements a thread at this size and 4 warps."""
+LARGEST_BATCH = 65_535
+"""Batches are the second dimension of the grid, which CUDA limits."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut. A tile is as many heads as the threads of a program hold with one vector of each operand."""
+
+    warps: int
+    tiles: int
+    """Most tiles of a token per program."""
+    tokens: int = 1
+    """Most tokens per program; tiles * tokens are the loads of x that a thread has in flight."""
+    pdl: bool = True
+    """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    store: str = ""
+    """Cache modifier of the stores."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One line of a tuning table."""
+
+    max_bytes: float
+    """Largest size of x that the line is for."""
+    config: Config
+    reason: str
+
+
+Table = Mapping[int, tuple[Choice, ...]]
+"""Compute capability's major number -> lines in ascending order of bytes."""
+DEFAULT = 9
+"""The line set used on devices without their own (B200, capability 10, is compiled but not measured)."""
+
+
+def select(table: Table, x_bytes: int, capability: int) -> Config:
+    """The configuration for an x of this many bytes on a device of this compute capability (major number)."""
+    lines = table.get(capability, table[DEFAULT])
+    return next(line.config for line in lines if x_bytes <= line.max_bytes)
+
+
+def capability(x: torch.Tensor) -> int:
+    """The major number of the device's compute capability; the default's for tensors elsewhere."""
+    return torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A configuration applied to a shape; every field but `parts` is a constant of the kernel."""
+
+    warps: int
+    heads: int
+    """Heads of a tile, a power of two."""
+    tiles: int
+    tokens: int
+    parts: int
+    """Programs that share the heads of a token."""
+    pdl: bool
+
+
+def cut(config: Config, kernel: object, major: int, tokens: int, heads: int, width: int, vector: int) -> Cut:
+    """How many programs a call takes and what each does.
+
+    `width` is a power of two: a head's elements that one thread in `width / vector` has a vector of.
+    """
+    # No more warps than one tile of all heads keeps busy.
+    useful = max(_power_of_two(heads) * width // (32 * vector), 1)
+    warps = min(config.warps, useful)
+    tile = max(warps * 32 * vector // width, 1)
+    # Even tiles: 4 in at most 3 are 2 + 2, not 3 + 1.
+    all_tiles = max(ceil_div(heads, tile), 1)
+    tiles = ceil_div(all_tiles, ceil_div(all_tiles, config.tiles))
+    return Cut(
+        warps=warps,
+        heads=tile,
+        tiles=tiles,
+        # A divisor, so that no program needs to know how many tokens there are.
+        tokens=next(n for n in range(config.tokens, 0, -1) if tokens % n == 0),
+        parts=ceil_div(heads, tile * tiles),
+        pdl=config.pdl and major >= 9 and not is_interpreted(kernel),
+    )
+
+
+def jump(batch: int, tokens: int, batch_stride: int, token_stride: int) -> int:
+    """What a batch's stride is beyond `tokens` token strides: 0 for contiguous tensors of any length.
+
+    As a constant of the kernel this, unlike the stride itself, does not change with the number of tokens.
+    """
+    return batch_stride - tokens * token_stride if batch > 1 else 0
+
+
+def expect(op: str, fits: bool, argument: str, expected: str, got: object) -> None:
+    """Raise the ValueError of a call without meaning unless it fits."""
+    if not fits:
+        raise ValueError(f"{op}: {argument}: expected {expected}, got {got}")
+
+
+def expect_floats(op: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Floating point, and all on x's device."""
+    x = tensors["x"]
+    for name, tensor in tensors.items():
+        expect(op, tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
+        expect(op, tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
+
+
+def uncovered(tensors: Mapping[str, torch.Tensor], batch: int, head: int) -> str | None:
+    """Why neither kernel can take such tensors on any device, or None."""
+    x = tensors["x"]
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            return f"{name} has dtype {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
+        if is_lazy(tensor):
+            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
+    if x.stride(-1) != 1 or output_strides(x)[-1] != 1:
+        return f"x has stride {x.stride(-1)} in its last dimension; the kernel loads vectors along it"
+    if head > LARGEST_HEAD:
+        return f"the head size is {head}; the kernel takes at most {LARGEST_HEAD}"
+    if batch > LARGEST_BATCH:
+        return f"the batch is {batch}; the kernel takes at most {LARGEST_BATCH}"
+    return None
+
+
+def elsewhere(x: torch.Tensor, kernel: object) -> str | None:
+    """Why the kernel does not run where x is, or None."""
+    device = x.device.type
+    if device == "cuda" or (device == "cpu" and is_interpreted(kernel)):
+        return None
+    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+
+
+def output_strides(x: torch.Tensor) -> tuple[int, ...]:
+    """Strides of `torch.empty_like(x)`, which are x's own where it has neither gaps nor overlaps."""
+    return torch.empty_like(x, device="meta").stride()
+
+
+def half_block(head: int) -> int:
+    """Half a head, padded to a power of two."""
+    return _power_of_two(head // 2)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Quotient, rounded up."""
+    return -(-a // b)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest one that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,64 @@
+"""Compares the solution with one upstream release bit by bit; `test_upstream.py` starts it in a process of its own.
+
+    python -m diffusion.k02_rotary_embedding.tests.against_upstream ARM TREE VERSION
+
+Only layouts that upstream reads rightly: x that it can view as [batch * tokens, ...] (LTX2: contiguous) and stride 1 in
+every last dimension. On a CPU, in Triton's interpreter, only LTX2 in float16 and float32 can be compared: upstream's
+other op is PyTorch there, and the interpreter multiplies bfloat16 as integers. As it also truncates to bfloat16, where
+the solution rounds by hand, it is told not to.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import torch
+
+from kda_core.upstream import activate
+
+from .cases import halves, pairs, same_bits
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def calls():
+    """Op, tensors, scalars."""
+    dtypes = [torch.float16, torch.float32] + [torch.bfloat16] * (DEVICE == "cuda")
+    for dtype in dtypes:
+        for shape in ((2, 9, 32, 32), (1, 7, 32, 64), (2, 5, 3, 20)):
+            batch, tokens, heads, half = shape
+            for view in (True, False):
+                for table in {dtype, torch.float32}:
+                    yield "apply_ltx2_split_rotary_emb", halves(batch, tokens, heads, half, dtype, table, view), {}
+    if DEVICE == "cpu":
+        return
+    for dtype in dtypes:
+        for shape in ((9, 24, 128), (2, 9, 3, 64), (1, 5, 33, 96)):
+            for columns, interleaved in ((None, False), (shape[-1], True), (shape[-1], False)):
+                for packed in (False, True):
+                    tensors = pairs(shape, dtype, columns=columns, rows=12, packed=packed)
+                    yield "apply_rotary_embedding", tensors, {"interleaved": interleaved}
+
+
+def main(arm, tree, version):
+    """Print how many calls agree; exit with the first that does not."""
+    activate(Path(tree), version)
+    upstream = importlib.import_module(f"diffusion.k02_rotary_embedding.{arm}")
+    solution = importlib.import_module("diffusion.k02_rotary_embedding.solution")
+    solution.ltx2_rotary.is_interpreted = lambda _: False
+    compared = 0
+    for op, tensors, scalars in calls():
+        x, cos, sin = (tensor.to(DEVICE) for tensor in tensors)
+        # Results that are zero, of either sign.
+        x[..., :2] = 0
+        x[..., 2:4] = -0.0
+        assert solution.why_not(op, x, cos, sin, **scalars) is None
+        ours, theirs = (getattr(side, op)(x, cos, sin, **scalars) for side in (solution, upstream))
+        if not same_bits(ours, theirs) or ours.stride() != theirs.stride():
+            sys.exit(f"{op} {list(x.shape)} {x.dtype} {cos.dtype} {scalars}: {(ours != theirs).sum()} elements differ")
+        compared += 1
+    print(compared)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

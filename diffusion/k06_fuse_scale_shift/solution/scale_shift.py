@@ -1,0 +1,384 @@
+"""Scale and shift: one Triton kernel for every broadcast form, launched directly.
+
+    y = x * (scale_constant + scale) + shift            [B, L, C], in float32, rounded to x's dtype once
+
+scale and shift broadcast from 0 to 4 dimensions; two scalars (0-D or [1]) that are both zero leave x as it is, whatever
+`scale_constant` is.
+
+Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/triton/scale_shift.py` (Apache-2.0); the code is our
+own.
+
+Idea: the op only streams. x is taken as B * L rows, and where an operand's line lies for a row is one of four forms
+(`Form`), a constant of the compiled kernel: the same line for all rows, a line per row, a line per group of consecutive
+rows (batches, frames), or lines that repeat with every batch. So no operand is copied or expanded in memory, whatever
+its strides. A program takes a few rows of a stretch of channels: a line that the rows share is loaded once, and all
+loads are issued before the first use.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch.compiler import is_dynamo_compiling
+
+from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+
+from .tuning import DEFAULT, SCALE_SHIFT, VECTOR_BYTES, Config, select
+
+OP = "fuse_scale_shift_kernel"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Of x, scale and shift, in any mixture."""
+
+
+# --- kernel
+
+
+@triton.jit
+def load_operand(
+    operand,
+    row,  # [ROWS, 1]
+    col,  # [1, COLS]
+    row_inside,  # [ROWS, 1]
+    col_inside,  # [1, COLS]
+    group,
+    FORM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ACROSS: tl.constexpr,
+):
+    """The operand for these rows and channels in float32: [1 or ROWS, 1 or COLS], or a scalar."""
+    if FORM == "one":
+        value = tl.load(operand + col, mask=col_inside, other=0.0) if ACROSS else tl.load(operand)
+    else:
+        line = row
+        if FORM == "groups":
+            line = row // group
+        if FORM == "cycle":
+            line = row % group
+        at = operand + line.to(tl.int64) * STRIDE
+        if ACROSS:
+            value = tl.load(at + col, mask=row_inside & col_inside, other=0.0)
+        else:
+            value = tl.load(at, mask=row_inside, other=0.0)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def scale_shift_kernel(
+    y,  # [B * L, C]
+    x,  # [B * L, C]
+    scale,
+    shift,
+    # None where the form needs none, or where the rows fill the programs: 20 ns less for the host, and a constant here.
+    rows,  # B * L
+    scale_group,
+    shift_group,
+    # Strides and scale_constant are fixed per model.
+    SCALE_FORM: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    SCALE_ACROSS: tl.constexpr,
+    SHIFT_FORM: tl.constexpr,
+    SHIFT_STRIDE: tl.constexpr,
+    SHIFT_ACROSS: tl.constexpr,
+    CONSTANT: tl.constexpr,
+    SCALARS: tl.constexpr,  # both operands are what upstream calls scalars
+    C: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    PDL: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """One program: up to ROWS rows, up to COLS of their channels."""
+    PARTS: tl.constexpr = (C + COLS - 1) // COLS
+    row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    col = tl.program_id(0) % PARTS * COLS + tl.arange(0, COLS)[None, :]  # [1, COLS]
+    row_inside = tl.full([1, 1], True, tl.int1)
+    if rows is not None:
+        row_inside = row < rows
+    col_inside = tl.full([1, 1], True, tl.int1)
+    if C % COLS != 0:
+        col_inside = col < C
+    at = row.to(tl.int64) * C + col  # [ROWS, COLS]
+
+    # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+    value = tl.load(x + at, mask=row_inside & col_inside, other=0.0)
+    offset = load_operand(shift, row, col, row_inside, col_inside, shift_group, SHIFT_FORM, SHIFT_STRIDE, SHIFT_ACROSS)
+    factor = load_operand(scale, row, col, row_inside, col_inside, scale_group, SCALE_FORM, SCALE_STRIDE, SCALE_ACROSS)
+
+    result = (value.to(tl.float32) * (CONSTANT + factor) + offset).to(y.dtype.element_ty)
+    if SCALARS:
+        # Decided here, where upstream asks the host: no synchronisation, and a CUDA graph stays valid.
+        result = tl.where((factor == 0.0) & (offset == 0.0), value, result)
+    tl.store(y + at, result, mask=row_inside & col_inside, cache_modifier=STORE)
+
+
+# --- launcher
+
+
+class Call(NamedTuple):
+    """The arguments of one call, named and ordered as those of the public function."""
+
+    x: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
+    scale_constant: float = 1.0
+
+    @property
+    def operands(self) -> dict[str, torch.Tensor]:
+        """Both by name. Beside a scale of frames, a shift of x's size is one line per row, whatever its shape."""
+        shift = self.shift
+        if self.scale.dim() == 4 and shift.numel() == self.x.numel():
+            shift = shift.reshape(self.x.shape)
+        return {"scale": self.scale, "shift": shift}
+
+    @property
+    def scalars(self) -> bool:
+        """Whether both operands are scalars by upstream's rule: 0-D, or one element in 1-D."""
+        return all(operand.dim() < 2 and operand.numel() == 1 for operand in (self.scale, self.shift))
+
+
+class Form(NamedTuple):
+    """Where the line of an operand lies for row r of x."""
+
+    name: str
+    """`one`: at 0; `rows`: at r; `groups`: at r // group; `cycle`: at r % group. Times `stride`."""
+    stride: int = 0
+    """Elements from line to line."""
+    group: int | None = None
+    """Rows."""
+    across: bool = True
+    """Whether a line has all channels, one after the other, or one value for all."""
+
+
+def form(operand: torch.Tensor, batch: int, tokens: int) -> Form | None:
+    """The form of an operand of 0 to 4 dimensions for B * L rows, None where its strides fit none."""
+
+    def step(dim: int) -> int:
+        return operand.stride(dim) if operand.shape[dim] > 1 else 0
+
+    rank = operand.dim()
+    channel = step(-1) if rank else 0
+    if channel not in (0, 1):
+        return None
+    across = channel == 1
+    by_batch = step(0) if rank > 1 else 0
+    lines = operand.shape[1] if rank > 2 else 1
+    by_line = step(1) if rank > 2 else 0
+    each = tokens // lines if rank == 4 else 1  # tokens that share a line
+    if by_line == 0:
+        return Form("groups", by_batch, tokens, across) if by_batch else Form("one", across=across)
+    if batch > 1 and by_batch != lines * by_line:
+        return Form("cycle", by_line, tokens, across) if by_batch == 0 and each == 1 else None
+    return Form("rows", by_line, None, across) if each == 1 else Form("groups", by_line, each, across)
+
+
+def plan(call: Call) -> Launch:
+    """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
+    x = call.x
+    batch, tokens, channels = x.shape
+    scale, shift = (form(operand, batch, tokens) for operand in call.operands.values())
+    assert scale is not None, "plan() is for covered calls"
+    assert shift is not None, "plan() is for covered calls"
+    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT
+    config = select(SCALE_SHIFT, x.numel(), major)
+    rows, cols = block(config, channels, x.element_size())
+    pdl = config.pdl and major >= 9 and not is_interpreted(scale_shift_kernel)
+    return Launch.make(
+        scale_shift_kernel,
+        (triton.cdiv(batch * tokens, rows) * triton.cdiv(channels, cols),),
+        x,
+        x,
+        call.scale,
+        call.shift,
+        batch * tokens if batch * tokens % rows else None,
+        scale.group,
+        shift.group,
+        SCALE_FORM=scale.name,
+        SCALE_STRIDE=scale.stride,
+        SCALE_ACROSS=scale.across,
+        SHIFT_FORM=shift.name,
+        SHIFT_STRIDE=shift.stride,
+        SHIFT_ACROSS=shift.across,
+        CONSTANT=float(call.scale_constant),
+        SCALARS=call.scalars,
+        C=channels,
+        ROWS=rows,
+        COLS=cols,
+        PDL=pdl,
+        STORE=config.store,
+        num_warps=config.warps,
+        launch_pdl=pdl,
+    )
+
+
+def block(config: Config, channels: int, item_size: int) -> tuple[int, int]:
+    """Rows and channels of a program; rows of few channels are taken several at a time, so that no thread idles."""
+    tile = config.warps * 32 * VECTOR_BYTES // item_size
+    cols = min(tile, triton.next_power_of_2(channels))
+    return config.rows * tile // cols, cols
+
+
+def launches(_op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
+    """What the op would launch for these inputs."""
+    call = Call(**inputs, scale_constant=scalars.get("scale_constant", 1.0))
+    _check(call)
+    return [] if _uncovered(call) else [plan(call)]
+
+
+# --- what is wrong with a call, what the kernel covers, and the path for the rest
+
+
+def _check(call: Call) -> None:
+    """Raise ValueError for arguments that the op has no meaning for."""
+
+    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
+        if not fits:
+            raise ValueError(f"{OP}: {argument}: expected {expected}, got {got}")
+
+    x = call.x
+    expect(x.dim() == 3, "x", "three dimensions [B, L, C]", list(x.shape))
+    batch, tokens, channels = x.shape
+    for name, tensor in (("x", x), *call.operands.items()):
+        expect(tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
+        expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
+        expect(tensor.dim() <= 4, name, "at most four dimensions", list(tensor.shape))
+        frames = tensor.shape[1] if tensor.dim() == 4 else 1
+        expect(frames > 0 and tokens % frames == 0, name, f"frames that divide the {tokens} tokens of x", frames)
+        whole = {4: (batch, frames, 1, channels), 3: (batch, tokens, channels), 2: (batch, channels), 1: (channels,)}
+        shape = whole.get(tensor.dim(), ())
+        fits = all(size in (1, full) for size, full in zip(tensor.shape, shape, strict=True))
+        expect(fits, name, f"a shape that broadcasts to {list(shape)}", list(tensor.shape))
+
+
+def _uncovered(call: Call) -> str | None:
+    """Why the kernel cannot take this call on any device, or None."""
+    if not call.x.is_contiguous():
+        return f"x is not contiguous, its strides are {call.x.stride()}"
+    for name, tensor in zip(call._fields, call[:3], strict=False):
+        if tensor.dtype not in DTYPES:
+            return f"{name} has dtype {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
+        if is_lazy(tensor):
+            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
+    if call.operands["shift"].shape != call.shift.shape and not call.shift.is_contiguous():
+        return f"shift has shape {list(call.shift.shape)} and gaps; only a copy brings it to x's shape"
+    for name, operand in call.operands.items():
+        if form(operand, *call.x.shape[:2]) is None:
+            return f"{name} has shape {list(operand.shape)} and strides {operand.stride()}, for which there is no form"
+    return None
+
+
+def why_not(_op: str, *args: Any, **kwargs: Any) -> str | None:
+    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None when it does not."""
+    for tile in ("block_l", "block_c"):
+        kwargs.pop(tile, None)
+    return _why_not(Call(*args[:4], **kwargs))
+
+
+def _why_not(call: Call) -> str | None:
+    _check(call)
+    device = call.x.device.type
+    if device == "cuda" or (device == "cpu" and is_interpreted(scale_shift_kernel)):
+        return _uncovered(call)
+    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+
+
+def _plain(call: Call) -> torch.Tensor:
+    """The same maths in PyTorch, for whatever the kernel does not cover."""
+    x, tokens = call.x, call.x.shape[1]
+    wide = torch.float32
+    for tensor in call[:3]:
+        wide = torch.promote_types(wide, tensor.dtype)
+
+    def lines(operand: torch.Tensor) -> torch.Tensor:
+        operand = operand.to(wide)
+        if operand.dim() == 4:
+            return operand.squeeze(2).repeat_interleave(tokens // operand.shape[1], dim=1)
+        return operand.unsqueeze(1) if operand.dim() == 2 else operand
+
+    scale, shift = map(lines, call.operands.values())
+    y = (x.to(wide) * (call.scale_constant + scale) + shift).to(x.dtype)
+    if call.scalars:
+        y = torch.where((scale == 0) & (shift == 0), x, y)
+    return y.contiguous()
+
+
+_PLANS = Plans()
+
+
+def _run(call: Call) -> torch.Tensor:
+    """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
+    tensors, scalars = call[:3], call[3:]
+    y = _PLANS.recall(tensors, scalars)
+    if y is MISS:
+        if _why_not(call) is not None or call.x.numel() == 0:
+            return _plain(call)
+        y = _PLANS.launch(plan(call), tensors, scalars, outputs=[0])
+    assert isinstance(y, torch.Tensor)
+    return y
+
+
+# --- custom op and fake: what torch.compile and other tracers see
+
+# The namespace is this module's name, so that a copy of this task registers an op of its own.
+_NAMESPACE = __name__.replace(".", "_")
+_NAME = f"{_NAMESPACE}::{OP}"
+torch.library.define(_NAME, "(Tensor x, Tensor scale, Tensor shift, float scale_constant=1.0) -> Tensor")
+_op = getattr(getattr(torch.ops, _NAMESPACE), OP)
+
+
+@torch.library.impl(_NAME, ("CPU", "CUDA"))
+def _impl(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _run(Call(*args, **kwargs))
+
+
+@torch.library.register_fake(_NAME)
+def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """A tensor of x's shape, dtype and device, contiguous."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+# --- public function
+
+
+def fuse_scale_shift_kernel(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    scale_constant: float = 1.0,
+    block_l: int = 128,  # noqa: ARG001
+    block_c: int = 128,  # noqa: ARG001
+) -> torch.Tensor:
+    """Scale and shift x.
+
+    Args:
+        x: [B, L, C], contiguous; float16, bfloat16 or float32.
+        scale: 0-D, [C], [B, C], [B, L, C] or [B, F, 1, C] with F frames of L / F tokens; any size may be 1 instead,
+            strides and dtype are free.
+        shift: likewise. Beside a scale of four dimensions also any shape of B * L * C elements, as one line per token.
+        scale_constant: added to scale.
+        block_l: upstream's tile; accepted and not used.
+        block_c: likewise.
+
+    Returns:
+        [B, L, C], contiguous, x's dtype. Where scale and shift are scalars (0-D or [1]) and both zero, a copy of x.
+
+    Other dtypes, strides and CPU tensors take a plain PyTorch path: see `why_not`.
+
+    Raises:
+        ValueError: an argument has no meaning for the op; names it, what was expected and what came.
+    """
+    if not is_dynamo_compiling():
+        for entry in _PLANS.hot:
+            result = entry(x, scale, shift, scale_constant)
+            if result is not MISS:
+                return result
+    if is_dynamo_compiling() or is_tracing(x, scale, shift):
+        return _op(x, scale, shift, scale_constant)
+    return _run(Call(x, scale, shift, scale_constant))

@@ -1,0 +1,382 @@
+"""The ops around the kernels: paths, errors, tracing, plans."""
+
+import re
+
+import pytest
+import torch
+
+from diffusion.k06_fuse_scale_shift import solution
+from diffusion.k06_fuse_scale_shift.baseline import eager
+from diffusion.k06_fuse_scale_shift.bench import grid, reference
+from diffusion.k06_fuse_scale_shift.solution import (
+    fuse_scale_shift_kernel,
+    launches,
+    scale_shift,
+    select01,
+    tuning,
+    why_not,
+)
+from kda_core.aot import meta_tensors
+
+from .cases import (
+    RESIDUAL_SELECT01,
+    SCALE_SHIFT,
+    SELECT01,
+    assert_scale_shift,
+    assert_select01,
+    make_scale_shift,
+    make_select01,
+    name_of,
+    normal,
+)
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+both = pytest.mark.parametrize("residual", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_plans():
+    for plans in (scale_shift._PLANS, *select01._PLANS.values()):
+        plans.clear()
+
+
+def public(tensors):
+    return getattr(solution, name_of(tensors))
+
+
+# --- the plain path and the eager arm
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scale", [(), (96,), (2, 96), (1, 1, 96), (2, 6, 1), (2, 3, 1, 96), (1, 3, 1, 96)], ids=str)
+def test_plain_scale_shift(scale, dtype):
+    assert_scale_shift(fuse_scale_shift_kernel, make_scale_shift(scale=scale, dtype=dtype), scale_constant=1.0)
+
+
+@pytest.mark.parametrize("arm", [fuse_scale_shift_kernel, eager.fuse_scale_shift_kernel])
+def test_two_zero_scalars_leave_x_alone(arm):
+    x, zero = normal(2, 6, 96), torch.zeros((), dtype=torch.bfloat16)
+    y = arm(x, zero, zero.reshape(1), 0.0)
+    assert torch.equal(y, x)
+    assert y.data_ptr() != x.data_ptr()
+    assert_scale_shift(arm, [x, zero + 2, zero], scale_constant=0.0)
+
+
+@pytest.mark.parametrize("scale", [(), (2, 96), (1, 1, 96), (2, 6, 96), (2, 3, 1, 96)], ids=str)
+def test_eager_scale_shift(scale):
+    tensors = make_scale_shift(scale=scale, dtype=torch.float32)
+    assert_scale_shift(eager.fuse_scale_shift_kernel, tensors, scale_constant=1.0)
+
+
+@both
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("arm", [solution, eager])
+def test_plain_and_eager_select01(arm, affine, residual):
+    tensors = make_select01(residual=residual, affine=affine, strided=True)
+    assert_select01(getattr(arm, name_of(tensors)), tensors)
+
+
+def test_plain_path_returns_contiguous_tensors():
+    x, scale, shift = make_scale_shift()
+    assert fuse_scale_shift_kernel(x.transpose(1, 2).contiguous().transpose(1, 2), scale, shift).is_contiguous()
+
+
+def test_gradients_flow_through_the_plain_path():
+    x, scale, shift = make_scale_shift(dtype=torch.float32)
+    fuse_scale_shift_kernel(x, scale.requires_grad_(), shift).sum().backward()
+    torch.testing.assert_close(scale.grad, x.sum(dim=1))
+    tensors = make_select01(residual=True, dtype=torch.float32)
+    sum(
+        out.sum() for out in public(tensors)(**tensors | {"gate1": tensors["gate1"].requires_grad_()}, eps=1e-6)
+    ).backward()
+    assert tensors["gate1"].grad.abs().sum() > 0
+
+
+# --- what the kernels do not cover
+
+
+def transposed(tensor):
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"x": transposed(normal(2, 6, 96))}, "x is not contiguous"),
+        ({"x": normal(2, 6, 96, dtype=torch.float64)}, "x has dtype torch.float64"),
+        ({"shift": normal(2, 6, 96, dtype=torch.float64)}, "shift has dtype torch.float64"),
+        ({"scale": torch.nn.Parameter(normal(2, 96))}, "scale requires gradients"),
+        ({"scale": transposed(normal(2, 6, 96))}, r"scale has shape \[2, 6, 96\] and strides .*no form"),
+        ({"scale": normal(3, 6, 96)[::2]}, r"scale .* no form"),
+        ({"scale": normal(1, 3, 1, 96)}, r"scale .* no form"),
+    ],
+)
+def test_what_scale_shift_does_not_cover(change, reason):
+    inputs = dict(zip(("x", "scale", "shift"), make_scale_shift(), strict=True)) | change
+    call = scale_shift.Call(**inputs)
+    assert re.search(reason, scale_shift._uncovered(call))
+    assert launches(SCALE_SHIFT, inputs, {"scale_constant": 1}) == []
+    with torch.no_grad():
+        assert_scale_shift(fuse_scale_shift_kernel, list(inputs.values()), scale_constant=1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"x": transposed(normal(2, 5, 96))}, "x is not contiguous"),
+        ({"residual": transposed(normal(2, 5, 96))}, "residual is not contiguous"),
+        ({"residual_gate": normal(2, 5, 96, dtype=torch.float64)}, "residual_gate has dtype torch.float64"),
+        ({"shift1": transposed(normal(2, 96))}, "shift1 has stride 2"),
+        ({"gate1": normal(2, 96, dtype=torch.float32)}, "gate1 has dtype torch.float32, gate0 another"),
+        ({"weight": normal(96, 2)[:, 0]}, "weight has stride 2"),
+        ({"bias": torch.nn.Parameter(normal(96))}, "bias requires gradients"),
+        ({"index": transposed(torch.ones(2, 5, dtype=torch.int32))}, "index has strides"),
+    ],
+)
+def test_what_select01_does_not_cover(change, reason):
+    inputs = make_select01(residual=True) | change
+    call = select01._call(RESIDUAL_SELECT01, **inputs, eps=1e-6)
+    assert reason in select01._uncovered(call)
+    assert launches(RESIDUAL_SELECT01, inputs, {"eps": 1e-6}) == []
+    with torch.no_grad():
+        assert_select01(public(inputs), inputs)
+
+
+def test_a_whole_shift_with_gaps_beside_frames_is_copied():
+    x, scale, shift = make_scale_shift(scale=(2, 3, 1, 96))
+    other = transposed(shift.view(12, 96))
+    assert "only a copy" in scale_shift._uncovered(scale_shift.Call(x, scale, other))
+    assert torch.equal(fuse_scale_shift_kernel(x, scale, other), fuse_scale_shift_kernel(x, scale, shift))
+
+
+def test_rows_beyond_the_envelope():
+    row = torch.empty(1, 1, 32769, dtype=torch.bfloat16, device="meta")
+    tensors = dict.fromkeys(reference.MODULATION, row[0]) | {"x": row, "index": torch.ones(1, 1, device="meta").bool()}
+    assert launches(SELECT01, tensors, {"eps": 1e-6}) == []
+    assert launches(SELECT01, {name: t[..., :32768] for name, t in tensors.items()}, {"eps": 1e-6}) != []
+
+
+def test_recording_is_fine_without_gradients():
+    x, scale, shift = make_scale_shift()
+    with torch.no_grad():
+        assert scale_shift._uncovered(scale_shift.Call(x, torch.nn.Parameter(scale), shift)) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_why_not_on_the_cpu():
+    assert why_not(SCALE_SHIFT, *make_scale_shift(), 1.0, 128, block_c=128).startswith("x is on cpu")
+    tensors = make_select01()
+    assert why_not(SELECT01, *tensors.values(), 1e-6).startswith("x is on cpu")
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (0, normal(6, 96), r"x: expected three dimensions \[B, L, C\], got \[6, 96\]"),
+        (0, torch.ones(2, 6, 96, dtype=torch.int32), "x: expected a floating-point dtype, got torch.int32"),
+        (1, normal(3, 96), r"scale: expected a shape that broadcasts to \[2, 96\], got \[3, 96\]"),
+        (1, normal(95), r"scale: expected a shape that broadcasts to \[96\], got \[95\]"),
+        (1, normal(2, 5, 96), r"scale: expected a shape that broadcasts to \[2, 6, 96\], got \[2, 5, 96\]"),
+        (1, normal(2, 4, 1, 96), r"scale: expected frames that divide the 6 tokens of x, got 4"),
+        (1, normal(2, 3, 2, 96), r"scale: expected a shape that broadcasts to \[2, 3, 1, 96\], got \[2, 3, 2, 96\]"),
+        (2, normal(1, 1, 1, 1, 96), r"shift: expected at most four dimensions, got \[1, 1, 1, 1, 96\]"),
+        (2, torch.ones(96, device="meta"), "shift: expected device cpu, as x, got meta"),
+    ],
+)
+def test_meaningless_operands_are_named(position, value, message):
+    tensors = make_scale_shift()
+    tensors[position] = value
+    with pytest.raises(ValueError, match=f"{SCALE_SHIFT}: {message}"):
+        fuse_scale_shift_kernel(*tensors)
+    with pytest.raises(ValueError, match=message):
+        why_not(SCALE_SHIFT, *tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("x", normal(5, 96), r"x: expected three dimensions \[B, L, C\], got \[5, 96\]"),
+        ("residual", normal(2, 4, 96), r"residual: expected shape \[2, 5, 96\], got \[2, 4, 96\]"),
+        ("residual", None, "residual: expected a tensor, got None"),
+        ("residual_gate", None, "residual_gate: expected a tensor, got None"),
+        ("weight", normal(95), r"weight: expected shape \[96\], got \[95\]"),
+        ("scale0", normal(1, 96), r"scale0: expected shape \[2, 96\], got \[1, 96\]"),
+        ("gate1", torch.ones(2, 96, dtype=torch.int32), "gate1: expected a floating-point dtype, got torch.int32"),
+        ("index", torch.ones(2, 5), "index: expected an integer dtype or bool, got torch.float32"),
+        ("index", torch.ones(10, dtype=torch.int64), r"index: expected shape \[2, 5\], got \[10\]"),
+        ("index", torch.ones(2, 5, dtype=torch.int64, device="meta"), "index: expected device cpu, as x, got meta"),
+    ],
+)
+def test_meaningless_select01_arguments_are_named(name, value, message):
+    tensors = make_select01(residual=True) | {name: value}
+    with pytest.raises(ValueError, match=f"{RESIDUAL_SELECT01}: {message}"):
+        public(tensors)(**tensors, eps=1e-6)
+
+
+# --- tracing
+
+
+def test_ops_are_registered_truthfully():
+    torch.library.opcheck(scale_shift._op.default, (*make_scale_shift(), 1.0))
+    torch.library.opcheck(select01._op.default, (*make_select01().values(), 1e-6))
+    torch.library.opcheck(select01._residual_op.default, (*make_select01(residual=True, affine=True).values(), 1e-6))
+
+
+def test_full_graph_compilation():
+    compiled = torch.compile(fuse_scale_shift_kernel, fullgraph=True, backend="aot_eager")
+    assert_scale_shift(compiled, make_scale_shift(), scale_constant=0)
+
+
+@both
+def test_full_graph_compilation_of_select01(residual):
+    tensors = make_select01(residual=residual)
+    assert_select01(torch.compile(public(tensors), fullgraph=True, backend="aot_eager"), tensors)
+
+
+# --- how calls become launches
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "tokens", "form"),
+    [
+        ((), 2, 6, ("one", 0, None, False)),
+        ((1,), 2, 6, ("one", 0, None, False)),
+        ((96,), 2, 6, ("one", 0, None, True)),
+        ((2, 96), 2, 6, ("groups", 96, 6, True)),
+        ((1, 96), 2, 6, ("one", 0, None, True)),
+        ((2, 6, 96), 2, 6, ("rows", 96, None, True)),
+        ((1, 6, 96), 2, 6, ("cycle", 96, 6, True)),
+        ((1, 6, 96), 1, 6, ("rows", 96, None, True)),
+        ((2, 6, 1), 2, 6, ("rows", 1, None, False)),
+        ((2, 3, 1, 96), 2, 6, ("groups", 96, 2, True)),
+        ((2, 6, 1, 96), 2, 6, ("rows", 96, None, True)),
+        ((2, 1, 1, 96), 2, 6, ("groups", 96, 6, True)),
+    ],
+)
+def test_forms(shape, batch, tokens, form):
+    assert scale_shift.form(torch.empty(shape), batch, tokens) == form
+
+
+def test_the_strided_production_row_is_read_where_it_lies():
+    scale = torch.empty(1, 18144, 6, 3072, device="meta")[:, :, 1]
+    assert scale_shift.form(scale, 1, 18144) == ("rows", 18432, None, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "item", "block"),
+    [
+        (1, 3072, 2, (1, 1024)),
+        (4, 3072, 2, (4, 1024)),
+        (4, 512, 2, (8, 512)),
+        (1, 3072, 4, (1, 512)),
+        (1, 1, 2, (1024, 1)),
+    ],
+)
+def test_blocks_of_scale_shift_leave_no_thread_idle(rows, channels, item, block):
+    assert scale_shift.block(tuning.Config(4, rows=rows), channels, item) == block
+
+
+@pytest.mark.parametrize(
+    ("warps", "rows", "channels", "block"),
+    [
+        (4, 1, 3072, (4, 1, 1024)),
+        (4, 4, 3072, (4, 4, 256)),
+        (8, 2, 3072, (8, 2, 1024)),
+        (4, 1, 512, (2, 1, 512)),
+        (4, 4, 8192, (8, 1, 2048)),
+        (4, 1, 32768, (16, 1, 4096)),
+    ],
+)
+def test_blocks_of_select01_fit_the_registers(warps, rows, channels, block):
+    assert select01.block(tuning.Config(warps, rows=rows), channels, 2) == block
+
+
+def test_every_row_and_channel_has_a_program():
+    for row in grid.thin(grid.grid()):
+        (launch,) = launches(row.op, meta_tensors(row), row.scalars)
+        batch, tokens, channels = row.inputs["x"].shape
+        constants = launch.constexprs
+        parts = -(-channels // constants["COLS"]) if row.op == SCALE_SHIFT else 1
+        assert launch.grid == (-(-batch * tokens // constants["ROWS"]) * parts, 1, 1)
+
+
+@pytest.mark.gpu
+@gpu
+class TestOnGpu:
+    def test_second_call_runs_the_plan_of_the_first(self, monkeypatch):
+        both = [make_select01(residual=residual, device="cuda") for residual in (False, True)]
+        for _ in range(2):
+            assert_scale_shift(fuse_scale_shift_kernel, make_scale_shift(device="cuda"), scale_constant=1)
+            for tensors in both:
+                assert_select01(public(tensors), tensors)
+            monkeypatch.setattr(scale_shift, "_run", None)
+            monkeypatch.setattr(select01, "_run", None)
+
+    def test_misaligned_views(self):
+        def misaligned(tensor):
+            buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
+            return buffer[1:].view(tensor.shape).copy_(tensor)
+
+        tensors = make_scale_shift(device="cuda")
+        fuse_scale_shift_kernel(*tensors)
+        assert_scale_shift(fuse_scale_shift_kernel, [misaligned(t) for t in tensors], scale_constant=1.0)
+        named = make_select01(residual=True, affine=True, device="cuda")
+        public(named)(**named, eps=1e-6)
+        assert_select01(public(named), {name: misaligned(tensor) for name, tensor in named.items()})
+
+    def test_inference_mode(self):
+        with torch.inference_mode():
+            for _ in range(2):
+                assert_scale_shift(fuse_scale_shift_kernel, make_scale_shift(device="cuda"), scale_constant=1)
+
+    def test_gradients_are_not_lost_to_a_plan_made_without_them(self):
+        x, scale, shift = make_scale_shift(device="cuda")
+        scale.requires_grad_()
+        with torch.no_grad():
+            fuse_scale_shift_kernel(x, scale, shift)
+        assert fuse_scale_shift_kernel(x, scale, shift).requires_grad
+
+    def test_weight_may_come_and_go(self):
+        for affine in (True, False, True):
+            tensors = make_select01(affine=affine, device="cuda")
+            assert_select01(public(tensors), tensors)
+
+    @pytest.mark.parametrize("values", [(0.0, 0.0), (0.0, 2.0), (3.0, 0.0)])
+    def test_two_scalars_in_a_cuda_graph_follow_their_values(self, values):
+        x = normal(1, 6, 96, device="cuda")
+        scale, shift = torch.zeros((), device="cuda"), torch.zeros(1, device="cuda")
+        fuse_scale_shift_kernel(x, scale, shift, 0.0)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = fuse_scale_shift_kernel(x, scale, shift, 0.0)
+        scale.fill_(values[0])
+        shift.fill_(values[1])
+
+        def replay(*_, **__):
+            graph.replay()
+            return y
+
+        assert_scale_shift(replay, [x, scale, shift], scale_constant=0.0)
+
+    @both
+    def test_select01_in_a_cuda_graph_follows_its_inputs(self, residual):
+        tensors = make_select01(residual=residual, device="cuda")
+        public(tensors)(**tensors, eps=1e-6)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = public(tensors)(**tensors, eps=1e-6)
+        tensors["x"].neg_()
+        tensors["index"].copy_(1 - tensors["index"])
+
+        def replay(*_, **__):
+            graph.replay()
+            return outputs
+
+        assert_select01(replay, tensors)
+
+    def test_full_graph_compilation_with_inductor(self):
+        compiled = torch.compile(fuse_scale_shift_kernel, fullgraph=True)
+        assert_scale_shift(compiled, make_scale_shift(device="cuda"), scale_constant=1)
