@@ -419,3 +419,8 @@ def test_help_is_fast(tmp_path: Path) -> None:
         assert asked.returncode == 0, asked.stderr
     assert all(f"  {name}  " in asked.stdout for name in COMMANDS)
     assert min(times) < 0.3, times
+
+
+def test_the_recorded_command_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["kda", "bench", "axpy", "--rows", "out*", "--json", str(tmp_path / "run.json")])
+    assert cli._command() == "kda bench axpy --rows 'out*' --json run.json"

@@ -237,7 +237,8 @@ def main() -> None:
 
 
 def _command() -> str:
-    return shlex.join(["kda", *sys.argv[1:]])
+    """The command for the record, without the folders of absolute paths: they are the machine's, not the run's."""
+    return shlex.join(["kda", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
 
 
 def _relative(path: Path) -> str:
