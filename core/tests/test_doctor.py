@@ -102,11 +102,11 @@ def test_python_that_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_upstream_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned = check("sglang-0.5.12.post1")
+    pinned = check("sglang-0.5.12.post1, qknorm_rope")
     assert not pinned.ok
     assert (pinned.found, pinned.remedy) == ("the wheel is not in the cache", "kda fetch qknorm_rope")
     monkeypatch.setattr(doctor, "fetch", lambda *args, **kwargs: tmp_path / "tree")
-    assert check("sglang-0.5.12.post1").ok
+    assert check("sglang-0.5.12.post1, qknorm_rope").ok
 
 
 def test_a_broken_task_does_not_break_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,13 @@ def _upstream() -> list[Check]:
             for name, pin in task.config.upstream.items():
                 needed_for = f"the upstream arms of {task.op}"
                 remedy = f"kda fetch {task.op}"
+                label = f"{name}, {task.op}"
                 try:
                     tree = fetch(pin, task.path / pin.files, cache, offline=True)
                 except KdaError as error:
-                    found.append(Check(name, False, str(error).splitlines()[0], needed_for, remedy))
+                    found.append(Check(label, False, str(error).splitlines()[0], needed_for, remedy))
                 else:
-                    found.append(Check(name, True, _short(tree), needed_for, remedy))
+                    found.append(Check(label, True, _short(tree), needed_for, remedy))
     except KdaError as error:  # a task's own files are broken: the rest of the report still helps
         found.append(Check("tasks", False, str(error), "every command", "mend the file it names"))
     return found
