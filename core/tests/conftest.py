@@ -1,6 +1,7 @@
 """A small real task in a temporary checkout, for tests that run the judge with its worker processes."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,11 @@ import pytest
 from kda_core.tasks import Task
 
 TOY = Path(__file__).parent / "toy"
+
+
+def listen_to_interrupts() -> None:
+    """For Popen's preexec_fn: a shell that runs the tests in the background starts them with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

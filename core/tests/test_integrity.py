@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kda_core
+from core.tests.conftest import listen_to_interrupts
 from kda_core import verdict
 from kda_core.bench import Request, frozen_rows, open_session, run
 from kda_core.errors import KdaError
@@ -121,6 +122,7 @@ def test_ctrl_c_does_not_wait_for_a_hung_arm(toy):
         env=ENV,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=listen_to_interrupts,
     )
     time.sleep(8)
     begin = time.monotonic()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kda_core
+from core.tests.conftest import listen_to_interrupts
 from kda_core.bench import Request, frozen_rows, open_session, run
 from kda_core.records import Metric, Verdict
 from kda_core.tasks import Task
@@ -128,6 +129,7 @@ def test_ctrl_c_on_the_command_line_exits_130(checkout):
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(kda_core.__file__).parents[1])},
+        preexec_fn=listen_to_interrupts,
     )
     deadline = time.monotonic() + 60
     while not _workers_of("toys.k90_axpy") and time.monotonic() < deadline:
