@@ -26,7 +26,18 @@ ROOT = Path(__file__).resolve().parent
 CORE = ROOT / "core"
 TASKS = {re.sub(r"^k\d+_", "", config.parent.name): config.parent for config in sorted(ROOT.glob("*/*/config.toml"))}
 SHARED = ROOT / ".nox" / "shared" / "{}.{}".format(*sys.version_info)
-DEVELOPMENT = ["build", "hatchling", "mypy", "nox", "pytest", "pytest-cov", "pytest-timeout", "ruff"]
+DEVELOPMENT = [
+    "build",
+    "hatchling",
+    "jsonschema",
+    "mypy",
+    "nox",
+    "playwright",
+    "pytest",
+    "pytest-cov",
+    "pytest-timeout",
+    "ruff",
+]
 PYTHONPATH = os.pathsep.join(filter(None, [str(CORE / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
 GRACE_S = 20
 """After Ctrl-C: time to end the workers and to keep what was measured."""
@@ -59,7 +70,7 @@ def shared_python(session: nox.Session) -> str:
         afresh = [] if stamp.is_file() and python.exists() else ["--clear"]
         session.run(sys.executable, "-m", "virtualenv", "-q", *afresh, str(SHARED), external=True)
         stamp.unlink(missing_ok=True)
-        wanted = ["-e", f"{CORE}[torch,upstream,cutedsl]", *DEVELOPMENT, *task_requirements()]
+        wanted = ["-e", f"{CORE}[torch,upstream,cutedsl,plots,site]", *DEVELOPMENT, *task_requirements()]
         constraints = ["-c", str(ROOT / "constraints.txt")]
         session.run(str(python), "-m", "pip", "install", *constraints, *wanted, external=True)
         stamp.write_text(fingerprint())
@@ -121,6 +132,11 @@ def task_requirements() -> list[str]:
     return sorted({need for project in projects for need in project["dependencies"] if not need.startswith("kda-core")})
 
 
+def extra(name: str) -> tuple[str, ...]:
+    """What one of core's optional extras holds."""
+    return tuple(nox.project.load_toml(CORE / "pyproject.toml")["project"]["optional-dependencies"][name])
+
+
 def kda_session(name: str, command: str, op: str, description: str) -> None:
     """One session that runs `kda COMMAND OP` with the arguments after `--`."""
 
@@ -136,16 +152,26 @@ def define(name: str, description: str, function: Callable[[nox.Session], None])
     nox.session(function, name=name, venv_backend="none")
 
 
-for _op in TASKS:
+for _op, _task in TASKS.items():
     kda_session(f"bench-{_op}", "bench", _op, f"Verify and measure {_op} against upstream (no GPU: verify, compile)")
     kda_session(f"validate-{_op}", "validate", _op, f"Check {_op}: files, oracle, regression grid, published numbers")
     kda_session(f"compile-{_op}", "compile", _op, f"Compile {_op} ahead of time for every target GPU")
+    kda_session(f"profile-{_op}", "profile", _op, f"Nsight Compute on baseline and solution of {_op}: -- --row ID")
+    kda_session(f"sanitize-{_op}", "sanitize", _op, f"compute-sanitizer on representative rows of {_op}")
+    if (_task / "bench" / "tune.py").is_file():
+        kda_session(f"tune-{_op}", "tune", _op, f"Choose configurations of {_op} by a recorded sweep (no GPU: compile)")
 
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of core and of every task"""
-    run(session, "-m", "pytest", *session.posargs, tools=("pytest", "pytest-timeout"))
+    run(session, "-m", "pytest", *session.posargs, tools=("jsonschema", "pytest", "pytest-timeout"))
+
+
+@nox.session(venv_backend="none")
+def adversaries(session: nox.Session) -> None:
+    """Run the arms that cheat or fail through the judge and show the table (-- NAME..., --record FILE)"""
+    run(session, "-m", "core.tests.adversaries", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -175,5 +201,11 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def publish(session: nox.Session) -> None:
-    """Generate results and tables from the ledgers"""
-    run(session, "-m", "kda_core", "publish", *session.posargs)
+    """Generate results, plots and tables from the ledgers (-- --check compares them)"""
+    run(session, "-m", "kda_core", "publish", *session.posargs, tools=extra("plots"))
+
+
+@nox.session(venv_backend="none")
+def site(session: nox.Session) -> None:
+    """Build the static site into _site/: open _site/index.html"""
+    run(session, "-m", "kda_core", "site", *session.posargs, tools=(*extra("plots"), *extra("site")))

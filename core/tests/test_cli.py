@@ -30,7 +30,23 @@ SOURCES = str(Path(kda_core.__file__).parents[1])
 README = "# Toys\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
 RUN = ("--device", "cpu", "--rows", "out*", "--generations", "1")
 HEAVY = {"torch", "triton", "cutlass", "numpy", "pynvml", "pydantic", "rich"}
-COMMANDS = ["list", "bench", "validate", "compile", "fetch", "new", "doctor", "publish", "ledger"]
+COMMANDS = [
+    "list",
+    "bench",
+    "validate",
+    "tune",
+    "compile",
+    "profile",
+    "sanitize",
+    "fetch",
+    "new",
+    "doctor",
+    "publish",
+    "ledger",
+    "rerun",
+    "compare",
+    "schema",
+]
 
 
 @dataclass(frozen=True)

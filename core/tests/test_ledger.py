@@ -2,7 +2,11 @@
 
 import json
 import multiprocessing
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,9 @@ from kda_core.errors import LedgerError
 from kda_core.ledger import append, encode, merge, read
 from kda_core.records import OutputError, RunRecord, Verdict
 from kda_core.tasks import Task
+
+OLD = Path(__file__).parent / "data" / "ledger_v1.jsonl"
+"""Two lines that the program wrote when 1 was its schema version: a measured run and one without a GPU."""
 
 
 @pytest.fixture
@@ -68,9 +75,22 @@ def broken(line: bytes) -> dict[str, tuple[bytes, str]]:
     data = json.loads(line)
     return {
         "not JSON": (line[:50] + b"\n", "not valid JSON"),
-        "no object": (b"[1]\n", "expected an object with schema_version 1, got None"),
+        "no object": (b"[1]\n", "expected an object with schema_version 1 to 2, got None"),
         "empty line": (b"\n", "not valid JSON"),
-        "future": (json.dumps({**data, "schema_version": 2}).encode() + b"\n", "schema_version 1, got 2"),
+        "not UTF-8": (b'{"schema_version": "\xff"}\n', "not valid JSON"),
+        "future": (json.dumps({**data, "schema_version": 3}).encode() + b"\n", "schema_version 1 to 2, got 3"),
+        "past": (json.dumps({**data, "schema_version": 0}).encode() + b"\n", "schema_version 1 to 2, got 0"),
+        "version true": (json.dumps({**data, "schema_version": True}).encode() + b"\n", "1 to 2, got True"),
+        "version a word": (json.dumps({**data, "schema_version": "2"}).encode() + b"\n", "1 to 2, got '2'"),
+        "old with new keys": (
+            json.dumps({**data, "schema_version": 1}).encode() + b"\n",
+            "machine_watch, rerun_of: not a key of schema_version 1",
+        ),
+        "wrong type": (
+            json.dumps({**data, "seconds": "1"}).encode() + b"\n",
+            "seconds: Input should be a valid number",
+        ),
+        "torn": (line[:100] + line, "not valid JSON"),
         "unknown key": (json.dumps({**data, "extra": 1}).encode() + b"\n", "extra: Extra inputs"),
         "missing key": (
             json.dumps({k: v for k, v in data.items() if k != "utc"}).encode() + b"\n",
@@ -82,7 +102,11 @@ def broken(line: bytes) -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["not JSON", "no object", "empty line", "future", "unknown key", "missing key", "truncated", "twice"]
+    "kind",
+    [
+        *("not JSON", "no object", "empty line", "not UTF-8", "future", "past", "version true", "version a word"),
+        *("old with new keys", "wrong type", "torn", "unknown key", "missing key", "truncated", "twice"),
+    ],
 )
 def test_a_broken_line_is_named_by_file_and_number(task: Task, record: RunRecord, kind: str) -> None:
     append(task.ledger, record)
@@ -128,16 +152,60 @@ def _append_many(path: str, root: str, writer: int, count: int) -> None:
         append(Path(path), record.model_copy(update={"run_id": f"{writer}-{index}"}))
 
 
+def _merge_many(path: str, other: str, times: int) -> None:
+    for _ in range(times):
+        merge(Path(path), Path(other))
+
+
+def _at_once(*calls: tuple[Callable[..., None], tuple[Any, ...]]) -> list[multiprocessing.process.BaseProcess]:
+    """Start a process for each call."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=function, args=arguments) for function, arguments in calls]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _all_succeed(processes: list[multiprocessing.process.BaseProcess]) -> None:
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+
+
 def test_concurrent_writers_lose_nothing(task: Task, tmp_path: Path) -> None:
     path = tmp_path / "new" / "ledger.jsonl"
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_append_many, args=(str(path), str(task.path), w, 8)) for w in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
+    _all_succeed(_at_once(*((_append_many, (str(path), str(task.path), w, 8)) for w in range(4))))
     assert {record.run_id for record in read(path)} == {f"{w}-{i}" for w in range(4) for i in range(8)}
+
+
+def test_concurrent_merges_bring_every_run_once(task: Task, record: RunRecord, tmp_path: Path) -> None:
+    """Three machines' ledgers share some runs, and come in twice each, while a fourth writer appends."""
+    others = [tmp_path / f"other{machine}.jsonl" for machine in range(3)]
+    for machine, other in enumerate(others):
+        for number in range(machine, machine + 4):
+            append(other, record.model_copy(update={"run_id": f"shared-{number}"}))
+    merges = ((_merge_many, (str(task.ledger), str(other), 2)) for other in others)
+    _all_succeed(_at_once(*merges, (_append_many, (str(task.ledger), str(task.path), 9, 4))))
+    names = [record.run_id for record in read(task.ledger)]
+    assert sorted(names) == [*(f"9-{number}" for number in range(4)), *(f"shared-{number}" for number in range(6))]
+
+
+def test_a_reader_sees_no_half_line(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers that take 50 ms for a line: without the lock a reader would meet unfinished ones."""
+    write = os.write
+
+    def slowly(file: int, data: bytes) -> int:
+        time.sleep(0.002)
+        return write(file, data[:800])
+
+    monkeypatch.setattr(ledger.os, "write", slowly)
+    writers = _at_once(*((_append_many, (str(task.ledger), str(task.path), w, 6)) for w in range(2)))
+    seen = []
+    while any(writer.is_alive() for writer in writers):
+        seen.append(len(read(task.ledger)))
+    _all_succeed(writers)
+    assert seen == sorted(seen)
+    assert len(read(task.ledger)) == 12
 
 
 def test_merge_appends_what_is_new_byte_for_byte(task: Task, record: RunRecord, tmp_path: Path) -> None:
@@ -150,6 +218,61 @@ def test_merge_appends_what_is_new_byte_for_byte(task: Task, record: RunRecord, 
     assert merge(task.ledger, other) == 1
     assert task.ledger.read_bytes() == other.read_bytes()
     assert merge(task.ledger, other) == 0
+
+
+def test_merge_mends_line_ends_alone(task: Task, record: RunRecord, tmp_path: Path) -> None:
+    """What a mail program or an editor does to a line is no second version of the run."""
+    other = tmp_path / "other.jsonl"
+    append(task.ledger, record)
+    known, new = task.ledger.read_bytes(), encode(make_record(task, seed=1))
+    other.write_bytes(known.replace(b"\n", b"\r\n") + new.rstrip(b"\n"))
+    assert merge(task.ledger, other) == 1
+    assert task.ledger.read_bytes() == known + new
+    assert merge(task.ledger, other) == 0
+    other.write_bytes(known + new[:-100])
+    with pytest.raises(LedgerError, match=r"other.jsonl:2: not valid JSON"):
+        merge(task.ledger, other)
+
+
+def test_merge_into_a_ledger_without_its_last_newline(task: Task, record: RunRecord, tmp_path: Path) -> None:
+    """Ours is what this machine wrote: an unfinished line there is named, and nothing is added."""
+    other = tmp_path / "other.jsonl"
+    append(other, make_record(task, seed=1))
+    append(task.ledger, record)
+    task.ledger.write_bytes(task.ledger.read_bytes()[:-1])
+    before = task.ledger.read_bytes()
+    with pytest.raises(LedgerError, match=r"ledger.jsonl:1: unfinished line"):
+        merge(task.ledger, other)
+    assert task.ledger.read_bytes() == before
+
+
+def test_merge_of_nothing_and_of_itself(task: Task, record: RunRecord, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    append(task.ledger, record)
+    assert merge(task.ledger, tmp_path / "empty.jsonl") == 0
+    assert merge(task.ledger, task.ledger) == 0
+
+
+def test_merge_keeps_the_version_of_each_line(task: Task, record: RunRecord, tmp_path: Path) -> None:
+    append(task.ledger, record.model_copy(update={"run_id": "new"}))
+    ours = task.ledger.read_bytes()
+    assert merge(task.ledger, OLD) == 2
+    assert task.ledger.read_bytes() == ours + OLD.read_bytes()
+    other = tmp_path / "old.jsonl"
+    other.write_bytes(OLD.read_bytes())
+    assert merge(other, task.ledger) == 1
+    assert other.read_bytes() == OLD.read_bytes() + ours
+    assert [record.schema_version for record in read(other)] == [2, 2, 2]
+
+
+def test_merge_takes_a_migrated_copy_for_another_version_of_the_run(task: Task, tmp_path: Path) -> None:
+    """A line written again in the new form is an edited line: what was measured then did not have it."""
+    task.ledger.parent.mkdir(parents=True)
+    task.ledger.write_bytes(OLD.read_bytes())
+    append(tmp_path / "other.jsonl", read(OLD)[0])
+    with pytest.raises(LedgerError, match="one was edited"):
+        merge(task.ledger, tmp_path / "other.jsonl")
+    assert task.ledger.read_bytes() == OLD.read_bytes()
 
 
 def test_merge_refuses_two_versions_of_one_run(task: Task, record: RunRecord, tmp_path: Path) -> None:

@@ -36,15 +36,19 @@ def git(root: Path, *arguments: str) -> str:
 OUTSIDE = {
     "__init__", "__main__", "aot", "cli", "compile", "doctor", "errors", "ledger", "progress", "provenance", "publish",
     "records", "report", "scaffold", "suggest", "tasks", "terminal", "toml", "validate", "view",
+    "compare", "comparison_view", "migrations", "rerun", "schema", "watch", "watcher",
+    "tune", "tune_derive", "tune_measure", "tune_records", "tune_run", "tune_trial", "tune_view",
 }  # fmt: skip
-"""Modules that find, show, store or compile, and so cannot change a number."""
+"""Modules that find, show, store or compile, or choose what a solution then holds, and so cannot change a number."""
+LIBRARY = {"rows", "tuning"}
+"""Modules that solutions import: part of the hash of those that do."""
 
 
 def test_harness_names_each_module_that_can_change_a_number_once() -> None:
     modules = {path.stem for path in Path(kda_core.__file__).parent.glob("*.py")}
     assert len(set(provenance.HARNESS)) == len(provenance.HARNESS)
     assert set(provenance.HARNESS) <= modules
-    assert modules - set(provenance.HARNESS) <= OUTSIDE, "a new module belongs into HARNESS or OUTSIDE"
+    assert modules - set(provenance.HARNESS) <= OUTSIDE | LIBRARY, "a new module belongs into HARNESS or OUTSIDE"
 
 
 def test_every_part_changes_its_own_hash_and_no_other(task: Task) -> None:
@@ -63,6 +67,43 @@ def test_every_part_changes_its_own_hash_and_no_other(task: Task) -> None:
         after = hashes(task)
         assert {name for name in before if before[name] != after[name]} == {part}
         path.write_bytes(old)
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import torch\nfrom kda_core.launch import Plans\nfrom . import kda_core\n", []),
+        ("from kda_core.tuning import Table\n", ["tuning"]),
+        ("def f():\n    import kda_core.rows as r\n", ["rows"]),
+        ("from kda_core import tuning, launch\nfrom kda_core.rows import form\n", ["rows", "tuning"]),
+        # suggest imports nothing else of core; scaffold reaches it through tasks.
+        ("import kda_core.suggest\n", ["suggest"]),
+    ],
+)
+def test_the_library_is_what_the_solution_imports_of_core(task: Task, source: str, modules: list[str]) -> None:
+    core = Path(kda_core.__file__).parent
+    (task.path / "solution" / "inner").mkdir()
+    (task.path / "solution" / "inner" / "kernel.py").write_text(source)
+    assert provenance.library(task.path / "solution") == modules
+    expected = content_hash(core, [f"{name}.py" for name in modules]) if modules else None
+    assert hashes(task).get("library") == expected
+
+
+def test_the_library_follows_imports_inside_core(task: Task) -> None:
+    (task.path / "solution" / "__init__.py").write_text("import kda_core.scaffold\n")
+    found = provenance.library(task.path / "solution")
+    assert {"scaffold", "tasks", "suggest", "publish"} <= set(found)
+    assert not {"errors", "toml", *provenance.HARNESS} & set(found)
+
+
+def test_what_tuning_may_choose_from_is_no_part(task: Task) -> None:
+    """Only what it chose is, in the solution."""
+    before = hashes(task)
+    (task.path / "bench" / "tune.py").write_text("SWEEPS = ()\n")
+    assert hashes(task) == before
+    (task.path / "solution" / "tuned.toml").write_text("")
+    assert hashes(task)["solution"] != before["solution"]
+    assert content_hash(task.path / "solution", ["**/*"], without=["tuned.toml"]) == before["solution"]
 
 
 def test_a_hash_is_what_sha256sum_would_give(tmp_path: Path) -> None:

@@ -50,3 +50,9 @@ class LedgerError(KdaError):
     """A ledger line that is broken or of an unknown schema version."""
 
     exit_code = ExitCode.LEDGER
+
+
+class ArmFailed(KdaError):
+    """An arm raised, crashed or launched nothing where a tool was to look at it."""
+
+    exit_code = ExitCode.ARM_FAILED

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from kda_core.derive import rounded
 from kda_core.errors import LedgerError
+from kda_core.migrations import MIGRATIONS, is_known, migrate
 from kda_core.records import SCHEMA_VERSION, RunRecord
 
 
@@ -33,26 +34,32 @@ def append(path: Path, record: RunRecord) -> None:
 
 
 def read(path: Path) -> list[RunRecord]:
-    """Every record, in file order; none when the file does not exist.
+    """Every record, in file order and in the form of the current schema version; none when the file does not exist.
+
+    Waits for a writer that is at it, so that no half line is seen.
 
     Raises:
         LedgerError: a line that is broken, unfinished or of an unknown schema version, or a run id that occurs twice;
             names file and line. Nothing is ever skipped.
     """
-    return [record for record, _ in _lines(path).values()]
+    return [record for record, _ in _lines(_content(path), path).values()]
 
 
 def merge(path: Path, other: Path) -> int:
     """Append the lines of `other` whose run id `path` lacks, byte for byte; returns how many.
+
+    What a transfer does to the ends of lines is mended: they may be CRLF, and the last one may be missing. Lines of an
+    older schema version stay what they are.
 
     Raises:
         LedgerError: `other` does not exist, either file is broken, or both hold the same run id with different content.
     """
     if not other.is_file():
         raise LedgerError(f"{other}: file not found")
-    theirs = _lines(other)
+    received = _content(other)
+    theirs = _lines(received if received.endswith(b"\n") or not received else received + b"\n", other)
     with _locked(path) as file:
-        ours = _lines(path)
+        ours = _lines(_all_of(file), path)
         for run_id in theirs.keys() & ours.keys():
             if theirs[run_id][1] != ours[run_id][1]:
                 raise LedgerError(f"{other}: run {run_id} differs from the line of that run in {path}; one was edited")
@@ -60,6 +67,24 @@ def merge(path: Path, other: Path) -> int:
         if new:
             _write(file, b"".join(new))
     return len(new)
+
+
+def _content(path: Path) -> bytes:
+    """The file's bytes between two writers; none when it does not exist."""
+    if not path.exists():
+        return b""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return _all_of(file)
+    finally:
+        os.close(file)
+
+
+def _all_of(file: int) -> bytes:
+    with os.fdopen(os.dup(file), "rb") as stream:
+        stream.seek(0)
+        return stream.read()
 
 
 @contextmanager
@@ -100,17 +125,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _lines(path: Path) -> dict[str, tuple[RunRecord, bytes]]:
-    """Run id -> the record and its line."""
-    if not path.exists():
-        return {}
+def _lines(content: bytes, path: Path) -> dict[str, tuple[RunRecord, bytes]]:
+    """Run id -> the record and its line, which ends in a newline alone."""
     found: dict[str, tuple[RunRecord, bytes]] = {}
     numbers: dict[str, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
         record = _decode(line, f"{path}:{number}")
         if record.run_id in found:
             raise LedgerError(f"{path}:{number}: run {record.run_id} is already on line {numbers[record.run_id]}")
-        found[record.run_id] = (record, line)
+        found[record.run_id] = (record, line.rstrip(b"\r\n") + b"\n")
         numbers[record.run_id] = number
     return found
 
@@ -123,11 +146,15 @@ def _decode(line: bytes, where: str) -> RunRecord:
     except ValueError as error:
         raise LedgerError(f"{where}: not valid JSON: {error}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
-        raise LedgerError(f"{where}: expected an object with schema_version {SCHEMA_VERSION}, got {version!r}")
+    if not is_known(version):
+        known = f"{min(MIGRATIONS)} to {SCHEMA_VERSION}"
+        raise LedgerError(f"{where}: expected an object with schema_version {known}, got {version!r}")
     try:
-        return RunRecord.model_validate_json(line)
+        # An old line goes through JSON once more: only there does a strict model take an array for a tuple.
+        return RunRecord.model_validate_json(line if version == SCHEMA_VERSION else json.dumps(migrate(data)))
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise LedgerError(f"{where}: {'; '.join(problems[:3])}{more}") from None
+    except ValueError as error:
+        raise LedgerError(f"{where}: {error}") from None

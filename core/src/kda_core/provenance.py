@@ -1,12 +1,13 @@
 """What exactly ran: commit, content hashes, pins, versions, and the machine's processor."""
 
+import ast
 import hashlib
 import os
 import platform
 import re
 import secrets
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -51,7 +52,9 @@ HARNESS_SOURCES = ("native.c",)
 COMMIT_VARIABLE = "KDA_GIT_COMMIT"
 DIRTY_VARIABLE = "KDA_GIT_DIRTY"
 UNKNOWN_COMMIT = "unknown"
-NOT_CODE = (":(exclude,glob)*/*/docs/ledger.jsonl", ":(exclude)*.md")
+NOT_IN_LIBRARY = frozenset({"errors", "toml"})
+"""Modules that solutions import, if only through others, and that can change neither a result nor a time."""
+NOT_CODE = (":(exclude,glob)*/*/docs/ledger.jsonl", ":(exclude,glob)*/*/docs/tuning.jsonl", ":(exclude)*.md")
 """A ledger grows with every recorded run and the tables follow it; neither can change a number."""
 DISTRIBUTIONS = {
     "torch": "torch",
@@ -111,24 +114,52 @@ def hashes(task: Task) -> dict[str, str]:
     """sha256 of what decides the task's numbers, by part.
 
     Each is `content_hash` over: `solution` and `baseline` the whole folder, `workloads` the frozen rows,
-    `reference` the Python files of `bench/`, `config` the contract, `harness` the modules in `HARNESS` and
-    `HARNESS_SOURCES`.
+    `reference` the Python files of `bench/` but for `tune.py` (what it decides is in the solution), `config` the
+    contract, `harness` the modules in `HARNESS` and `HARNESS_SOURCES`, `library` the other modules of `kda_core` that
+    the solution imports (no part where there are none).
     """
     core = Path(kda_core.__file__).parent
-    return {
+    found = {
         "solution": content_hash(task.path / "solution", ["**/*"]),
         "baseline": content_hash(task.path / "baseline", ["**/*"]),
         "workloads": content_hash(task.path / "bench", ["workloads.toml"]),
-        "reference": content_hash(task.path / "bench", ["*.py"]),
+        "reference": content_hash(task.path / "bench", ["*.py"], without=["tune.py"]),
         "config": content_hash(task.path, ["config.toml"]),
         "harness": content_hash(core, [*(f"{module}.py" for module in HARNESS), *HARNESS_SOURCES]),
     }
+    modules = library(task.path / "solution")
+    return found | ({"library": content_hash(core, [f"{module}.py" for module in modules])} if modules else {})
 
 
-def content_hash(folder: Path, patterns: Iterable[str]) -> str:
+def library(solution: Path) -> list[str]:
+    """Modules of `kda_core` that a solution's files import, directly or through one another, without the harness."""
+    core = Path(kda_core.__file__).parent
+    found: set[str] = set()
+    todo = [path for path in solution.glob("**/*.py") if not _is_cache(path.relative_to(solution))]
+    while todo:
+        new = _core_imports(todo.pop()) - found - NOT_IN_LIBRARY.union(HARNESS)
+        new = {module for module in new if (core / f"{module}.py").is_file()}
+        found |= new
+        todo += [core / f"{module}.py" for module in new]
+    return sorted(found)
+
+
+def _core_imports(path: Path) -> set[str]:
+    """Names that may be modules of `kda_core`, from the import statements of one file, type checking's included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name.split(".")[1] for name in names if name.startswith("kda_core.")}
+
+
+def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str] = ()) -> str:
     """sha256 of lines `<sha256 of the file>  <path in the folder>`, sorted by path, as sha256sum would print them.
 
-    CRLF counts as LF in text, so a checkout's line endings do not matter; `CACHES` are left out.
+    CRLF counts as LF in text, so a checkout's line endings do not matter; `CACHES` and the paths in `without` are left
+    out.
 
     Raises:
         UsageError: a pattern without a file.
@@ -143,7 +174,8 @@ def content_hash(folder: Path, patterns: Iterable[str]) -> str:
             if b"\0" not in content:
                 content = content.replace(b"\r\n", b"\n")
             lines[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
-    return hashlib.sha256("".join(f"{lines[name]}  {name}\n" for name in sorted(lines)).encode()).hexdigest()
+    kept = sorted(lines.keys() - set(without))
+    return hashlib.sha256("".join(f"{lines[name]}  {name}\n" for name in kept).encode()).hexdigest()
 
 
 def _is_cache(path: Path) -> bool:

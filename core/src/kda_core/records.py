@@ -10,7 +10,8 @@ from typing import Final, Literal
 from kda_core.gpu import GpuState
 from kda_core.toml import Strict
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""Of the lines written now; `kda_core.migrations` reads the older ones."""
 LIMIT_ARM = "limit"
 """Arm of a row whose `wall` is the host's floor and whose `device` is the GPU's: its medians are the row's limit."""
 Scalar = bool | int | float | str
@@ -214,10 +215,53 @@ class Repeat(Strict):
     """`median(first) / median(second)`: 1 but for noise."""
 
 
+class Spread(Strict):
+    """Lowest, median and highest of what the readings of a run show."""
+
+    low: float
+    median: float
+    high: float
+
+
+class WatchedProcess(Strict):
+    """A process of somebody else that held the GPU while the run was on."""
+
+    pid: int
+    readings: int
+    """In how many it was seen."""
+    memory_mb: int | None
+    """The most it was seen to hold."""
+
+
+class MachineWatch(Strict):
+    """The GPU as it was read all through the run, by a process of its own.
+
+    A reading counts as busy when NVML does not give idleness as the reason for its clocks: an idle GPU lowers them.
+    """
+
+    readings: int
+    busy: int
+    seconds: float
+    """From the first reading to the last."""
+    longest_gap_s: float
+    """Between two readings: what is shorter can have gone unseen."""
+    cpu_s: float
+    """Processor time that watching cost."""
+    sm_mhz: Spread | None
+    """Of the busy readings, as the memory's clock and the power."""
+    memory_mhz: Spread | None
+    power_w: Spread | None
+    temperature_c: Spread | None
+    """Of all readings."""
+    throttle_s: dict[str, float]
+    """Reason for lowered clocks, as `gpu.Throttle` names it -> seconds between the readings that showed it."""
+    foreign: tuple[WatchedProcess, ...]
+
+
 class RunRecord(Strict):
     """One run: one line of a ledger."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run_id: str
     utc: str
     """Start, ISO 8601 with Z."""
@@ -235,3 +279,7 @@ class RunRecord(Strict):
     """Why this run cannot be published; empty for a clean one."""
     partial: bool = False
     """True when the run was interrupted; unmeasured rows are absent."""
+    machine_watch: MachineWatch | None = None
+    """None: not watched, as on a CPU and in lines of version 1."""
+    rerun_of: str | None = None
+    """Id of the run that this one repeats."""
