@@ -115,7 +115,13 @@ def test_nox_lists_every_session() -> None:
     pytest.importorskip("nox")
     listed = run(sys.executable, "-m", "nox", "-l").stdout
     sessions = re.findall(r"^[*-] (\S+) -> \S", listed, re.MULTILINE)
-    of_tasks = [f"{command}-{task.op}" for task in find_tasks() for command in ("bench", "validate", "compile")]
+    commands = ("bench", "validate", "compile", "profile", "sanitize")
+    tuned = {task.op for task in find_tasks() if (task.path / "bench" / "tune.py").is_file()}
+    of_tasks = [
+        f"{command}-{task.op}"
+        for task in find_tasks()
+        for command in (*commands, *(["tune"] if task.op in tuned else []))
+    ]
     assert sessions == [*of_tasks, "tests", "lint", "typecheck", "build", "publish"]
 
 

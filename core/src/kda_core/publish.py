@@ -1,62 +1,99 @@
-"""Make the generated files from the ledgers, or compare them: results, upstream source, and the README's table."""
+"""Make every generated file from the ledgers, or compare them: results, plots, upstream source, and the tables."""
 
-from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, zip_longest
 from pathlib import Path
 
+from kda_core import family, profile_digest, sanitize_digest
 from kda_core.derive import mismatches
 from kda_core.errors import LedgerError, UsageError
 from kda_core.ledger import read
-from kda_core.report import COMMAND, HEADER, published, replace_block, results_md, top_table_md
+from kda_core.plots import FOLDER, plots
+from kda_core.records import RunRecord
+from kda_core.report import COMMAND, HEADER, published
+from kda_core.tables import Ledgers, replace_block, results_md, top_table_md
 from kda_core.tasks import Task, checkout_root, find_tasks
 
-README_BLOCK = "results"
+DIGESTS = {"profile.md": profile_digest.digest_md, "sanitize.md": sanitize_digest.digest_md}
+"""Pages that only a task with such a record has."""
 
 
-def publish(tasks: Sequence[Task], check: bool) -> list[str]:
-    """Write every generated file of `tasks` and the README's table of all tasks; returns what changed.
+def publish(tasks: Sequence[Task], check: bool, draw: bool = True) -> list[str]:
+    """Write every generated file of `tasks`, the README's table and the families' maps; returns what changed.
 
     With `check` nothing is written, and each file that differs is returned with its first differing line. That the
     ledger's numbers follow from its samples is checked before writing; `validate` checks it for every run by itself.
+    Without `draw` the plots are left as they are and not compared.
 
     Raises:
         LedgerError: a ledger is broken, or the run to publish claims numbers that its samples do not give.
-        UsageError: the README lacks the markers of its table.
+        MissingRequirement: plots are to be drawn, and the matplotlib release for it is not installed.
+        UsageError: the README or a family's README lacks the markers of a generated block.
     """
+    ledgers = [(task, read(task.ledger)) for task in tasks]
     if not check:
-        for task in tasks:
-            _demand_true_numbers(task)
+        for task, records in ledgers:
+            _demand_true_numbers(task, records)
+    wanted = dict(_contents(ledgers, draw))
     found = []
-    for path, content in _contents(tasks):
-        old = path.read_text(encoding="utf-8") if path.is_file() else None
+    for path, content in wanted.items():
+        old = path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else None
         if old == content:
             continue
         found.append(_difference(path, old, content) if check else str(path))
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8", newline="\n")
+    for path in _leftovers(tasks, wanted) if draw else ():
+        found.append(f"{path}: no published run gives this plot; run `{COMMAND}`" if check else f"{path}: removed")
+        if not check:
+            path.unlink()
     return found
 
 
-def _demand_true_numbers(task: Task) -> None:
-    for record in published(task, read(task.ledger)).values():
+def _demand_true_numbers(task: Task, records: Sequence[RunRecord]) -> None:
+    for record in published(task, records).values():
         if wrong := mismatches(record):
             raise LedgerError(f"{task.ledger}: run {record.run_id}: {'; '.join(wrong[:3])} ({len(wrong)} in all)")
 
 
-def _contents(tasks: Iterable[Task]) -> Iterable[tuple[Path, str]]:
-    for task in tasks:
-        yield task.path / "docs" / "results.md", results_md(task, read(task.ledger))
-        yield task.path / "docs" / "baseline_source.md", _baseline_source(task)
+def _contents(ledgers: Ledgers, draw: bool) -> Iterable[tuple[Path, str]]:
+    for task, records in ledgers:
+        docs = task.path / "docs"
+        yield docs / "results.md", results_md(task, records)
+        yield docs / "baseline_source.md", _baseline_source(task)
+        for name, digest in DIGESTS.items():
+            if (text := digest(task)) is not None:
+                yield docs / name, text
+        for name, svg in (plots(task, records) if draw else {}).items():
+            yield docs / FOLDER / name, svg
     root = checkout_root()
     if root is not None:
+        known = {task.path: records for task, records in ledgers}
+        everything = [(task, known[task.path] if task.path in known else read(task.ledger)) for task in find_tasks()]
         readme = root / "README.md"
         if not readme.is_file():
             raise UsageError(f"{readme}: file not found; it holds the table of all tasks")
+        yield readme, _filled(readme, {"results": top_table_md(everything)})
+        for name, members in groupby(everything, key=lambda pair: pair[0].family):
+            if (page := root / name / "README.md").is_file():
+                yield page, _filled(page, family.blocks(list(members)))
+
+
+def _filled(path: Path, blocks: Mapping[str, str]) -> str:
+    """The file's text with its generated blocks made anew; the prose around them stays."""
+    text = path.read_bytes().decode("utf-8")
+    for name, content in blocks.items():
         try:
-            yield readme, replace_block(readme.read_text(encoding="utf-8"), README_BLOCK, top_table_md(find_tasks()))
+            text = replace_block(text, name, content)
         except ValueError as error:
-            raise UsageError(f"{readme}: {error}") from None
+            raise UsageError(f"{path}: {error}") from None
+    return text
+
+
+def _leftovers(tasks: Iterable[Task], wanted: Mapping[Path, str]) -> list[Path]:
+    """Plots that no published run gives any more."""
+    return [path for task in tasks for path in sorted((task.path / "docs" / FOLDER).glob("*")) if path not in wanted]
 
 
 def _baseline_source(task: Task) -> str:
