@@ -2,13 +2,11 @@
 
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 
+from core.tests.adversaries.suite import place
 from kda_core.tasks import Task
-
-TOY = Path(__file__).parent / "toy"
 
 
 def listen_to_interrupts() -> None:
@@ -22,7 +20,7 @@ def checkout(tmp_path, monkeypatch):
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "pyproject.toml").touch()
     (tmp_path / "noxfile.py").touch()
-    shutil.copytree(TOY, tmp_path / "toys" / "k90_axpy", ignore=shutil.ignore_patterns("__pycache__"))
+    place(tmp_path)
     monkeypatch.delenv("KDA_ROOT", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -122,7 +122,7 @@ def test_nox_lists_every_session() -> None:
         for task in find_tasks()
         for command in (*commands, *(["tune"] if task.op in tuned else []))
     ]
-    assert sessions == [*of_tasks, "tests", "lint", "typecheck", "build", "publish"]
+    assert sessions == [*of_tasks, "tests", "adversaries", "lint", "typecheck", "build", "publish", "site"]
 
 
 def test_no_venv_takes_this_interpreter_and_no_network() -> None:

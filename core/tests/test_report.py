@@ -1,5 +1,6 @@
 """From a ledger to published numbers: every claim is computed again, and every edit is caught."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,22 +8,36 @@ from typing import Any
 import pytest
 
 from core.tests.records_factory import COMMIT, ROWS, cpu_record, gpu_state, make_checkout, make_record
-from kda_core import derive
+from kda_core import derive, plots
 from kda_core.derive import mismatches, recompute
-from kda_core.errors import LedgerError, UsageError
+from kda_core.errors import LedgerError, MissingRequirement, UsageError
 from kda_core.ledger import append, read
 from kda_core.publish import publish
-from kda_core.records import ArmRow, Interval, Limit, Metric, RunRecord, Verdict
-from kda_core.report import publishable, published, replace_block, results_md, stale, top_table_md
+from kda_core.records import ArmRow, Interval, Limit, MachineWatch, Metric, RunRecord, Spread, Verdict
+from kda_core.report import publishable, published, stale
+from kda_core.tables import replace_block, results_md, top_table_md
 from kda_core.tasks import Task
+from kda_core.validate import problems, uncompared
 
 LATER = "2026-11-21T04:30:00Z"
+# In CI nothing is skipped: without matplotlib these tests fail there.
+draws = pytest.mark.skipif(not os.environ.get("CI") and plots.missing() is not None, reason=str(plots.missing()))
 
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """A checkout that `validate` finds nothing wrong with, with a map of its family."""
     monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    return make_checkout(tmp_path)
+    task = make_checkout(tmp_path)
+    for name in ("prompt.md", "pyproject.toml", "baseline/latest.py", "docs/dispatch.md"):
+        (task.path / name).parent.mkdir(exist_ok=True)
+        (task.path / name).touch()
+    rows = task.path / "bench" / "workloads.toml"
+    rows.write_text(rows.read_text().replace("production = true\n", 'production = true\nmodels = ["some-model"]\n'))
+    (tmp_path / "fam" / "README.md").write_text(
+        "".join(f"<!-- kda:{name}:begin -->\n<!-- kda:{name}:end -->\n" for name in ("tasks", "models", "shapes"))
+    )
+    return task
 
 
 @pytest.fixture
@@ -279,6 +294,16 @@ def test_what_changed_since_the_run_is_named(task: Task, record: RunRecord) -> N
     assert line.startswith(f"solution has changed since run {record.run_id}: sha256 was ")
 
 
+def test_a_part_that_only_one_side_has_is_named(task: Task, record: RunRecord) -> None:
+    """Modules of core that the solution began to import since the run, or no longer imports."""
+    now = {**record.provenance.hashes, "library": "1" * 64}
+    older = updated(record, provenance={"hashes": now})
+    assert stale(task, older) == [f"library has changed since run {record.run_id}: sha256 was {'1' * 12}, is -"]
+    (task.path / "solution" / "kernel.py").write_text("from kda_core.tuning import Table\n")
+    _, library = stale(task, record)
+    assert library.startswith(f"library has changed since run {record.run_id}: sha256 was -, is ")
+
+
 def test_a_moved_pin_is_named(task: Task, record: RunRecord) -> None:
     config = task.path / "config.toml"
     config.write_text(config.read_text().replace('version = "1.0"', 'version = "1.1"'))
@@ -308,58 +333,145 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     for fact in (
         record.command,
         COMMIT,
-        "driver 580.1",
+        "driver 580.1; before 1980 MHz, 40 C, 120 W; after 1980 MHz, 40 C, 120 W",
         "torch 2.11.0",
         "Synthetic CPU",
         "noise floor (A/A): the first",
     ):
         assert fact in text
-    assert f"`{record.run_id}` | NVIDIA H200 | `{COMMIT[:10]}` | 2 | {stated} | published above |" in text
+    assert f"| `{record.run_id}` | NVIDIA H200 | `{COMMIT[:10]}` | 2 | {stated} | 1.8" in text
+    assert text.count("| published above |") == 1
+    for picture in ("speedup", "attained", "history"):
+        assert f"](plots/{picture}-h200.svg)\n" in text
     assert "| not published: the checkout was dirty |" in text
     assert "## b200\n\nCompiled (sm_100a), not measured" in text
+
+
+def test_results_show_the_gpu_during_the_run_where_it_was_watched(task: Task, record: RunRecord) -> None:
+    watch = MachineWatch(
+        readings=300,
+        busy=280,
+        seconds=61.0,
+        longest_gap_s=0.3,
+        cpu_s=0.1,
+        sm_mhz=Spread(low=1815, median=1980, high=1980),
+        memory_mhz=None,
+        power_w=None,
+        temperature_c=Spread(low=40, median=51, high=53),
+        throttle_s={"sw_power_cap": 0.4},
+        foreign=(),
+    )
+    text = results_md(task, [record.model_copy(update={"machine_watch": watch})])
+    assert (
+        "- GPU during the run: 300 readings in 61 s (lowest, median, highest): 1815, 1980, 1980 MHz; 40, 51, 53 C; "
+        "sw_power_cap 0.4 s; foreign processes: 0\n"
+    ) in text
+    assert "during" not in results_md(task, [record])
 
 
 def test_results_without_a_run_say_how_to_make_one(task: Task) -> None:
     text = results_md(task, [])
     assert "`kda bench fake --record`" in text
     assert "The ledger is empty." in text
+    assert "plots/" not in text
 
 
 def test_the_table_of_all_tasks(task: Task, record: RunRecord) -> None:
-    assert top_table_md([task]) == "No task has a published run yet.\n"
-    append(task.ledger, record)
-    head, rule, line = top_table_md([task]).splitlines()
+    assert top_table_md([(task, [])]) == "No task has a published run yet.\n"
+    head, rule, line = top_table_md([(task, [record])]).splitlines()
     assert head == "| task | GPU | rows | vs sglang 1.0 | attained | measured | commit |"
     assert rule.count("---") == 7
     assert line.startswith("| [k99_fake](fam/k99_fake/docs/results.md) | NVIDIA H200 | 2 | 2.0")
     assert line.endswith(f"| 2026-11-20 | `{COMMIT[:10]}` |")
 
 
-def test_publish_writes_and_check_finds_one_changed_digit(task: Task, record: RunRecord, tmp_path: Path) -> None:
+@draws
+def test_publish_writes_everything_once(task: Task, record: RunRecord, tmp_path: Path) -> None:
     append(task.ledger, record)
-    results, source, readme = (
-        task.path / "docs" / "results.md",
-        task.path / "docs" / "baseline_source.md",
-        tmp_path / "README.md",
-    )
-    assert [line.split(": ")[1] for line in publish([task], check=True)[:2]] == [
-        "file not found; run `kda publish`"
-    ] * 2
-    assert not results.exists()
-    assert publish([task], check=False) == [str(results), str(source), str(readme)]
+    docs, readme = task.path / "docs", tmp_path / "README.md"
+    pictures = [docs / "plots" / f"{kind}-h200.svg" for kind in ("speedup", "attained", "history")]
+    written = [docs / "results.md", docs / "baseline_source.md", *pictures, readme, tmp_path / "fam" / "README.md"]
+    missing = publish([task], check=True)
+    assert [line for line in missing if line.endswith(": file not found; run `kda publish`")] == missing[:5]
+    assert not written[0].exists(), "a check writes nothing"
+    assert publish([task], check=False) == [str(path) for path in written]
     assert publish([task], check=True) == publish([task], check=False) == []
-    assert "sglang/kernel.py" in source.read_text()
+    assert "sglang/kernel.py" in written[1].read_text()
     assert readme.read_text().startswith("# Fake\n<!-- kda:results:begin -->\n| task |")
     assert readme.read_text().endswith("<!-- kda:results:end -->\nThe rest.\n")
 
-    lines = results.read_text().splitlines(keepends=True)
-    number = next(n for n, line in enumerate(lines) if line.startswith("| large-512x8"))
-    honest = lines[number]
-    lines[number] = honest.replace("28.00", "29.00")
-    results.write_text("".join(lines))
+
+@draws
+@pytest.mark.parametrize(
+    ("name", "line", "honest", "edited"),
+    [
+        ("fam/k99_fake/docs/results.md", "| large-512x8 |", "| 28.00 |", "| 29.00 |"),
+        ("fam/k99_fake/docs/baseline_source.md", "- files: 1", "1", "2"),
+        ("fam/k99_fake/docs/plots/speedup-h200.svg", "<path d=", "1", "2"),
+        ("fam/k99_fake/docs/plots/attained-h200.svg", "100 B", "100", "101"),
+        ("fam/k99_fake/docs/plots/history-h200.svg", "2026-11-20", "20", "21"),
+        ("README.md", "NVIDIA H200", "2.0", "3.0"),
+        ("fam/README.md", "| [k99_fake]", "2.0", "3.0"),
+        ("fam/README.md", "| some-model |", "(2)", "(3)"),
+        ("fam/README.md", "| small-4x8 |", "[4, 8]", "[4, 9]"),
+    ],
+)
+def test_one_edited_digit_is_found_with_its_line(
+    task: Task, record: RunRecord, tmp_path: Path, name: str, line: str, honest: str, edited: str
+) -> None:
+    append(task.ledger, record)
+    publish([task], check=False)
+    assert problems(task) == []
+    path = tmp_path / name
+    lines = path.read_text().splitlines(keepends=True)
+    number = next(n for n, text in enumerate(lines) if line in text and honest in text)
+    was = lines[number]
+    lines[number] = was.replace(honest, edited, 1)
+    path.write_text("".join(lines))
     (found,) = publish([task], check=True)
-    assert found.startswith(f"{results}:{number + 1}: expected {honest.rstrip()!r}, got ")
-    assert results.read_text() == "".join(lines), "a check writes nothing"
+    assert found.startswith(f"{path}:{number + 1}: expected {was.rstrip()!r}, got ")
+    assert problems(task) == [found], "validate says the same"
+    assert path.read_text() == "".join(lines), "a check writes nothing"
+    assert publish([task], check=False) == [str(path)]
+    assert path.read_text().splitlines(keepends=True)[number] == was
+
+
+@draws
+def test_a_plot_without_a_run_is_found_and_removed(task: Task, record: RunRecord) -> None:
+    append(task.ledger, record)
+    publish([task], check=False)
+    left = task.path / "docs" / "plots" / "speedup-b200.svg"
+    left.write_text("<svg/>")
+    assert publish([task], check=True) == [f"{left}: no published run gives this plot; run `kda publish`"]
+    assert publish([task], check=False) == [f"{left}: removed"]
+    assert not left.exists()
+
+
+@draws
+def test_without_matplotlib_nothing_is_written_and_validate_says_what_it_left_out(
+    task: Task, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(task.ledger, record)
+    publish([task], check=False)
+    speedup = task.path / "docs" / "plots" / "speedup-h200.svg"
+    speedup.write_text("<svg/>")
+    monkeypatch.setattr(plots, "MATPLOTLIB", "0.1")
+    remedy = r"plots need matplotlib 0.1, got 3\..*: pip install matplotlib==0.1"
+    for check in (True, False):
+        with pytest.raises(MissingRequirement, match=remedy):
+            publish([task], check=check)
+    assert speedup.read_text() == "<svg/>"
+    assert problems(task) == []
+    assert "plots need matplotlib 0.1" in str(uncompared(task))
+    monkeypatch.undo()
+    assert uncompared(task) is None
+
+
+def test_without_a_run_no_plot_is_needed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "MATPLOTLIB", "0.1")
+    publish([task], check=False)
+    assert not (task.path / "docs" / "plots").exists()
+    assert uncompared(task) is None
 
 
 def test_publish_notices_a_lost_newline(task: Task) -> None:
@@ -376,6 +488,16 @@ def test_a_readme_without_its_block_is_an_error(task: Task, tmp_path: Path) -> N
     (tmp_path / "README.md").unlink()
     with pytest.raises(UsageError, match=r"README.md: file not found"):
         publish([task], check=True)
+
+
+def test_a_family_without_a_map_needs_none_and_one_with_a_map_all_its_blocks(task: Task, tmp_path: Path) -> None:
+    page = tmp_path / "fam" / "README.md"
+    page.write_text(page.read_text().replace("kda:models:end", "kda:model:end"))
+    with pytest.raises(UsageError, match=r"fam/README.md: expected the line '<!-- kda:models:end -->' once, got it 0"):
+        publish([task], check=True)
+    page.unlink()
+    publish([task], check=False)
+    assert not page.exists()
 
 
 BEGIN, END = "<!-- kda:x:begin -->\n", "<!-- kda:x:end -->\n"

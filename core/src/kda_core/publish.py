@@ -93,7 +93,9 @@ def _filled(path: Path, blocks: Mapping[str, str]) -> str:
 
 def _leftovers(tasks: Iterable[Task], wanted: Mapping[Path, str]) -> list[Path]:
     """Plots that no published run gives any more."""
-    return [path for task in tasks for path in sorted((task.path / "docs" / FOLDER).glob("*")) if path not in wanted]
+    return [
+        path for task in tasks for path in sorted((task.path / "docs" / FOLDER).glob("*.svg")) if path not in wanted
+    ]
 
 
 def _baseline_source(task: Task) -> str:

@@ -1,13 +1,11 @@
-"""From records to text: which run may be published, and the tables that are made of it. Pure functions."""
+"""Which run may be published, which published one is stale, and how a number of it is written. Pure functions."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kda_core import provenance
-from kda_core.config import Target
 from kda_core.derive import MEASURED
-from kda_core.ledger import read
-from kda_core.records import Interval, Metric, RowResult, RunRecord, Verdict
+from kda_core.records import Interval, Metric, RowResult, RunRecord
 from kda_core.tasks import Task
 
 COMMAND = "kda publish"
@@ -34,7 +32,7 @@ def publishable(task: Task, record: RunRecord) -> list[str]:
 def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """Target -> its latest publishable run."""
     latest = {}
-    for record in sorted(records, key=_age):
+    for record in sorted(records, key=by_age):
         target = target_of(task, record)
         if target is not None and not publishable(task, record):
             latest[target] = record
@@ -45,9 +43,10 @@ def stale(task: Task, record: RunRecord) -> list[str]:
     """What the run measured that is not what the files hold now: one line for each part or pin."""
     then, now = record.provenance.hashes, provenance.hashes(task)
     found = [
-        f"{part} has changed since run {record.run_id}: sha256 was {then.get(part, NONE)[:12]}, is {now[part][:12]}"
-        for part in now
-        if then.get(part) != now[part]
+        f"{part} has changed since run {record.run_id}: "
+        f"sha256 was {then.get(part, NONE)[:12]}, is {now.get(part, NONE)[:12]}"
+        for part in dict.fromkeys((*now, *then))
+        if then.get(part) != now.get(part)
     ]
     pins = provenance.pins(task.config)
     for arm in (SUBJECT, *record.settings.against):
@@ -55,72 +54,6 @@ def stale(task: Task, record: RunRecord) -> list[str]:
         if was != now_is:
             found.append(f"the pin of {arm} has changed since run {record.run_id}: was {was}, is {now_is}")
     return found
-
-
-def results_md(task: Task, records: Sequence[RunRecord]) -> str:
-    """The whole text of `docs/results.md`."""
-    latest = published(task, records)
-    parts = [f"{HEADER}\n# Results of {task.folder}\n\n{task.config.task.title}\n"]
-    for target, goal in task.config.targets.items():
-        if target in latest:
-            parts.append(_target_section(target, goal, latest[target]))
-        else:
-            parts.append(
-                f"## {target}\n\nCompiled ({goal.capability}), not measured: the ledger holds no run on this GPU that "
-                f"can be published. On such a machine, from a clean checkout, `kda bench {task.op} --record` adds one "
-                f"and `{COMMAND}` makes this page from it.\n"
-            )
-    parts.append(_history(task, records, {record.run_id for record in latest.values()}))
-    return "\n".join(parts)
-
-
-def top_table_md(tasks: Iterable[Task]) -> str:
-    """One line per task and GPU with a published run: geometric means over the production rows, against every pin.
-
-    A task without one is not listed, so that adding a task changes no other file.
-    """
-    found = [(task, published(task, read(task.ledger))) for task in tasks]
-    found = [(task, latest) for task, latest in found if latest]
-    if not found:
-        return "No task has a published run yet.\n"
-    known = (record.provenance.pins.get(arm) for _, latest in found for record in latest.values() for arm in UPSTREAM)
-    pins = list(dict.fromkeys(pin_name(pin) for pin in known if pin))
-    lines = [_line("task", "GPU", "rows", *(f"vs {pin}" for pin in pins), "attained", "measured", "commit")]
-    lines.append("|---" * (6 + len(pins)) + "|\n")
-    for task, latest in found:
-        for record in latest.values():
-            assert record.machine.before is not None
-            assert record.headline is not None
-            against = {pin_name(record.provenance.pins.get(arm)): arm for arm in record.settings.against}
-            speedups = [record.headline.speedup.get(against.get(pin, "")) for pin in pins]
-            lines.append(
-                _line(
-                    f"[{task.folder}]({task.family}/{task.folder}/docs/results.md)",
-                    record.machine.before.name,
-                    str(record.headline.rows),
-                    *(interval(speedup) for speedup in speedups),
-                    interval(record.headline.attained),
-                    record.utc[:10],
-                    f"`{record.provenance.commit[:10]}`",
-                )
-            )
-    return "".join(lines)
-
-
-def replace_block(text: str, name: str, content: str) -> str:
-    """`text` with what stands between the lines `<!-- kda:NAME:begin -->` and `<!-- kda:NAME:end -->` replaced.
-
-    Raises:
-        ValueError: a marker is missing, doubled, or the two stand in the wrong order.
-    """
-    begin, end = f"<!-- kda:{name}:begin -->\n", f"<!-- kda:{name}:end -->"
-    for marker in (begin, end):
-        if text.count(marker) != 1:
-            raise ValueError(f"expected the line {marker.strip()!r} once, got it {text.count(marker)} times")
-    start, stop = text.index(begin) + len(begin), text.index(end)
-    if stop < start:
-        raise ValueError(f"expected {begin.strip()!r} before {end!r}, got them the other way round")
-    return f"{text[:start]}{content.rstrip()}\n{text[stop:]}"
 
 
 def microseconds(value: float | None) -> str:
@@ -157,8 +90,28 @@ def arm_name(record: RunRecord, arm: str) -> str:
     return f"{arm} ({pin})" if pin else arm
 
 
-def _age(record: RunRecord) -> tuple[str, str]:
+def by_age(record: RunRecord) -> tuple[str, str]:
+    """Sorts runs from the oldest to the newest."""
     return record.utc, record.run_id
+
+
+def noise_floor(record: RunRecord) -> str:
+    """What the session reads where nothing differs, in words."""
+    found = {row: repeat.ratio for row, repeat in record.noise_floor.items() if repeat.ratio}
+    if not found:
+        return "not measured"
+    widest = max(found, key=lambda row: found[row].high / found[row].low)
+    low, high = min(r.estimate for r in found.values()), max(r.estimate for r in found.values())
+    rows = f"{len(found)} row{'s'[: len(found) != 1]}"
+    return (
+        f"the first opponent against itself reads {low:.3f} to {high:.3f} over {rows}; "
+        f"widest interval {interval(found[widest])} ({widest})"
+    )
+
+
+def line(*cells: str) -> str:
+    """One line of a Markdown table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |\n"
 
 
 def _setup_problems(task: Task, record: RunRecord) -> list[str]:
@@ -227,121 +180,3 @@ def _row_problems(task: Task, record: RunRecord) -> list[str]:
                     f"{settings.samples}"
                 )
     return problems
-
-
-def _target_section(target: str, goal: Target, record: RunRecord) -> str:
-    headline, gpu = record.headline, record.machine.before
-    assert headline is not None
-    assert gpu is not None
-    goals = {BASELINE: goal.wall_vs_baseline, LATEST: goal.wall_vs_latest}
-    table = [_line("geometric mean", "wall", "target", "device"), "|---|---|---|---|\n"]
-    for arm in record.settings.against:
-        wall = headline.speedup.get(arm)
-        table.append(
-            _line(
-                f"speedup against {arm_name(record, arm)}",
-                interval(wall),
-                _met(wall, goals.get(arm)),
-                interval(headline.speedup_device.get(arm)),
-            )
-        )
-    table.append(
-        _line(
-            "attained: limit / solution",
-            interval(headline.attained),
-            _met(headline.attained, goal.attained),
-            interval(headline.attained_device),
-        )
-    )
-    faster = sum(row.verdict is Verdict.FASTER for row in record.rows)
-    return (
-        f"## {target}\n\n{gpu.name}, {record.utc[:10]}: {headline.rows} production rows, {faster} of "
-        f"{len(record.rows)} FASTER than {record.settings.against[0]}. Brackets hold 95% confidence intervals; times "
-        f"are medians in us per call; `wall` is what a caller pays, `device` the GPU's share.\n\n{''.join(table)}\n"
-        f"{_row_table(record)}\n{_circumstances(record)}"
-    )
-
-
-def _row_table(record: RunRecord) -> str:
-    subject, against = record.settings.subject, record.settings.against
-    first, others = against[0], against[1:]
-    head = ["row", first, subject, *others, f"vs {first}", *(f"vs {arm}" for arm in others)]
-    head += [f"device {first}", f"device {subject}", "limit", "attained", "verdict"]
-    lines = [_line(*head), "|---" * len(head) + "|\n"]
-    for row in record.rows:
-        cells = [row.id if row.production else f"{row.id} (not in the mean)"]
-        cells += [microseconds(median(row, arm, Metric.WALL)) for arm in (first, subject, *others)]
-        cells += [interval(row.speedup.get(arm)) for arm in against]
-        cells += [microseconds(median(row, arm, Metric.DEVICE)) for arm in (first, subject)]
-        cells += [microseconds(row.limit.wall_us if row.limit else None), ratio(row.attained), row.verdict.value]
-        lines.append(_line(*cells))
-    return "".join(lines)
-
-
-def _circumstances(record: RunRecord) -> str:
-    host, settings, source = record.machine, record.settings, record.provenance
-    gpu = host.before
-    assert gpu is not None
-    pins = (f"{arm} {' '.join(pin.split()[:2])} (wheel `{pin.split()[-1][:12]}`)" for arm, pin in source.pins.items())
-    facts = {
-        "run": f"`{record.run_id}`, {record.seconds:.0f} s: `{record.command}`",
-        "commit": f"`{source.commit}`",
-        "sha256": ", ".join(f"{part} `{digest[:12]}`" for part, digest in source.hashes.items()),
-        "upstream": ", ".join(pins),
-        "GPU": f"{gpu.name}, driver {gpu.driver}",
-        "host": f"{host.cpu}, {host.cores} cores, workers on core {host.pinned_core}, {host.platform}",
-        "versions": ", ".join(f"{name} {number}" for name, number in sorted(source.versions.items())),
-        "settings": f"{settings.generations} generations of {settings.samples} samples of at least "
-        f"{settings.target_sample_us} us, seeds {', '.join(map(str, settings.seeds))}, inputs "
-        f"{', '.join(settings.families)}, isolate {settings.isolate}",
-        "noise floor (A/A)": noise_floor(record),
-    }
-    return "".join(f"- {name}: {fact}\n" for name, fact in facts.items())
-
-
-def noise_floor(record: RunRecord) -> str:
-    """What the session reads where nothing differs, in words."""
-    found = {row: repeat.ratio for row, repeat in record.noise_floor.items() if repeat.ratio}
-    if not found:
-        return "not measured"
-    widest = max(found, key=lambda row: found[row].high / found[row].low)
-    low, high = min(r.estimate for r in found.values()), max(r.estimate for r in found.values())
-    rows = f"{len(found)} row{'s'[: len(found) != 1]}"
-    return (
-        f"the first opponent against itself reads {low:.3f} to {high:.3f} over {rows}; "
-        f"widest interval {interval(found[widest])} ({widest})"
-    )
-
-
-def _history(task: Task, records: Sequence[RunRecord], shown: set[str]) -> str:
-    if not records:
-        return "## Runs\n\nThe ledger is empty.\n"
-    lines = [_line("run", "GPU", "commit", "rows", f"vs {BASELINE}", "state"), "|---|---|---|---|---|---|\n"]
-    for record in sorted(records, key=_age, reverse=True):
-        problems = publishable(task, record)
-        state = "published above" if record.run_id in shown else "superseded"
-        if problems:
-            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-            state = f"not published: {'; '.join(problems[:3])}{more}"
-        headline = record.headline
-        lines.append(
-            _line(
-                f"`{record.run_id}`",
-                record.machine.before.name if record.machine.before else "none",
-                f"`{record.provenance.commit[:10]}`",
-                str(len(record.rows)),
-                interval(headline.speedup.get(BASELINE) if headline else None),
-                state,
-            )
-        )
-    return f"## Runs\n\n{''.join(lines)}"
-
-
-def _met(value: Interval | None, goal: float | None) -> str:
-    if goal is None:
-        return NONE
-    return f">= {goal:g}: {'met' if value and value.estimate >= goal else 'missed'}"
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |\n"

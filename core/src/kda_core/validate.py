@@ -6,7 +6,7 @@ import importlib
 from dataclasses import replace
 from pathlib import Path
 
-from kda_core import derive, ledger, publish, report
+from kda_core import derive, ledger, plots, publish, report, tune
 from kda_core.bench import Session, fit
 from kda_core.errors import KdaError, UsageError
 from kda_core.oracle import load_reference
@@ -21,12 +21,17 @@ FILES = ("prompt.md", "config.toml", "bench/workloads.toml", "bench/reference.py
 def problems(task: Task) -> list[str]:
     """Everything wrong with the task's files and published numbers, one line each; empty when it is sound."""
     found = [f"{task.path / name}: missing" for name in FILES if not (task.path / name).exists()]
-    for check in (_contract, _published):
+    for check in (_contract, tune.problems, _published):
         try:
             found += check(task)
         except KdaError as error:
             found.append(str(error))
     return found
+
+
+def uncompared(task: Task) -> str | None:
+    """Why the published plots were left out of the comparison; None where they were not, or where there are none."""
+    return plots.missing() if report.published(task, ledger.read(task.ledger)) else None
 
 
 def _contract(task: Task) -> list[str]:
@@ -56,7 +61,7 @@ def _published(task: Task) -> list[str]:
     for record in report.published(task, records).values():
         for part in report.stale(task, record):
             found.append(f"{task.ledger}: run {record.run_id} is stale: {part}; record a new run on the GPU")
-    return found + publish.publish([task], check=True)
+    return found + publish.publish([task], check=True, draw=plots.missing() is None)
 
 
 def grid_session(session: Session) -> Session:

@@ -1,0 +1,76 @@
+"""The map of a family of tasks, `<family>/README.md`: its generated blocks, from contracts, rows and ledgers."""
+
+from collections.abc import Iterable
+
+from kda_core.report import NONE, interval, line, published
+from kda_core.tables import Ledgers, against_pins, all_pins
+from kda_core.tasks import Task
+from kda_core.workloads import TensorSpec, Workload
+
+SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+NOT_MEASURED = "not measured"
+
+
+def blocks(ledgers: Ledgers) -> dict[str, str]:
+    """Name of the block -> its Markdown, for the tasks of one family."""
+    tasks = [task for task, _ in ledgers]
+    return {"tasks": _tasks(ledgers), "models": _models(tasks), "shapes": "\n".join(map(_shapes, tasks))}
+
+
+def _tasks(ledgers: Ledgers) -> str:
+    """One line per task, and per GPU where several were measured: what it computes, and the headline."""
+    found = [(task, published(task, records)) for task, records in ledgers]
+    pins = all_pins(record for _, latest in found for record in latest.values())
+    head = ["task", "computes", "production rows", "GPU", *(f"vs {pin}" for pin in pins), "attained"]
+    lines = [line(*head), "|---" * len(head) + "|\n"]
+    for task, latest in found:
+        rows = sum(row.production for row in task.workloads)
+        first = [f"[{task.folder}]({task.folder}/docs/results.md)", task.config.task.title, str(rows)]
+        for record in latest.values():
+            assert record.machine.before is not None
+            assert record.headline is not None
+            speedups = [interval(speedup) for speedup in against_pins(record, pins)]
+            lines.append(line(*first, record.machine.before.name, *speedups, interval(record.headline.attained)))
+        if not latest:
+            lines.append(line(*first, NOT_MEASURED, *(NONE for _ in pins), NONE))
+    return "".join(lines)
+
+
+def _models(tasks: Iterable[Task]) -> str:
+    """Serving model -> the tasks whose production rows come from its traffic, with the number of rows."""
+    calls: dict[str, dict[str, int]] = {}
+    for task in tasks:
+        for row in task.workloads:
+            for model in row.models if row.production else ():
+                rows = calls.setdefault(model, {})
+                rows[task.folder] = rows.get(task.folder, 0) + 1
+    lines = [line("model", "production rows by task"), "|---|---|\n"]
+    for model in sorted(calls):
+        lines.append(line(model, ", ".join(f"{task} ({count})" for task, count in calls[model].items())))
+    return "".join(lines)
+
+
+def _shapes(task: Task) -> str:
+    """Callables and every production row: who calls it with what."""
+    rows = [row for row in task.workloads if row.production]
+    several = len(task.config.ops) > 1
+    head = ["row", *(["callable"] if several else []), "models", "inputs"]
+    lines = [line(*head), "|---" * len(head) + "|\n"]
+    for row in rows:
+        cells = [row.id, *([f"`{row.op}`"] if several else []), ", ".join(row.models), inputs(row)]
+        lines.append(line(*cells))
+    ops = ", ".join(f"`{op}`" for op in task.config.ops)
+    return f"### {task.folder}\n\n{ops} · [card]({task.folder}/prompt.md)\n\n{''.join(lines)}"
+
+
+def inputs(row: Workload) -> str:
+    """`q, k: bf16 [19, 24, 128]; positions: int64 [19]`: inputs of equal kind together, in the row's order."""
+    kinds: dict[str, list[str]] = {}
+    for name, spec in row.inputs.items():
+        kinds.setdefault(_kind(spec), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
+
+
+def _kind(spec: TensorSpec) -> str:
+    strides = f" strides {list(spec.stride)}" if spec.stride is not None else ""
+    return f"{SHORT.get(spec.dtype, spec.dtype)} {list(spec.shape)}{strides}"
