@@ -111,6 +111,21 @@ def test_results_and_caches_stay_behind(checkout: Path, source: Task) -> None:
     assert {"prompt.md", "config.toml", "solution", "bench/workloads.toml", "docs/results.md"} <= names
 
 
+def test_a_copy_does_not_claim_its_sources_tuning(checkout: Path, source: Task) -> None:
+    pytest.importorskip("torch")
+    (source.path / "solution" / "tuned.toml").write_text(
+        '[[rope]]\ncapability = 9\nconfig = {warps = 4}\ndevice = "NVIDIA H200"\ndate = "2026-11-20"\n'
+        'reason = "9 rows, 40 candidates: 1.000 of each row\'s best"\n'
+    )
+    (source.path / "docs" / "tuning.jsonl").write_text("")
+    folder = new_task(source, "other")
+    tuned = (folder / "solution" / "tuned.toml").read_text()
+    assert 'reason = "not measured: as in k03_qknorm_rope, of which this task is a copy"' in tuned
+    assert "config = {warps = 4}" in tuned
+    assert tuned.startswith("# Written by `kda tune other`;")
+    assert not (folder / "docs" / "tuning.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -5,13 +5,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from kda_core import tune, tuning
 from kda_core.errors import UsageError
 from kda_core.publish import publish
 from kda_core.tasks import Task, checkout_root, find_tasks
 
 IGNORED = shutil.ignore_patterns(
     *("__pycache__", "*.py[co]", ".*", "build", "dist", "*.egg-info", "*.so"),
-    *("ledger.jsonl", "results.md", "baseline_source.md", "*.svg", "*.png", "*.ncu-rep", "*.nsys-rep"),
+    *("ledger.jsonl", "tuning.jsonl", "results.md", "baseline_source.md", "*.svg", "*.png", "*.ncu-rep", "*.nsys-rep"),
 )
 """What a copy must not inherit: caches, build outputs, results, and what is generated."""
 RESERVED = frozenset({"core", "docs", "external"})
@@ -55,6 +56,8 @@ def new_task(source: Task, name: str) -> Path:
         for path in sorted(draft.rglob("*")):
             if path.is_file():
                 _rewrite(path, rules)
+        for tables in draft.glob(f"solution/**/{tuning.FILE}"):
+            tune.disown(tables, target.op, source.folder)
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -98,7 +101,7 @@ def _rules(source: Task, target: Name) -> list[tuple[re.Pattern[str], str]]:
             (rf"\b{source.folder}\b", target.folder),
             (rf"\bkda-{old.replace('_', '-')}\b", f"kda-{new.replace('_', '-')}"),
             (rf"\bkda(_|::){old}(?![a-z0-9])", rf"kda\g<1>{new}"),
-            (rf"\b(bench|validate|compile)-{old}\b", rf"\g<1>-{new}"),
+            (rf"\b(bench|validate|compile|tune)-{old}\b", rf"\g<1>-{new}"),
             (rf"\bkda (\w+) {old}\b", rf"kda \g<1> {new}"),
             (rf"\bfind_task\((['\"]){old}\1\)", rf"find_task(\g<1>{new}\g<1>)"),
             (rf"^# {old}\b", f"# {new}"),

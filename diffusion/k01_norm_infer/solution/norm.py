@@ -18,7 +18,6 @@ chunks of one 16-byte vector a thread, so that 5120 columns are 5 x 1024 without
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +26,12 @@ import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
 from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.rows import load_chunk, load_row, row_stride, statistics, store_chunk, vector_width
+from kda_core.tuning import DEFAULT_CAPABILITY, Table
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_ROW_BYTES = 65536
 """Upstream's bound on a row of x; 16 warps hold such a row in 32 (float32) or 64 registers a thread."""
-VECTOR_BYTES = 16
-"""Size of the widest load or store of a thread."""
 
 
 # --- configuration and selection
@@ -55,45 +54,8 @@ class Config:
     """Cache modifier of the stores."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One line of the tuning table."""
-
-    max_width: float
-    """Largest number of columns that the line is for."""
-    max_bytes: float
-    """Largest x that the line is for."""
-    config: Config
-    reason: str
-
-
-TUNED: Mapping[int, tuple[Choice, ...]] = {
-    # Compute capability's major number -> lines; the first that fits is taken. NVIDIA H200, 2026-11-20, device us.
-    9: (
-        Choice(
-            512,
-            float("inf"),
-            Config(warps=8, vectors=1),
-            "648720 x 128: 78.8, against 99.2 with 4 warps, 80.0 with 4 warps, 4 vectors, .cs; 16384 x 128: 1.97, 2.90",
-        ),
-        Choice(8192, 2**24, Config(warps=8, vectors=1), "not measured: no production row"),
-        Choice(
-            8192,
-            float("inf"),
-            Config(warps=8, vectors=5),
-            "8640 x 5120: 85.9, against 87.2 with 2 rows, 87.1 masked to 8192, 87.8 late without PDL; copy 83.7",
-        ),
-        Choice(float("inf"), float("inf"), Config(warps=16, vectors=1, early=False), "not measured: no production row"),
-    ),
-}
-DEFAULT = 9
-"""The line set used on devices without their own (B200, capability 10, is compiled but not measured)."""
-
-
-def select(width: int, size: int, capability: int) -> Config:
-    """The configuration for rows of `width` columns, `size` bytes in all, on a device of this compute capability."""
-    lines = TUNED.get(capability, TUNED[DEFAULT])
-    return next(line.config for line in lines if width <= line.max_width and size <= line.max_bytes)
+TUNED = Table(__file__, "norm", Config)
+"""By width, the columns of a row, and bytes of x."""
 
 
 # --- kernel
@@ -144,99 +106,28 @@ def norm_kernel(
     loaded = ()
     for tile in tl.static_range(TILES):
         at = tile * ROWS + row  # [ROWS, 1]
-        loaded += (_load(x + at * X_STRIDE, first + at, col, rows, N, BLOCK, LOAD),)
+        inside = None if rows is None else first + at < rows
+        loaded += (load_row(x + at * X_STRIDE, col, inside, N, BLOCK, LOAD),)
     if EARLY:
-        weights = _all_affine(weight, affine, N, BLOCK)
-        biases = _all_affine(bias, affine, N, BLOCK)
+        weights = load_row(weight, affine, None, N, BLOCK, "")
+        biases = load_row(bias, affine, None, N, BLOCK, "")
 
     for tile in tl.static_range(TILES):
         at = tile * ROWS + row
-        mean, scale = _statistics(loaded[tile], col, EPS, N, RMS, BLOCK)
+        inside = None if rows is None else first + at < rows
+        mean, scale = statistics(loaded[tile], col, EPS, N, BLOCK, RMS, False)
         for chunk in tl.static_range(CHUNKS):
             value = loaded[tile][chunk].to(tl.float32)
             if not RMS:
                 value -= mean
             value *= scale
             if weight is not None:
-                value *= (weights[chunk] if EARLY else _affine(weight, affine, chunk, N, BLOCK)).to(tl.float32)
+                each = weights[chunk] if EARLY else load_chunk(weight, affine, None, chunk, N, BLOCK, "")
+                value *= each.to(tl.float32)
             if bias is not None:
-                value += (biases[chunk] if EARLY else _affine(bias, affine, chunk, N, BLOCK)).to(tl.float32)
-            place = y + at * Y_STRIDE + (chunk * BLOCK + col)
-            value = value.to(y.dtype.element_ty)
-            if rows is not None or (chunk + 1) * BLOCK > N:
-                tl.store(place, value, mask=_inside(first + at, col, rows, chunk, N, BLOCK), cache_modifier=STORE)
-            else:
-                tl.store(place, value, cache_modifier=STORE)
-
-
-@triton.jit
-def _load(source, row, col, rows, N: tl.constexpr, BLOCK: tl.constexpr, LOAD: tl.constexpr):
-    """Rows of x, `source` their starts [ROWS, 1]: a tuple of chunks [ROWS, BLOCK], 0 where nothing is."""
-    chunks = ()
-    for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
-        place = source + (chunk * BLOCK + col)
-        if rows is not None or (chunk + 1) * BLOCK > N:
-            inside = _inside(row, col, rows, chunk, N, BLOCK)
-            chunks += (tl.load(place, mask=inside, other=0.0, cache_modifier=LOAD),)
-        else:
-            chunks += (tl.load(place, cache_modifier=LOAD),)
-    return chunks
-
-
-@triton.jit
-def _statistics(chunks, col, EPS: tl.constexpr, N: tl.constexpr, RMS: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean (0 for RMSNorm) and 1 / sqrt(mean square of what is centred + eps) of every row, [ROWS, 1] float32."""
-    # Chunks are added element by element first: one reduction across threads a statistic, and short sums.
-    CHUNKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
-    mean = 0.0
-    if not RMS:
-        total = chunks[0].to(tl.float32)  # [ROWS, BLOCK]
-        for chunk in tl.static_range(1, CHUNKS):
-            total += chunks[chunk].to(tl.float32)
-        # Corrected by its remainder: where a mean is large beside the deviation, its last digit is the result's error.
-        # A correctly rounded division does the same, with a branch and a call.
-        total = tl.sum(total, axis=1, keep_dims=True)
-        mean = total * (1.0 / N)
-        mean = tl.fma(tl.fma(mean, -1.0 * N, total), 1.0 / N, mean)
-    squares = tl.zeros_like(chunks[0].to(tl.float32))
-    for chunk in tl.static_range(CHUNKS):
-        centred = chunks[chunk].to(tl.float32)
-        if not RMS:
-            centred -= mean
-            if (chunk + 1) * BLOCK > N:
-                centred = tl.where(chunk * BLOCK + col < N, centred, 0.0)
-        squares += centred * centred
-    return mean, tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) * (1.0 / N) + EPS)
-
-
-@triton.jit
-def _inside(row, col, rows, chunk: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Mask of a chunk that is partly outside: below the last row, or right of the last column."""
-    if rows is None:
-        return chunk * BLOCK + col < N
-    elif (chunk + 1) * BLOCK > N:
-        return (chunk * BLOCK + col < N) & (row < rows)
-    else:
-        return row < rows
-
-
-@triton.jit
-def _all_affine(source, col, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Weight or bias as a tuple of chunks; no chunks where it was left out."""
-    chunks = ()
-    if source is not None:
-        for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
-            chunks += (_affine(source, col, chunk, N, BLOCK),)
-    return chunks
-
-
-@triton.jit
-def _affine(source, col, chunk: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-    """One chunk of weight or bias."""
-    if (chunk + 1) * BLOCK > N:
-        return tl.load(source + (chunk * BLOCK + col), mask=chunk * BLOCK + col < N, other=0.0)
-    else:
-        return tl.load(source + (chunk * BLOCK + col))
+                each = biases[chunk] if EARLY else load_chunk(bias, affine, None, chunk, N, BLOCK, "")
+                value += each.to(tl.float32)
+            store_chunk(y + at * Y_STRIDE, value, col, inside, chunk, N, BLOCK, STORE)
 
 
 # --- launcher
@@ -263,9 +154,9 @@ def plan(call: Call) -> Launch:
     x, out = call.x, call.out
     width = x.shape[-1]
     rows = x.numel() // width
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT
-    config = select(width, x.numel() * x.itemsize, major)
-    vector = config.warps * 32 * VECTOR_BYTES // x.itemsize  # elements that the threads hold in one vector each
+    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
+    config = TUNED.select(major, width=width, bytes=x.numel() * x.itemsize)
+    vector = vector_width(config.warps, x.itemsize)
     block = min(triton.next_power_of_2(width), vector)
     # Rows narrower than a vector of all threads lie side by side in it, and are few or many such tiles.
     tile, tiles = vector // block, config.vectors
@@ -280,8 +171,8 @@ def plan(call: Call) -> Launch:
         call.weight,
         call.bias,
         rows if rows % (tile * tiles) else None,
-        X_STRIDE=_row_stride(x),
-        Y_STRIDE=width if out is None else _row_stride(out),
+        X_STRIDE=row_stride(x),
+        Y_STRIDE=width if out is None else row_stride(out),
         EPS=float(call.eps),
         N=width,
         RMS=bool(call.is_rms_norm),
@@ -310,16 +201,6 @@ def _power_of_two_below(number: int) -> int:
     return 1 << (number.bit_length() - 1)
 
 
-def _row_stride(x: torch.Tensor) -> int | None:
-    """Elements from one row of x [..., columns] to the next, None where there is no one such number."""
-    outer = [(size, step) for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
-    if not outer:
-        return x.shape[-1]
-    if any(step != inner[0] * inner[1] for (_, step), inner in pairwise(outer)):
-        return None
-    return outer[-1][1]
-
-
 def _ready(call: Call) -> Call:
     """The call with an x that the kernel reads: itself where its rows are evenly spaced, else a copy, as upstream's.
 
@@ -328,7 +209,7 @@ def _ready(call: Call) -> Call:
     x = call.x
     if x.is_contiguous():
         return call
-    fits = call.out is None and (x.stride(-1) == 1 or x.shape[-1] == 1) and _row_stride(x) is not None
+    fits = call.out is None and (x.stride(-1) == 1 or x.shape[-1] == 1) and row_stride(x) is not None
     # The output is `empty_like` x, which keeps the order of x's strides: it has to be upstream's layout.
     skeleton = torch.empty_strided(x.shape, x.stride(), device="meta")
     if fits and torch.empty_like(skeleton).stride() == torch.empty_like(skeleton.contiguous()).stride():

@@ -114,13 +114,10 @@ def test_one_pass_layouts(view):
 
 
 @pytest.mark.parametrize("width", [128, 5120])
-@pytest.mark.parametrize("config", {line.config for lines in norm.TUNED.values() for line in lines}, ids=str)
-def test_every_tuned_configuration(config, width, monkeypatch):
-    monkeypatch.setattr(norm, "select", lambda *_: config)
+@pytest.mark.parametrize("config", norm.TUNED.configs, ids=str)
+def test_every_tuned_configuration(config, width):
     for rows in (32, 35):
-        for plans in norm._PLANS.values():
-            plans.clear()
-        check(rows=rows, width=width, dtype=torch.float32)
-        assert_one_pass(*make(rows, width, device=DEVICE)[:2])
-    for plans in norm._PLANS.values():
-        plans.clear()
+        with norm.TUNED.forced(config) as asked:
+            check(rows=rows, width=width, dtype=torch.float32)
+            assert_one_pass(*make(rows, width, device=DEVICE)[:2])
+        assert len(asked) == 2

@@ -145,22 +145,6 @@ def test_every_row_has_a_program(op, rows, width):
     assert launch.args[4] == (rows if rows % per_program else None)
 
 
-@pytest.mark.parametrize(
-    ("shape", "stride", "step"),
-    [
-        ((4, 128), (128, 1), 128),
-        ((4, 128), (160, 1), 160),
-        ((1, 128), (999, 1), 128),
-        ((2, 3, 128), (480, 160, 1), 160),
-        ((2, 1, 128), (160, 999, 1), 160),
-        ((2, 3, 128), (999, 128, 1), None),
-        ((128,), (1,), 128),
-    ],
-)
-def test_step_between_rows(shape, stride, step):
-    assert norm._row_stride(torch.empty_strided(shape, stride, device="meta")) == step
-
-
 @pytest.mark.parametrize("layout", [((5, 128), (160, 1)), ((1, 128), (999, 1)), ((2, 1, 128), (160, 999, 1))])
 def test_outputs_are_laid_out_as_upstream_does(layout):
     x = torch.empty_strided(*layout, device="meta")

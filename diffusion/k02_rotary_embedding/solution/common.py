@@ -1,4 +1,4 @@
-"""What both ops share: configurations and their tables, how work is cut, and what neither kernel covers."""
+"""What both ops share: configurations, how work is cut, and what neither kernel covers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from kda_core.launch import is_interpreted, is_lazy
+from kda_core.tuning import DEFAULT_CAPABILITY
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Of x and of the tables."""
@@ -32,31 +33,9 @@ class Config:
     """Cache modifier of the stores."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One line of a tuning table."""
-
-    max_bytes: float
-    """Largest size of x that the line is for."""
-    config: Config
-    reason: str
-
-
-Table = Mapping[int, tuple[Choice, ...]]
-"""Compute capability's major number -> lines in ascending order of bytes."""
-DEFAULT = 9
-"""The line set used on devices without their own (B200, capability 10, is compiled but not measured)."""
-
-
-def select(table: Table, x_bytes: int, capability: int) -> Config:
-    """The configuration for an x of this many bytes on a device of this compute capability (major number)."""
-    lines = table.get(capability, table[DEFAULT])
-    return next(line.config for line in lines if x_bytes <= line.max_bytes)
-
-
 def capability(x: torch.Tensor) -> int:
     """The major number of the device's compute capability; the default's for tensors elsewhere."""
-    return torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT
+    return torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
 
 
 @dataclass(frozen=True)

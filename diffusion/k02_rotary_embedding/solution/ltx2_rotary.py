@@ -24,9 +24,10 @@ import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
 from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_tracing
+from kda_core.tuning import Table
 
 from . import common
-from .common import Choice, Config, Table
+from .common import Config
 
 OP = "apply_ltx2_split_rotary_emb"
 
@@ -34,17 +35,8 @@ OP = "apply_ltx2_split_rotary_emb"
 # --- configuration
 
 
-TUNED: Table = {
-    9: (
-        # NVIDIA H200, 2026-11-20, device us.
-        Choice(2**22, Config(warps=2, tiles=1), "126 x 2048: 0.96, against 1.09 with 4 warps, 1.58 without PDL"),
-        Choice(
-            float("inf"),
-            Config(warps=4, tiles=1, store=".cs"),
-            "1536 x 2048: 2.94, against 4.25 with 2 warps; 24576 x 4096: 139.4, against 140.8 with 2 tiles; copy 141.7",
-        ),
-    ),
-}
+TUNED = Table(__file__, "ltx2_rotary", Config)
+"""By bytes of x."""
 
 
 # --- kernel
@@ -176,7 +168,7 @@ def plan(call: Call) -> Launch:
     batch, heads, tokens, half_dim = cos.shape
     out_strides = common.output_strides(x)
     major = common.capability(x)
-    config = common.select(TUNED, x.numel() * x.element_size(), major)
+    config = TUNED.select(major, bytes=x.numel() * x.element_size())
     half = common.half_block(2 * half_dim)
     vector = common.VECTOR_BYTES // x.element_size()
     cut = common.cut(config, ltx2_rotary_kernel, major, tokens, heads, half, vector)

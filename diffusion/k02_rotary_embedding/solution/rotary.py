@@ -22,9 +22,10 @@ import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
 from kda_core.launch import MISS, Launch, Plans, is_tracing
+from kda_core.tuning import Table
 
 from . import common
-from .common import Choice, Config, Table
+from .common import Config
 
 OP = "apply_rotary_embedding"
 
@@ -32,17 +33,8 @@ OP = "apply_rotary_embedding"
 # --- configuration
 
 
-TUNED: Table = {
-    9: (
-        # NVIDIA H200, 2026-11-20, device us.
-        Choice(2**25, Config(warps=4, tiles=1), "not measured: no production row; fastest for k03's small rows"),
-        Choice(
-            float("inf"),
-            Config(warps=4, tiles=2),
-            "27030 x 24 x 128: 81.9, against 82.4 with all tiles and .cs, 82.6 without PDL; copy 82.3",
-        ),
-    ),
-}
+TUNED = Table(__file__, "rotary", Config)
+"""By bytes of x."""
 
 
 # --- kernel
@@ -152,7 +144,7 @@ def plan(call: Call) -> Launch:
     batch, tokens, heads, dim = (1, *x.shape)[-4:]
     x_strides, out_strides = ((0, *strides)[-4:] for strides in (x.stride(), common.output_strides(x)))
     major = common.capability(x)
-    config = common.select(TUNED, x.numel() * x.element_size(), major)
+    config = TUNED.select(major, bytes=x.numel() * x.element_size())
     half = common.half_block(dim)
     vector = common.VECTOR_BYTES // x.element_size()
     cut = common.cut(config, rotary_kernel, major, tokens, heads, 2 * half, vector)

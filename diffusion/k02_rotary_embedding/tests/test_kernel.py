@@ -116,20 +116,19 @@ def test_nothing_to_rotate():
     check_halves(halves(tokens=0, device=DEVICE))
 
 
-CONFIGS = {line.config for module in (rotary, ltx2_rotary) for lines in module.TUNED.values() for line in lines}
+CONFIGS = {*rotary.TUNED.configs, *ltx2_rotary.TUNED.configs, common.Config(warps=2, tiles=2, tokens=3)}
 
 
-@pytest.mark.parametrize("config", sorted(CONFIGS | {common.Config(warps=2, tiles=2, tokens=3)}, key=str), ids=str)
-def test_configurations(config, monkeypatch):
-    monkeypatch.setattr(common, "select", lambda table, size, major: config)
-    for module in (rotary, ltx2_rotary):
-        module._PLANS.clear()
-    check_pairs(pairs((2, 6, 24, 128), device=DEVICE))
-    check_pairs(pairs((2, 5, 33, 96), device=DEVICE))
-    check_halves(halves(tokens=6, half=64, device=DEVICE))
-    check_halves(halves(tokens=5, heads=33, half=20, view=False, device=DEVICE))
-    for module in (rotary, ltx2_rotary):
-        module._PLANS.clear()
+@pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=str)
+def test_configurations(config):
+    with rotary.TUNED.forced(config) as asked:
+        check_pairs(pairs((2, 6, 24, 128), device=DEVICE))
+        check_pairs(pairs((2, 5, 33, 96), device=DEVICE))
+    assert asked
+    with ltx2_rotary.TUNED.forced(config) as asked:
+        check_halves(halves(tokens=6, half=64, device=DEVICE))
+        check_halves(halves(tokens=5, heads=33, half=20, view=False, device=DEVICE))
+    assert asked
 
 
 def test_same_values_give_the_same_bits_in_every_layout():

@@ -24,8 +24,10 @@ import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
 from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.rows import broadcast_fault, form, load_operand_tile, load_tile, operand_line, store_tile, vector_width
+from kda_core.tuning import DEFAULT_CAPABILITY
 
-from .tuning import DEFAULT, SCALE_SHIFT, VECTOR_BYTES, Config, select
+from .tuning import SCALE_SHIFT, Config
 
 OP = "fuse_scale_shift_kernel"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -33,35 +35,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 # --- kernel
-
-
-@triton.jit
-def load_operand(
-    operand,
-    row,  # [ROWS, 1]
-    col,  # [1, COLS]
-    row_inside,  # [ROWS, 1]
-    col_inside,  # [1, COLS]
-    group,
-    FORM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    ACROSS: tl.constexpr,
-):
-    """The operand for these rows and channels in float32: [1 or ROWS, 1 or COLS], or a scalar."""
-    if FORM == "one":
-        value = tl.load(operand + col, mask=col_inside, other=0.0) if ACROSS else tl.load(operand)
-    else:
-        line = row
-        if FORM == "groups":
-            line = row // group
-        if FORM == "cycle":
-            line = row % group
-        at = operand + line.to(tl.int64) * STRIDE
-        if ACROSS:
-            value = tl.load(at + col, mask=row_inside & col_inside, other=0.0)
-        else:
-            value = tl.load(at, mask=row_inside, other=0.0)
-    return value.to(tl.float32)
 
 
 @triton.jit
@@ -93,28 +66,25 @@ def scale_shift_kernel(
     PARTS: tl.constexpr = (C + COLS - 1) // COLS
     row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     col = tl.program_id(0) % PARTS * COLS + tl.arange(0, COLS)[None, :]  # [1, COLS]
-    row_inside = tl.full([1, 1], True, tl.int1)
-    if rows is not None:
-        row_inside = row < rows
-    col_inside = tl.full([1, 1], True, tl.int1)
-    if C % COLS != 0:
-        col_inside = col < C
-    at = row.to(tl.int64) * C + col  # [ROWS, COLS]
+    inside = None if rows is None else row < rows
+    first = row.to(tl.int64) * C  # [ROWS, 1]
 
     # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
-    value = tl.load(x + at, mask=row_inside & col_inside, other=0.0)
-    offset = load_operand(shift, row, col, row_inside, col_inside, shift_group, SHIFT_FORM, SHIFT_STRIDE, SHIFT_ACROSS)
-    factor = load_operand(scale, row, col, row_inside, col_inside, scale_group, SCALE_FORM, SCALE_STRIDE, SCALE_ACROSS)
+    value = load_tile(x + first, col, inside, C, C % COLS != 0, "")
+    shift_line = operand_line(shift, row, shift_group, SHIFT_FORM, SHIFT_STRIDE)
+    offset = load_operand_tile(shift_line, col, inside, C, C % COLS != 0, SHIFT_FORM, SHIFT_ACROSS).to(tl.float32)
+    scale_line = operand_line(scale, row, scale_group, SCALE_FORM, SCALE_STRIDE)
+    factor = load_operand_tile(scale_line, col, inside, C, C % COLS != 0, SCALE_FORM, SCALE_ACROSS).to(tl.float32)
 
     result = (value.to(tl.float32) * (CONSTANT + factor) + offset).to(y.dtype.element_ty)
     if SCALARS:
         # Decided here, where upstream asks the host: no synchronisation, and a CUDA graph stays valid.
         result = tl.where((factor == 0.0) & (offset == 0.0), value, result)
-    tl.store(y + at, result, mask=row_inside & col_inside, cache_modifier=STORE)
+    store_tile(y + first, result, col, inside, C, C % COLS != 0, STORE)
 
 
 # --- launcher
@@ -142,41 +112,6 @@ class Call(NamedTuple):
         return all(operand.dim() < 2 and operand.numel() == 1 for operand in (self.scale, self.shift))
 
 
-class Form(NamedTuple):
-    """Where the line of an operand lies for row r of x."""
-
-    name: str
-    """`one`: at 0; `rows`: at r; `groups`: at r // group; `cycle`: at r % group. Times `stride`."""
-    stride: int = 0
-    """Elements from line to line."""
-    group: int | None = None
-    """Rows."""
-    across: bool = True
-    """Whether a line has all channels, one after the other, or one value for all."""
-
-
-def form(operand: torch.Tensor, batch: int, tokens: int) -> Form | None:
-    """The form of an operand of 0 to 4 dimensions for B * L rows, None where its strides fit none."""
-
-    def step(dim: int) -> int:
-        return operand.stride(dim) if operand.shape[dim] > 1 else 0
-
-    rank = operand.dim()
-    channel = step(-1) if rank else 0
-    if channel not in (0, 1):
-        return None
-    across = channel == 1
-    by_batch = step(0) if rank > 1 else 0
-    lines = operand.shape[1] if rank > 2 else 1
-    by_line = step(1) if rank > 2 else 0
-    each = tokens // lines if rank == 4 else 1  # tokens that share a line
-    if by_line == 0:
-        return Form("groups", by_batch, tokens, across) if by_batch else Form("one", across=across)
-    if batch > 1 and by_batch != lines * by_line:
-        return Form("cycle", by_line, tokens, across) if by_batch == 0 and each == 1 else None
-    return Form("rows", by_line, None, across) if each == 1 else Form("groups", by_line, each, across)
-
-
 def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x = call.x
@@ -184,8 +119,8 @@ def plan(call: Call) -> Launch:
     scale, shift = (form(operand, batch, tokens) for operand in call.operands.values())
     assert scale is not None, "plan() is for covered calls"
     assert shift is not None, "plan() is for covered calls"
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT
-    config = select(SCALE_SHIFT, x.numel(), major)
+    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
+    config = SCALE_SHIFT.select(major, elements=x.numel())
     rows, cols = block(config, channels, x.element_size())
     pdl = config.pdl and major >= 9 and not is_interpreted(scale_shift_kernel)
     return Launch.make(
@@ -198,12 +133,8 @@ def plan(call: Call) -> Launch:
         batch * tokens if batch * tokens % rows else None,
         scale.group,
         shift.group,
-        SCALE_FORM=scale.name,
-        SCALE_STRIDE=scale.stride,
-        SCALE_ACROSS=scale.across,
-        SHIFT_FORM=shift.name,
-        SHIFT_STRIDE=shift.stride,
-        SHIFT_ACROSS=shift.across,
+        **scale.constants("SCALE"),
+        **shift.constants("SHIFT"),
         CONSTANT=float(call.scale_constant),
         SCALARS=call.scalars,
         C=channels,
@@ -218,7 +149,7 @@ def plan(call: Call) -> Launch:
 
 def block(config: Config, channels: int, item_size: int) -> tuple[int, int]:
     """Rows and channels of a program; rows of few channels are taken several at a time, so that no thread idles."""
-    tile = config.warps * 32 * VECTOR_BYTES // item_size
+    tile = vector_width(config.warps, item_size)
     cols = min(tile, triton.next_power_of_2(channels))
     return config.rows * tile // cols, cols
 
@@ -246,13 +177,8 @@ def _check(call: Call) -> None:
     for name, tensor in (("x", x), *call.operands.items()):
         expect(tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
         expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
-        expect(tensor.dim() <= 4, name, "at most four dimensions", list(tensor.shape))
-        frames = tensor.shape[1] if tensor.dim() == 4 else 1
-        expect(frames > 0 and tokens % frames == 0, name, f"frames that divide the {tokens} tokens of x", frames)
-        whole = {4: (batch, frames, 1, channels), 3: (batch, tokens, channels), 2: (batch, channels), 1: (channels,)}
-        shape = whole.get(tensor.dim(), ())
-        fits = all(size in (1, full) for size, full in zip(tensor.shape, shape, strict=True))
-        expect(fits, name, f"a shape that broadcasts to {list(shape)}", list(tensor.shape))
+        fault = broadcast_fault(tensor.shape, batch, tokens, channels)
+        expect(fault is None, name, *(fault or ("", "")))
 
 
 def _uncovered(call: Call) -> str | None:

@@ -24,8 +24,10 @@ import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
 from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.rows import affine, load_chunk, statistics, store_chunk, vector_width
+from kda_core.tuning import DEFAULT_CAPABILITY
 
-from .tuning import DEFAULT, SELECT01, VECTOR_BYTES, Config, select
+from .tuning import SELECT01, Config
 
 OPS = (
     "fuse_layernorm_scale_shift_gate_select01_kernel",
@@ -47,63 +49,13 @@ MOST_WARPS = 16
 
 
 @triton.jit
-def load_three(
-    scale,  # [ROWS, 1], like the next three
-    shift,
-    gate,
-    row_inside,
-    col,  # [1, COLS]
-    C: tl.constexpr,
-):
+def load_three(scale, shift, gate, lane, inside, tile: tl.constexpr, C: tl.constexpr, COLS: tl.constexpr):
     """A tile of the chosen scale, shift and gate rows: [ROWS, COLS] each, as they are stored."""
-    inside = row_inside & (col < C)
     return (
-        tl.load(scale + col, mask=inside, other=0.0),
-        tl.load(shift + col, mask=inside, other=0.0),
-        tl.load(gate + col, mask=inside, other=0.0),
+        load_chunk(scale, lane, inside, tile, C, COLS, ""),
+        load_chunk(shift, lane, inside, tile, C, COLS, ""),
+        load_chunk(gate, lane, inside, tile, C, COLS, ""),
     )
-
-
-@triton.jit
-def statistics(
-    values,  # tiles of [ROWS, COLS] float32, zero behind C
-    lane,  # [1, COLS]
-    EPS: tl.constexpr,
-    C: tl.constexpr,
-    COLS: tl.constexpr,
-    EXACT: tl.constexpr,
-):
-    """Mean and 1 / sqrt(variance + eps) of every row: [ROWS, 1] each.
-
-    A mean of values around 64 is off by 1e-5, and a scale around 64 makes 1e-3 of that: nothing in 16 bits. EXACT adds
-    the mean of what is left to it, for outputs that would show it.
-    """
-    total = values[0]
-    for tile in tl.static_range(1, len(values)):
-        total += values[tile]
-    mean = tl.sum(total, axis=1, keep_dims=True) / C
-    if EXACT:
-        rest = tl.zeros_like(total)
-        for tile in tl.static_range(len(values)):
-            rest += tl.where(tile * COLS + lane < C, values[tile] - mean, 0.0)
-        mean += tl.sum(rest, axis=1, keep_dims=True) / C
-    squares = tl.zeros_like(total)
-    for tile in tl.static_range(len(values)):
-        centred = values[tile] - mean
-        if (tile + 1) * COLS > C:
-            centred = tl.where(tile * COLS + lane < C, centred, 0.0)
-        squares += centred * centred
-    return mean, tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / C + EPS)
-
-
-@triton.jit
-def affine(normed, weight, bias, col, C: tl.constexpr):
-    """LayerNorm's own weight and bias, either of which may be None, on a tile."""
-    if weight is not None:
-        normed *= tl.load(weight + col, mask=col < C, other=0.0).to(tl.float32)
-    if bias is not None:
-        normed += tl.load(bias + col, mask=col < C, other=0.0).to(tl.float32)
-    return normed
 
 
 @triton.jit
@@ -144,9 +96,7 @@ def select01_kernel(
     TILES: tl.constexpr = (C + COLS - 1) // COLS
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     lane = tl.arange(0, COLS)[None, :]  # [1, COLS]
-    row_inside = tl.full([1, 1], True, tl.int1)
-    if rows is not None:
-        row_inside = row < rows
+    inside = None if rows is None else row < rows
     batch = tl.zeros([1, 1], tl.int64)
     if tokens is not None:
         batch = (row // tokens).to(tl.int64)
@@ -158,16 +108,14 @@ def select01_kernel(
         tl.extra.cuda.gdc_launch_dependents()
 
     # The index first: three loads wait for it. Then all tiles of x, so that they are in flight together.
-    chosen = tl.load(index + row.to(tl.int64) * INDEX_STRIDE, mask=row_inside, other=0) != 0  # [ROWS, 1]
+    index += row.to(tl.int64) * INDEX_STRIDE
+    chosen = (tl.load(index) if rows is None else tl.load(index, mask=inside, other=0)) != 0  # [ROWS, 1]
     loaded = ()
     for tile in tl.static_range(TILES):
-        col = tile * COLS + lane
-        inside = row_inside & (col < C)
-        at = first + col  # [ROWS, COLS]
-        loaded += (tl.load(x + at, mask=inside, other=0.0),)
+        loaded += (load_chunk(x + first, lane, inside, tile, C, COLS, ""),)
         if residual is not None:
-            loaded += (tl.load(residual + at, mask=inside, other=0.0),)
-            loaded += (tl.load(residual_gate + at, mask=inside, other=0.0),)
+            loaded += (load_chunk(residual + first, lane, inside, tile, C, COLS, ""),)
+            loaded += (load_chunk(residual_gate + first, lane, inside, tile, C, COLS, ""),)
 
     scale_row = tl.where(chosen, scale1 + batch * SCALE1_STRIDE, scale0 + batch * SCALE0_STRIDE)  # [ROWS, 1]
     shift_row = tl.where(chosen, shift1 + batch * SHIFT1_STRIDE, shift0 + batch * SHIFT0_STRIDE)
@@ -175,31 +123,26 @@ def select01_kernel(
     modulation = ()
     if EARLY:
         for tile in tl.static_range(TILES):
-            modulation += (load_three(scale_row, shift_row, gate_row, row_inside, tile * COLS + lane, C),)
+            modulation += (load_three(scale_row, shift_row, gate_row, lane, inside, tile, C, COLS),)
 
     values = ()
     for tile in tl.static_range(TILES):
         if residual is not None:
             gated = loaded[3 * tile + 2].to(tl.float32) * loaded[3 * tile].to(tl.float32)
             value = loaded[3 * tile + 1].to(tl.float32) + gated
-            col = tile * COLS + lane
-            inside = row_inside & (col < C)
-            tl.store(residual_out + first + col, value.to(y.dtype.element_ty), mask=inside, cache_modifier=STORE)
+            store_chunk(residual_out + first, value, lane, inside, tile, C, COLS, STORE)
         else:
             value = loaded[tile].to(tl.float32)
         values += (value,)
-    mean, inverse = statistics(values, lane, EPS, C, COLS, y.dtype.element_ty == tl.float32)
+    mean, inverse = statistics(values, lane, EPS, C, COLS, False, y.dtype.element_ty == tl.float32)
 
     for tile in tl.static_range(TILES):
-        col = tile * COLS + lane
-        inside = row_inside & (col < C)
-        normed = (values[tile] - mean) * inverse
-        normed = affine(normed, weight, bias, col, C)
-        three = modulation[tile] if EARLY else load_three(scale_row, shift_row, gate_row, row_inside, col, C)
+        normed = affine((values[tile] - mean) * inverse, weight, bias, lane, tile, C, COLS)
+        three = modulation[tile] if EARLY else load_three(scale_row, shift_row, gate_row, lane, inside, tile, C, COLS)
         scale, shift, gate = three
         result = normed * (1.0 + scale.to(tl.float32)) + shift.to(tl.float32)
-        tl.store(y + first + col, result.to(y.dtype.element_ty), mask=inside, cache_modifier=STORE)
-        tl.store(gate_out + first + col, gate.to(y.dtype.element_ty), mask=inside, cache_modifier=STORE)
+        store_chunk(y + first, result, lane, inside, tile, C, COLS, STORE)
+        store_chunk(gate_out + first, gate, lane, inside, tile, C, COLS, STORE)
 
 
 # --- launcher
@@ -243,8 +186,8 @@ def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, index = call.x, call.index
     batch, tokens, channels = x.shape
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT
-    config = select(SELECT01, x.numel(), major)
+    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
+    config = SELECT01.select(major, elements=x.numel())
     warps, rows, cols = block(config, channels, x.element_size())
     pdl = config.pdl and major >= 9 and not is_interpreted(select01_kernel)
     strides = {f"{name.upper()}_STRIDE": getattr(call, name).stride(0) if batch > 1 else 0 for name in MODULATION}
@@ -274,7 +217,7 @@ def plan(call: Call) -> Launch:
 
 def block(config: Config, channels: int, item_size: int) -> tuple[int, int, int]:
     """Warps and rows of a program, and channels of a tile."""
-    lanes = 32 * VECTOR_BYTES // item_size
+    lanes = vector_width(1, item_size)
     # A short row does not fill the warps, a long one would not fit the registers of few.
     warps = min(config.warps, triton.next_power_of_2(triton.cdiv(channels * config.rows, lanes)))
     rows = config.rows if channels * config.rows <= 3 * MOST_PER_THREAD * 32 * warps else 1

@@ -7,7 +7,7 @@ import torch
 
 from diffusion.k06_fuse_scale_shift import solution
 from diffusion.k06_fuse_scale_shift.bench import reference
-from diffusion.k06_fuse_scale_shift.solution import fuse_scale_shift_kernel, scale_shift, select01, tuning, why_not
+from diffusion.k06_fuse_scale_shift.solution import fuse_scale_shift_kernel, tuning, why_not
 
 from .cases import (
     SCALE_SHIFT,
@@ -186,31 +186,23 @@ def test_zero_tokens():
         assert [tuple(out.shape) for out in outputs] == [(2, 0, 96)] * (3 if residual else 2)
 
 
-def every_config(table):
-    return {line.config for lines in table.values() for line in lines}
-
-
-@pytest.mark.parametrize("config", every_config(tuning.SCALE_SHIFT), ids=str)
+@pytest.mark.parametrize("config", tuning.SCALE_SHIFT.configs, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_tuned_configuration(config, dtype, monkeypatch):
-    monkeypatch.setattr(scale_shift, "select", lambda table, elements, major: config)
-    scale_shift._PLANS.clear()
-    for batch, tokens in ((1, 1), (1, 7), (1, 8), (2, 6)):
-        check_scale_shift(batch=batch, tokens=tokens, channels=1536, dtype=dtype)
-        check_scale_shift(batch=batch, tokens=tokens, scale=(1, 1, 96), dtype=dtype)
-    scale_shift._PLANS.clear()
+def test_every_tuned_configuration(config, dtype):
+    with tuning.SCALE_SHIFT.forced(config) as asked:
+        for batch, tokens in ((1, 1), (1, 7), (1, 8), (2, 6)):
+            check_scale_shift(batch=batch, tokens=tokens, channels=1536, dtype=dtype)
+            check_scale_shift(batch=batch, tokens=tokens, scale=(1, 1, 96), dtype=dtype)
+    assert asked
 
 
 SOME = {tuning.Config(4, rows=4, early=False), tuning.Config(8, early=False), tuning.Config(2, rows=2)}
 
 
-@pytest.mark.parametrize("config", every_config(tuning.SELECT01) | SOME, ids=str)
+@pytest.mark.parametrize("config", {*tuning.SELECT01.configs, *SOME}, ids=str)
 @pytest.mark.parametrize("residual", [False, True])
-def test_every_tuned_configuration_of_select01(config, residual, monkeypatch):
-    monkeypatch.setattr(select01, "select", lambda table, elements, major: config)
-    for plans in select01._PLANS.values():
-        plans.clear()
-    for batch, tokens, channels in ((1, 1, 1536), (1, 7, 1536), (2, 5, 96), (2, 4, 3072)):
-        check_select01(residual=residual, batch=batch, tokens=tokens, channels=channels)
-    for plans in select01._PLANS.values():
-        plans.clear()
+def test_every_tuned_configuration_of_select01(config, residual):
+    with tuning.SELECT01.forced(config) as asked:
+        for batch, tokens, channels in ((1, 1, 1536), (1, 7, 1536), (2, 5, 96), (2, 4, 3072)):
+            check_select01(residual=residual, batch=batch, tokens=tokens, channels=channels)
+    assert asked

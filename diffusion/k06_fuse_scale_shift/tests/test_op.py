@@ -239,27 +239,6 @@ def test_full_graph_compilation_of_select01(residual):
 # --- how calls become launches
 
 
-@pytest.mark.parametrize(
-    ("shape", "batch", "tokens", "form"),
-    [
-        ((), 2, 6, ("one", 0, None, False)),
-        ((1,), 2, 6, ("one", 0, None, False)),
-        ((96,), 2, 6, ("one", 0, None, True)),
-        ((2, 96), 2, 6, ("groups", 96, 6, True)),
-        ((1, 96), 2, 6, ("one", 0, None, True)),
-        ((2, 6, 96), 2, 6, ("rows", 96, None, True)),
-        ((1, 6, 96), 2, 6, ("cycle", 96, 6, True)),
-        ((1, 6, 96), 1, 6, ("rows", 96, None, True)),
-        ((2, 6, 1), 2, 6, ("rows", 1, None, False)),
-        ((2, 3, 1, 96), 2, 6, ("groups", 96, 2, True)),
-        ((2, 6, 1, 96), 2, 6, ("rows", 96, None, True)),
-        ((2, 1, 1, 96), 2, 6, ("groups", 96, 6, True)),
-    ],
-)
-def test_forms(shape, batch, tokens, form):
-    assert scale_shift.form(torch.empty(shape), batch, tokens) == form
-
-
 def test_the_strided_production_row_is_read_where_it_lies():
     scale = torch.empty(1, 18144, 6, 3072, device="meta")[:, :, 1]
     assert scale_shift.form(scale, 1, 18144) == ("rows", 18432, None, True)

@@ -1,0 +1,299 @@
+"""Rows of a tensor as kernels take them: whole in registers, beside operands that broadcast to them.
+
+For tasks that normalise or modulate the last dimension of x. Two halves:
+
+- Triton device functions. A row of N columns is held as a tuple of chunks [ROWS, BLOCK], a 16-byte vector of every
+  thread each, so that N need not be a power of two: 3072 columns are 3 chunks of 1024. All chunks of a row are loaded
+  before the first use, so that a thread has them in flight together; masks exist only where something is outside.
+- The host's side: in what steps the rows of x follow each other, and where the line of an operand lies for a row
+  (`Form`). A form is a constant of the compiled kernel, so that no operand is copied or expanded in memory.
+
+The device functions take column indices as `col`, [1, BLOCK] (where they take a chunk's number too: those of the first
+chunk), which rows exist as `inside`, [ROWS, 1] or None where all do, and a cache modifier as CACHE. What does not exist
+reads as 0. No parameter has a default: Triton 3.6 takes no strings there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+if TYPE_CHECKING:
+    import torch
+
+VECTOR_BYTES = 16
+"""Size of the widest load or store of a thread."""
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
+"""Whether device functions run in Triton's interpreter, as TRITON_INTERPRET=1 decides when they are defined."""
+
+
+def vector_width(warps: int, item_size: int) -> int:
+    """Elements that the threads of so many warps hold with one vector each."""
+    return warps * 32 * VECTOR_BYTES // item_size
+
+
+def row_stride(x: torch.Tensor) -> int | None:
+    """Elements from one row of x [..., columns] to the next, None where there is no one such number."""
+    outer = [(size, step) for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    if not outer:
+        return x.shape[-1]
+    if any(step != inner[0] * inner[1] for (_, step), inner in pairwise(outer)):
+        return None
+    return outer[-1][1]
+
+
+# --- rows in registers
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_chunk(  # type: ignore[no-untyped-def]
+    line, col, inside, chunk: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr
+):
+    """A chunk of the rows that start at `line`, [ROWS, 1] or one for all."""
+    return load_tile(line, chunk * BLOCK + col, inside, N, (chunk + 1) * BLOCK > N, CACHE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_row(line, col, inside, N: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """All chunks of the rows that start at `line`, as a tuple; none where `line` is None."""
+    chunks = ()
+    if line is not None:
+        for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
+            chunks += (load_chunk(line, col, inside, chunk, N, BLOCK, CACHE),)  # type: ignore[assignment]
+    return chunks
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_chunk(  # type: ignore[no-untyped-def]
+    line, value, col, inside, chunk: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr
+):
+    """The counterpart of `load_chunk`; rounds `value` to the dtype stored."""
+    store_tile(line, value, chunk * BLOCK + col, inside, N, (chunk + 1) * BLOCK > N, CACHE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_tile(line, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr, CACHE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Any columns `col` of the rows that start at `line`; PARTIAL: some may be beyond N."""
+    if PARTIAL:
+        if inside is None:
+            return tl.load(line + col, mask=col < N, other=0.0, cache_modifier=CACHE)
+        else:
+            return tl.load(line + col, mask=(col < N) & inside, other=0.0, cache_modifier=CACHE)
+    elif inside is None:
+        return tl.load(line + col, cache_modifier=CACHE)
+    else:
+        return tl.load(line + col, mask=inside, other=0.0, cache_modifier=CACHE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_tile(line, value, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr, CACHE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The counterpart of `load_tile`; rounds `value` to the dtype stored."""
+    place = line + col
+    value = round_to(value, line.dtype.element_ty)
+    if PARTIAL:
+        if inside is None:
+            tl.store(place, value, mask=col < N, cache_modifier=CACHE)
+        else:
+            tl.store(place, value, mask=(col < N) & inside, cache_modifier=CACHE)
+    elif inside is None:
+        tl.store(place, value, cache_modifier=CACHE)
+    else:
+        tl.store(place, value, mask=inside, cache_modifier=CACHE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def round_to(value, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The nearest value of a dtype, ties to even, also in the interpreter, which truncates float32 to bfloat16."""
+    if INTERPRETED and tl.bfloat16 == DTYPE and value.dtype == tl.float32:
+        bits = value.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        value = bits.to(tl.float32, bitcast=True)
+    return value.to(DTYPE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def statistics(  # type: ignore[no-untyped-def]
+    chunks,  # of the rows, [ROWS, BLOCK] each, any dtype, 0 beyond N
+    col,  # [1, BLOCK], of the first chunk
+    EPS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RMS: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """Mean (0 for RMSNorm) and 1 / sqrt(mean square of what is centred + eps) of every row, [ROWS, 1] float32.
+
+    Two passes over registers, never mean(x^2) - mean(x)^2, which loses its digits where the mean is large. EXACT adds
+    to the mean the mean of what it left: it is good to the last digit then, also where the sum of the row is not. A
+    mean of values around 64 is off by 1e-5, which only float32 outputs show.
+    """
+    # Chunks are added element by element first: one reduction across threads a statistic, and short sums.
+    CHUNKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    mean = 0.0
+    if not RMS:
+        total = chunks[0].to(tl.float32)  # [ROWS, BLOCK]
+        for chunk in tl.static_range(1, CHUNKS):
+            total += chunks[chunk].to(tl.float32)
+        # Corrected by its remainder: where a mean is large beside the deviation, its last digit is the result's error.
+        # A correctly rounded division does the same, with a branch and a call.
+        total = tl.sum(total, axis=1, keep_dims=True)
+        mean = total * (1.0 / N)
+        mean = tl.fma(tl.fma(mean, -1.0 * N, total), 1.0 / N, mean)
+        if EXACT:
+            rest = tl.zeros_like(chunks[0].to(tl.float32))
+            for chunk in tl.static_range(CHUNKS):
+                rest += _centred(chunks[chunk], mean, chunk * BLOCK + col, N, (chunk + 1) * BLOCK > N)
+            mean += tl.sum(rest, axis=1, keep_dims=True) * (1.0 / N)
+    squares = tl.zeros_like(chunks[0].to(tl.float32))
+    for chunk in tl.static_range(CHUNKS):
+        if RMS:
+            centred = chunks[chunk].to(tl.float32)
+        else:
+            centred = _centred(chunks[chunk], mean, chunk * BLOCK + col, N, (chunk + 1) * BLOCK > N)
+        squares += centred * centred
+    return mean, tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) * (1.0 / N) + EPS)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _centred(values, mean, col, N: tl.constexpr, PARTIAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A chunk without its row's mean, 0 beyond N."""
+    centred = values.to(tl.float32) - mean
+    if PARTIAL:
+        centred = tl.where(col < N, centred, 0.0)
+    return centred
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def affine(value, weight, bias, col, chunk: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A chunk in float32 times weight plus bias, [N] each, loaded here; either may be None."""
+    if weight is not None:
+        value *= load_chunk(weight, col, None, chunk, N, BLOCK, "").to(tl.float32)
+    if bias is not None:
+        value += load_chunk(bias, col, None, chunk, N, BLOCK, "").to(tl.float32)
+    return value
+
+
+# --- operands that broadcast to rows
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def operand_line(operand, row, group, FORM: tl.constexpr, STRIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the operand's lines for these rows of x ([ROWS, 1]) start: [ROWS, 1], or the operand itself (`one`)."""
+    if FORM == "one":
+        return operand
+    else:
+        line = row
+        if FORM == "groups":
+            line = row // group
+        if FORM == "cycle":
+            line = row % group
+        return operand + line.to(tl.int64) * STRIDE
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_operand_chunk(  # type: ignore[no-untyped-def]
+    line,  # from `operand_line`
+    col,
+    inside,
+    chunk: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FORM: tl.constexpr,
+    ACROSS: tl.constexpr,
+):
+    """A chunk of an operand, as it is stored: [1 or ROWS, 1 or BLOCK], or one value."""
+    return load_operand_tile(line, chunk * BLOCK + col, inside, N, (chunk + 1) * BLOCK > N, FORM, ACROSS)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_operand_tile(  # type: ignore[no-untyped-def]
+    line, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr, FORM: tl.constexpr, ACROSS: tl.constexpr
+):
+    """The same of any columns; see `load_tile`."""
+    if FORM == "one":
+        if ACROSS:
+            return load_tile(line, col, None, N, PARTIAL, "")
+        else:
+            return tl.load(line)
+    elif ACROSS:
+        return load_tile(line, col, inside, N, PARTIAL, "")
+    elif inside is None:
+        return tl.load(line)
+    else:
+        return tl.load(line, mask=inside, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_operand_row(  # type: ignore[no-untyped-def]
+    line, col, inside, N: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, ACROSS: tl.constexpr
+):
+    """All chunks of an operand, as a tuple; none where `line` is None. One value for all columns is loaded once."""
+    chunks = ()
+    if line is not None:
+        value = load_operand_chunk(line, col, inside, 0, N, BLOCK, FORM, ACROSS)
+        for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
+            if ACROSS and chunk > 0:
+                value = load_operand_chunk(line, col, inside, chunk, N, BLOCK, FORM, ACROSS)
+            chunks += (value,)  # type: ignore[assignment]
+    return chunks
+
+
+class Form(NamedTuple):
+    """Where the line of an operand lies for row r of x."""
+
+    name: str
+    """`one`: at 0; `rows`: at r; `groups`: at r // group; `cycle`: at r % group. Times `stride`."""
+    stride: int = 0
+    """Elements from line to line."""
+    group: int | None = None
+    """Rows."""
+    across: bool = True
+    """Whether a line has all channels, one after the other, or one value for all."""
+
+    def constants(self, operand: str) -> dict[str, object]:
+        """The constants of a kernel for its operand of this name: SCALE_FORM, SCALE_STRIDE, SCALE_ACROSS."""
+        return {f"{operand}_FORM": self.name, f"{operand}_STRIDE": self.stride, f"{operand}_ACROSS": self.across}
+
+
+def form(operand: torch.Tensor, batch: int, tokens: int) -> Form | None:
+    """The form of an operand for x [B, L, C] as B * L rows, None where its strides fit none.
+
+    The operand has 0 to 4 dimensions: a scalar, [C], [B, C], [B, L, C] or [B, F, 1, C], F frames of L / F tokens. Any
+    size may be 1 instead; nothing is asked of the strides but that channels are one value, or one after the other.
+    """
+
+    def step(dim: int) -> int:
+        return operand.stride(dim) if operand.shape[dim] > 1 else 0
+
+    rank = operand.dim()
+    channel = step(-1) if rank else 0
+    if channel not in (0, 1):
+        return None
+    across = channel == 1
+    by_batch = step(0) if rank > 1 else 0
+    lines = operand.shape[1] if rank > 2 else 1
+    by_line = step(1) if rank > 2 else 0
+    each = tokens // lines if rank == 4 else 1  # tokens that share a line
+    if by_line == 0:
+        return Form("groups", by_batch, tokens, across) if by_batch else Form("one", across=across)
+    if batch > 1 and by_batch != lines * by_line:
+        return Form("cycle", by_line, tokens, across) if by_batch == 0 and each == 1 else None
+    return Form("rows", by_line, None, across) if each == 1 else Form("groups", by_line, each, across)
+
+
+def broadcast_fault(shape: Sequence[int], batch: int, tokens: int, channels: int) -> tuple[str, object] | None:
+    """What is wrong with an operand's shape for `form`: what was expected and what came; None if nothing is."""
+    if len(shape) > 4:
+        return "at most four dimensions", list(shape)
+    frames = shape[1] if len(shape) == 4 else 1
+    if frames == 0 or tokens % frames:
+        return f"frames that divide the {tokens} tokens of x", frames
+    whole = ((), (channels,), (batch, channels), (batch, tokens, channels), (batch, frames, 1, channels))[len(shape)]
+    if all(size in (1, full) for size, full in zip(shape, whole, strict=True)):
+        return None
+    return f"a shape that broadcasts to {list(whole)}", list(shape)

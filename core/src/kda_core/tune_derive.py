@@ -1,0 +1,179 @@
+"""From recorded sweeps to the lines of `tuned.toml`. Pure functions; nothing is chosen anywhere else.
+
+The rule, for each line of a table: a candidate's score is the geometric mean, over the rows for which the line is the
+first that fits, of its time over the row's best. Candidates that were wrong on any row of the table are out. All whose
+score is within the noise of the lowest are equal; the noise is the rows' mean of the median spread of their candidates.
+Of equal ones the configuration with the fewest departures from the dataclass's defaults is taken, then the one that the
+sweep lists first: so noise does not pick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, geometric_mean, median
+from typing import TYPE_CHECKING, Any
+
+from kda_core.errors import UsageError
+from kda_core.tuning import Line, Value
+
+if TYPE_CHECKING:
+    from kda_core.tune import Sweep
+    from kda_core.tune_records import RowTimes, SweepRecord, TableTimes
+
+DECLARED = ("not measured", "an unrecorded sweep")
+"""How the reason of a line begins that no recorded sweep gives."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A candidate on the rows of one line."""
+
+    place: int
+    """In the sweep's candidates."""
+    config: Any
+    times: tuple[float, ...]
+    """Median microseconds per row."""
+    spreads: tuple[float, ...]
+    score: float
+    """Geometric mean of time over the row's best; 1 is the best on every row."""
+
+
+def expected(
+    sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord], current: Mapping[str, Sequence[Line]]
+) -> dict[str, tuple[Line, ...]]:
+    """What `tuned.toml` has to hold: lines of the latest usable sweep per table and capability.
+
+    Lines in `current` of a table and capability without such a sweep stay as they are.
+    """
+    tables: dict[str, tuple[Line, ...]] = {}
+    for sweep in sweeps:
+        name = sweep.table.name
+        latest = {
+            record.capability: (record, table)
+            for record in records
+            if record.usable
+            for table in record.tables
+            if table.table == name
+        }
+        kept = [line for line in current.get(name, ()) if line.capability not in latest]
+        derived = [line for record, table in latest.values() for line in derive(sweep, record, table)]
+        tables[name] = tuple(sorted((*kept, *derived), key=lambda line: line.capability))
+    return tables
+
+
+def unfounded(
+    sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord], current: Mapping[str, Sequence[Line]]
+) -> list[str]:
+    """What is wrong with lines that no recorded sweep gives: they have to say so, and to be lines of the sweep."""
+    found = []
+    for sweep in sweeps:
+        name = sweep.table.name
+        measured = {r.capability for r in records if r.usable and any(table.table == name for table in r.tables)}
+        lines = [line for line in current.get(name, ()) if line.capability not in measured]
+        if not measured and not lines:
+            found.append(f"[[{name}]]: missing, and no sweep is recorded that gives it")
+        found += [f"[[{name}]]: {problem}" for problem in _unfounded(sweep, lines)]
+    return found
+
+
+def _unfounded(sweep: Sweep[Any], lines: Sequence[Line]) -> list[str]:
+    found = []
+    for capability in sorted({line.capability for line in lines}):
+        bounds = [line.at_most for line in lines if line.capability == capability]
+        if bounds != [dict(line) for line in sweep.lines]:
+            found.append(f"capability {capability}: key 'at_most': expected {list(sweep.lines)}, got {bounds}")
+    for line in lines:
+        if sweep.table.parse(line.config, line.at_most) not in sweep.candidates:
+            found.append(f"at_most {line.at_most}: key 'config': {line.config} is no candidate of the sweep")
+        if not line.reason.startswith(DECLARED):
+            begin = " or ".join(map(repr, DECLARED))
+            found.append(f"at_most {line.at_most}: key 'reason': no sweep is recorded, so it has to begin with {begin}")
+    return found
+
+
+def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Line]:
+    """The lines of one table for the record's capability; a UsageError names a line without a row or a candidate."""
+    lines = []
+    for number, bounds in enumerate(sweep.lines):
+        rows = [row for row in table.rows if sweep.line_of(row.features) == number]
+        where = f"[[{table.table}]]: line {number + 1}, at_most {dict(bounds)}: the sweep of {record.utc}"
+        if not rows:
+            raise UsageError(f"{where} has no row for it; add one to the sweep's rows and run `kda tune` again")
+        scored = score(sweep, table, rows)
+        if not scored:
+            raise UsageError(f"{where} has no candidate that was right on every row")
+        chosen, reason = choose(scored, rows)
+        lines.append(
+            Line(
+                capability=record.capability,
+                at_most=dict(bounds),
+                config=told(chosen.config),
+                device=record.device,
+                date=record.utc[:10],
+                reason=reason,
+            )
+        )
+    return lines
+
+
+def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> list[Scored]:
+    """The sweep's candidates that the record has right times of, best first."""
+    wrong = {failure.candidate for row in table.rows for failure in row.wrong}
+    measured = {index: dict(fields) for index, fields in enumerate(table.candidates) if index not in wrong}
+    right = []
+    for place, config in enumerate(sweep.candidates):
+        # A field that the dataclass has got since then had its default.
+        defaults, own = _defaults(config), dataclasses.asdict(config)
+        index = next((i for i, fields in measured.items() if defaults | fields == own), None)
+        if index is None:
+            continue
+        times, spreads = [row.median_us[index] for row in rows], [row.spread[index] for row in rows]
+        if None not in times and None not in spreads:
+            right.append((place, config, tuple(filter(None, times)), tuple(s or 0.0 for s in spreads)))
+    best = [min(times) for times in zip(*(times for _, _, times, _ in right), strict=True)]
+    scored = [
+        Scored(place, config, times, spreads, geometric_mean(t / b for t, b in zip(times, best, strict=True)))
+        for place, config, times, spreads in right
+    ]
+    return sorted(scored, key=lambda one: (one.score, one.place))
+
+
+def choose(scored: Sequence[Scored], rows: Sequence[RowTimes]) -> tuple[Scored, str]:
+    """The candidate to take, and why in words."""
+    noise = fmean(median(spreads) for spreads in zip(*(one.spreads for one in scored), strict=True))
+    fastest = scored[0]
+    equal = [one for one in scored if one.score <= fastest.score * (1 + noise)]
+    chosen = min(equal, key=lambda one: (departures(one.config), one.place))
+    # Candidates that a row makes equal share its time; equal on all rows, they are one.
+    other = next((one for one in scored if one.times != chosen.times), None)
+    copy = geometric_mean(time / row.copy_us for time, row in zip(chosen.times, rows, strict=True))
+    parts = [f"{len(rows)} rows, {len(scored)} candidates: {chosen.score:.3f} of each row's best"]
+    if other is not None:
+        better = "; equal within the spread, and plainer" if other.score < chosen.score else ""
+        parts.append(f"next {label(other.config)} {other.score:.3f}{better}")
+    return chosen, "; ".join([*parts, f"spread {noise:.1%}", f"{copy:.3f} of the streaming copy's time"])
+
+
+def departures(config: Any) -> int:
+    """Fields that differ from the dataclass's defaults."""
+    return sum(getattr(config, name) != value for name, value in _defaults(config).items())
+
+
+def told(config: Any) -> dict[str, Value]:
+    """The fields that have to be told: those without a default, and those that depart from it."""
+    defaults = _defaults(config)
+    return {
+        key: value for key, value in dataclasses.asdict(config).items() if key not in defaults or value != defaults[key]
+    }
+
+
+def label(config: Any) -> str:
+    """A configuration in a few words."""
+    return " ".join(f"{key}={value}" for key, value in told(config).items())
+
+
+def _defaults(config: Any) -> dict[str, Value]:
+    fields = dataclasses.fields(config)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

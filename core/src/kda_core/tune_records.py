@@ -1,0 +1,78 @@
+"""What a sweep measured: one JSON line in a task's `docs/tuning.jsonl`, only ever appended to."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kda_core.toml import Strict
+from kda_core.tuning import Value
+
+Microseconds = Annotated[float, Field(gt=0)]
+
+
+class Wrong(Strict):
+    """A candidate that failed on a row, and how; it is never chosen."""
+
+    candidate: Annotated[int, Field(ge=0)]
+    """Place in the table's candidates."""
+    reason: str
+
+
+class RowTimes(Strict):
+    """Device time of every candidate on one row; the tuples are in the candidates' order."""
+
+    row: str
+    features: dict[str, int | float]
+    """What the solution gave `Table.select`."""
+    bytes_moved: int
+    copy_us: Microseconds
+    """Streaming copy of as many bytes, timed in the same rounds."""
+    median_us: tuple[Microseconds | None, ...]
+    """Per call, over the rounds; None where the candidate is wrong. Candidates with equal launches share one timing."""
+    spread: tuple[float | None, ...]
+    """Interquartile range of the rounds over their median."""
+    wrong: tuple[Wrong, ...] = ()
+
+
+class TableTimes(Strict):
+    """Every row that asks one table."""
+
+    table: str
+    candidates: tuple[dict[str, Value], ...]
+    """Fields of each configuration."""
+    rows: tuple[RowTimes, ...]
+
+    @model_validator(mode="after")
+    def _one_time_per_candidate(self) -> "TableTimes":
+        for row in self.rows:
+            if not len(row.median_us) == len(row.spread) == len(self.candidates):
+                raise ValueError(f"row {row.row!r}: expected {len(self.candidates)} times, one per candidate")
+        return self
+
+
+class SweepRecord(Strict):
+    """One sweep of a task."""
+
+    schema_version: Literal[1] = 1
+    utc: str
+    seconds: float
+    command: str
+    commit: str
+    dirty: bool
+    solution: str
+    """Content hash of the solution without `tuned.toml`."""
+    capability: int
+    """Major number of the device's compute capability."""
+    device: str
+    versions: dict[str, str]
+    rounds: int
+    partial: bool
+    """Rows are missing: chosen away, out of time, or interrupted."""
+    noisy: tuple[str, ...]
+    """Why the GPU's times may not be the kernels' own."""
+    tables: tuple[TableTimes, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may become a table."""
+        return not self.partial and not self.noisy

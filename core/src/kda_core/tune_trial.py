@@ -1,0 +1,100 @@
+"""What each candidate of a sweep would launch on each row, and what the compiler makes of it; needs no GPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kda_core.aot import Compilable, meta_tensors, resources
+from kda_core.errors import MissingRequirement, UsageError
+
+if TYPE_CHECKING:
+    from kda_core.tasks import Task
+    from kda_core.tune import Sweep
+    from kda_core.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of one sweep."""
+
+    sweep: Sweep[Any]
+    row: Workload
+    features: dict[str, float]
+    """What the solution asks the table with."""
+    launches: tuple[tuple[Compilable, ...], ...]
+    """Per candidate."""
+
+    @property
+    def twins(self) -> dict[int, list[int]]:
+        """Candidate -> the candidates, itself included, that launch the same here; each is in one list."""
+        found: dict[int, list[int]] = {}
+        for place, launches in enumerate(self.launches):
+            first = next((other for other in found if self.launches[other] == launches), place)
+            found.setdefault(first, []).append(place)
+        return found
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one variant of a kernel uses on one target, or why it does not compile."""
+
+    registers: int = 0
+    shared_bytes: int = 0
+    spill_bytes: int = 0
+    failure: str | None = None
+
+
+def trials(task: Task, sweep: Sweep[Any], rows: Iterable[Workload]) -> list[Trial]:
+    """The rows that ask the sweep's table, with what every candidate would launch there."""
+    hook = getattr(importlib.import_module(f"{task.package}.solution"), "launches", None)
+    if hook is None:
+        raise UsageError(f"{task.package}.solution: expected a function launches(op, inputs, scalars), found none")
+    found = []
+    for row in rows:
+        inputs = meta_tensors(row)
+        launches, features = [], None
+        for config in sweep.candidates:
+            with sweep.table.forced(config) as asked:
+                launches.append(tuple(hook(row.op, inputs, row.scalars)))
+            if not asked:
+                break
+            features = asked[0]
+        if features is not None:
+            found.append(Trial(sweep, row, features, tuple(launches)))
+    return found
+
+
+def compile_all(found: Sequence[Trial], targets: Sequence[str]) -> dict[tuple[str, str, str], Compiled]:
+    """Compile every variant once per target, in parallel: (target, name, variant) -> what it uses.
+
+    Also fills the compiler's cache, from which a GPU of that target then takes the kernels.
+    """
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        raise MissingRequirement("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
+    variants = {(one.name, one.variant): one for trial in found for launches in trial.launches for one in launches}
+    todo = [(target, one) for target in targets for one in variants.values()]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        used = pool.map(lambda item: _compile(item[1], item[0]), todo)
+        return {(target, one.name, one.variant): result for (target, one), result in zip(todo, used, strict=True)}
+
+
+def _compile(launch: Compilable, target: str) -> Compiled:
+    try:
+        binary = launch.compile(target)
+    except Exception as error:  # noqa: BLE001  whatever a compiler raises for a configuration is that one's failure
+        return Compiled(failure=brief(error))
+    registers, static_shared, local = resources(binary.cubin)
+    return Compiled(registers, static_shared + binary.dynamic_shared_bytes, local)
+
+
+def brief(error: Exception) -> str:
+    """An error's type and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__

@@ -1,0 +1,584 @@
+"""Sweeps: what is measured, what follows from it, and when a tuning table is not what the record gives."""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kda_core import jsonl, tune, tuning, validate
+from kda_core.errors import ExitCode, LedgerError, UsageError
+from kda_core.tasks import Task
+from kda_core.tune import Sweep
+from kda_core.tune_derive import choose, derive, expected, score
+from kda_core.tune_records import RowTimes, SweepRecord, TableTimes, Wrong
+from kda_core.tuning import Line, Table
+
+
+@dataclass(frozen=True)
+class Config:
+    warps: int
+    early: bool = True
+    store: str = ""
+
+
+GRID = (Config(4), Config(8), Config(4, store=".cs"), Config(4, early=False, store=".cs"))
+TABLE = Table("/nowhere/norm.py", "norm", Config)
+LINES: tuple[dict[str, float], ...] = ({"width": 512}, {})
+SWEEP = Sweep(table=TABLE, candidates=GRID, lines=LINES)
+
+
+def row(width: int, times: Sequence[float | None], spread: float = 0.0, wrong: Sequence[int] = ()) -> RowTimes:
+    return RowTimes(
+        row=f"r{width}",
+        features={"width": width},
+        bytes_moved=1000,
+        copy_us=1.0,
+        median_us=tuple(times),
+        spread=tuple(None if time is None else spread for time in times),
+        wrong=tuple(Wrong(candidate=place, reason="not finite") for place in wrong),
+    )
+
+
+def record(*rows: RowTimes, utc: str = "2026-12-01T00:00:00Z", **changes: Any) -> SweepRecord:
+    candidates = tuple({"warps": one.warps, "early": one.early, "store": one.store} for one in GRID)
+    made = SweepRecord(
+        utc=utc,
+        seconds=1.0,
+        command="kda tune norm",
+        commit="0" * 40,
+        dirty=False,
+        solution="s",
+        capability=9,
+        device="NVIDIA H200",
+        versions={},
+        rounds=7,
+        partial=False,
+        noisy=(),
+        tables=(TableTimes(table="norm", candidates=candidates, rows=rows),),
+    )
+    return made.model_copy(update=changes)
+
+
+def chosen(*records: SweepRecord, current: Sequence[Line] = (), sweep: Sweep[Config] = SWEEP) -> list[Config]:
+    lines = expected([sweep], records, {"norm": current})["norm"]
+    return [TABLE.parse(line.config, line.at_most) for line in lines]
+
+
+# ---- the rule ---------------------------------------------------------------------------------
+
+
+def test_each_line_takes_the_best_mean_of_its_own_rows() -> None:
+    narrow = [row(128, (3.0, 1.0, 2.0, 2.0)), row(512, (1.0, 2.0, 9.0, 9.0))]  # means: 1.73, 1.41, 4.24, 4.24
+    wide = [row(513, (2.0, 2.0, 1.0, 1.5))]
+    assert chosen(record(*narrow, *wide)) == [Config(8), Config(4, store=".cs")]
+
+
+def test_the_mean_is_over_ratios_and_not_over_times() -> None:
+    """In microseconds the large row alone would decide."""
+    rows = [row(1, (1.0, 2.0, 9.0, 9.0)), row(2, (110.0, 100.0, 999.0, 999.0)), row(999, (1.0, 2.0, 2.0, 2.0))]
+    assert chosen(record(*rows))[0] == Config(4)
+
+
+def test_within_the_spread_the_plainest_is_taken_and_the_reason_says_so() -> None:
+    # Two departures fastest, one departure 0.5% behind, none 0.9% behind.
+    times = (1.009, 3.0, 1.005, 1.0)
+    wide = row(999, (1.0, 2.0, 2.0, 2.0))
+    for spread, config in (
+        (0.01, Config(4)),
+        (0.006, Config(4, store=".cs")),
+        (0.0, Config(4, early=False, store=".cs")),
+    ):
+        assert chosen(record(row(1, times, spread), wide))[0] == config
+    first, _ = expected([SWEEP], [record(row(1, times, 0.01), wide)], {})["norm"]
+    assert first.reason == (
+        "1 rows, 4 candidates: 1.009 of each row's best; next warps=4 early=False store=.cs 1.000; equal within the "
+        "spread, and plainer; spread 1.0%; 1.009 of the streaming copy's time"
+    )
+    assert (first.date, first.device, first.capability) == ("2026-12-01", "NVIDIA H200", 9)
+    assert first.config == {"warps": 4}
+
+
+def test_equally_plain_ones_are_taken_in_the_grids_order() -> None:
+    wide = row(999, (1.0, 2.0, 2.0, 2.0))
+    assert chosen(record(row(1, (1.001, 1.0, 9.0, 9.0), spread=0.01), wide))[0] == Config(4)
+    turned = replace(SWEEP, candidates=GRID[::-1])
+    assert chosen(record(row(1, (1.001, 1.0, 9.0, 9.0), spread=0.01), wide), sweep=turned)[0] == Config(8)
+
+
+def test_one_noisy_candidate_makes_no_ties() -> None:
+    times = row(1, (1.05, 3.0, 3.0, 1.0)).model_copy(update={"spread": (0.2, 0.001, 0.001, 0.001)})
+    assert chosen(record(times, row(999, (1.0, 2.0, 2.0, 2.0))))[0] == Config(4, early=False, store=".cs")
+
+
+def test_a_candidate_that_was_wrong_on_any_row_is_chosen_nowhere() -> None:
+    narrow, wide = row(1, (2.0, 1.0, 3.0, 3.0)), row(999, (2.0, None, 3.0, 3.0), wrong=[1])
+    assert chosen(record(narrow, wide)) == [Config(4), Config(4)]
+    nobody = row(999, (None, None, None, None), wrong=[0, 1, 2, 3])
+    with pytest.raises(
+        UsageError, match=re.escape("at_most {'width': 512}: the sweep of 2026-12-01T00:00:00Z has no cand")
+    ):
+        chosen(record(narrow, nobody))
+
+
+def test_a_line_without_a_row_is_an_error() -> None:
+    with pytest.raises(
+        UsageError, match=re.escape("[[norm]]: line 2, at_most {}: the sweep of 2026-12-01T00:00:00Z has")
+    ):
+        derive(SWEEP, made := record(row(1, (1.0, 2.0, 3.0, 4.0))), made.tables[0])
+
+
+def test_candidates_are_found_again_by_their_fields() -> None:
+    """A field added since the sweep had its default then; a configuration that was not measured cannot be chosen."""
+    table = TableTimes(table="norm", candidates=({"warps": 16}, {"warps": 8, "early": True}), rows=())
+    rows = [row(1, (1.0, 2.0))]
+    (only,) = score(SWEEP, table, rows)
+    assert (only.config, only.score) == (Config(8), 1.0)
+    assert choose([only], rows)[1].startswith("1 rows, 1 candidates: 1.000 of each row's best; spread 0.0%")
+
+
+GOOD = (row(1, (1.0, 2.0, 2.0, 2.0)), row(999, (1.0, 2.0, 2.0, 2.0)))
+OTHER = (row(1, (2.0, 1.0, 2.0, 2.0)), row(999, (2.0, 1.0, 2.0, 2.0)))
+
+
+def hand(config: str = "{warps = 8}", capability: int = 9, reason: str = "not measured: a guess") -> list[Line]:
+    fields = {"warps": 8} if config == "{warps = 8}" else {"warps": 7}
+    made = Line(capability=capability, config=fields, device="d", date="2026-11-20", reason=reason)
+    return [made.model_copy(update={"at_most": {"width": 512}}), made]
+
+
+@pytest.mark.parametrize("unfit", [{"partial": True}, {"noisy": ("clocks throttled",)}])
+def test_the_latest_whole_and_quiet_sweep_counts(unfit: dict[str, Any]) -> None:
+    assert chosen(record(*OTHER), record(*GOOD)) == [Config(4)] * 2
+    assert chosen(record(*GOOD), record(*OTHER, **unfit)) == [Config(4)] * 2
+    assert chosen(record(*GOOD, **unfit), current=hand()) == [Config(8)] * 2
+
+
+def test_capabilities_do_not_mix() -> None:
+    assert chosen(record(*OTHER, capability=10), current=[*hand("{}", 9), *hand("{}", 10)]) == [
+        *[Config(7)] * 2,  # capability 9 has no sweep: as it was
+        *[Config(8)] * 2,
+    ]
+
+
+# ---- the record -------------------------------------------------------------------------------
+
+
+def test_the_log_keeps_what_was_appended_and_names_a_broken_line(tmp_path: Path) -> None:
+    log = tmp_path / "docs" / "tuning.jsonl"
+    assert jsonl.read(log, SweepRecord) == []
+    records = [record(*GOOD), record(*OTHER, partial=True)]
+    for one in records:
+        jsonl.append(log, one)
+    assert jsonl.read(log, SweepRecord) == records
+    log.write_bytes(log.read_bytes() + log.read_bytes()[:100])
+    with pytest.raises(LedgerError, match=r"tuning.jsonl:3: line: Invalid JSON"):
+        jsonl.read(log, SweepRecord)
+
+
+def test_a_row_has_one_time_per_candidate(tmp_path: Path) -> None:
+    log = tmp_path / "tuning.jsonl"
+    data = json.loads(record(*GOOD).model_dump_json())
+    data["tables"][0]["rows"][0]["median_us"].pop()
+    log.write_text(json.dumps(data) + "\n")
+    with pytest.raises(LedgerError, match="row 'r1': expected 4 times, one per candidate"):
+        jsonl.read(log, SweepRecord)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"lines": ({"width": 512},)}, "lines: expected the last one to have no bound"),
+        ({"candidates": (Config(4), Config(4))}, "candidates: expected one or more, each once, got 2"),
+        ({"candidates": ()}, "candidates: expected one or more, each once, got 0"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        replace(SWEEP, **changes)
+    with pytest.raises(
+        UsageError, match=re.escape("expected features that the solution asks with, ['rows'], got ['width']")
+    ):
+        SWEEP.line_of({"rows": 1})
+
+
+# ---- a task -----------------------------------------------------------------------------------
+
+SOLUTION = '''"""An arm whose configurations are of no use, and one of them wrong."""
+from dataclasses import dataclass
+
+import torch
+
+from kda_core.tuning import Table
+
+
+@dataclass(frozen=True)
+class Config:
+    blocks: int
+    fault: str = ""
+
+
+TUNED = Table(__file__, "axpy", Config)
+ASKS = True
+LAST = None
+FREED = []
+
+
+@dataclass(frozen=True)
+class Kernel:
+    blocks: int
+    name: str = "axpy"
+
+    @property
+    def variant(self):
+        return f"{self.blocks}"
+
+
+def choose(y):
+    global LAST
+    LAST = TUNED.select(9, step=y.stride(0)) if ASKS else Config(1)
+    return LAST
+
+
+def axpy(x, y, *, factor):
+    config = choose(y)
+    if config.fault == "raises":
+        raise RuntimeError("too many resources\\nin detail")
+    if config.fault == "unwritten":
+        out = FREED[-1]  # as the GPU's allocator would give it out again
+        out.view(-1)[:-1] = torch.add(y, x, alpha=factor).reshape(-1)[:-1]
+        return out
+    if config.fault == "shape":
+        return torch.add(y, x, alpha=factor)[:1]
+    return torch.add(y, x, alpha=factor).contiguous()
+
+
+def axpy_(x, y, *, factor):
+    x.copy_(torch.add(y, x, alpha=factor + (choose(y).fault == "factor")))
+
+
+def launches(op, inputs, scalars):
+    if op == "axpy_" and not ASKS:
+        return []
+    config = TUNED.select(9, step=inputs["y"].stride(0))
+    return [Kernel(min(config.blocks, 4))]
+'''
+TUNE = """from {package}.solution import TUNED, Config
+from kda_core.tune import Sweep
+
+SWEEPS = (Sweep(table=TUNED, candidates=(Config(1), Config(4), Config(8), Config(2)), lines=({{"step": 30}}, {{}})),)
+"""
+HEAD = "# Written by `kda tune axpy`; `kda tune axpy --derive` makes it again from docs/tuning.jsonl.\n"
+
+
+def tuned_line(blocks: int, bound: str = "", reason: str = "not measured: a guess") -> str:
+    return (
+        f"\n[[axpy]]\ncapability = 9\n{bound}config = {{blocks = {blocks}}}\n"
+        f'device = "none"\ndate = "2026-11-20"\nreason = "{reason}"\n'
+    )
+
+
+GUESSES = HEAD + tuned_line(4, "at_most = {step = 30}\n") + tuned_line(2)
+
+
+@pytest.fixture
+def tuning_task(toy: Task) -> Task:
+    """The test task with a table, a sweep and two guessed lines."""
+    pytest.importorskip("torch")
+    (toy.path / "solution" / "__init__.py").write_text(SOLUTION)
+    (toy.path / "bench" / "tune.py").write_text(TUNE.format(package=toy.package))
+    tune.tuned(toy).write_text(GUESSES)
+    return toy
+
+
+class FakeWatch:
+    """Times by the configuration that was chosen last: 10 us and 1% per block, one round in four slower."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.samples: list[int] = []
+        self.room = 1000
+
+    def capture(self, call: Callable[[], Any]) -> Callable[[], float]:
+        call()
+        blocks = self.module.LAST.blocks
+        return lambda: self._sample(blocks)
+
+    def _sample(self, blocks: int) -> float:
+        self.samples.append(blocks)
+        slow = 0.004 if self.samples.count(blocks) % 4 == 0 else 0.0
+        return 10 * (1 + blocks / 100) * (1 + slow)
+
+    def copy(self, bytes_moved: int, in_place: bool) -> Callable[[], float]:
+        return lambda: 5.0 + in_place
+
+    def together(self, output_bytes: int) -> int:
+        return self.room
+
+    def settle(self) -> None:
+        pass
+
+
+def trials_of(task: Task, **changes: Any) -> tuple[Any, list[Any], FakeWatch]:
+    from kda_core.tune_trial import trials
+
+    (sweep,) = tune.load(task)
+    module = importlib.import_module(f"{task.package}.solution")
+    if changes.get("faults"):
+        sweep = replace(
+            sweep, candidates=(*sweep.candidates, *(module.Config(9, fault) for fault in changes["faults"]))
+        )
+    return module, trials(task, sweep, task.workloads), FakeWatch(module)
+
+
+def measured(task: Task, watch: FakeWatch, found: Sequence[Any], **options: Any) -> tuple[list[TableTimes], bool]:
+    from kda_core.tune_measure import measure
+
+    given = {"rounds": 5, "until": None, "done": lambda trial, times: None, **options}
+    return measure(task, found, watch, "cpu", **given)
+
+
+def test_every_candidate_is_timed_in_alternating_rounds_and_twins_once(tuning_task: Task) -> None:
+    _, found, watch = trials_of(tuning_task)
+    (table,), complete = measured(tuning_task, watch, found[:1])
+    assert complete
+    assert table.candidates == tuple({"blocks": n, "fault": ""} for n in (1, 4, 8, 2))
+    # 8 launches what 4 does, so it has the same time.
+    assert watch.samples[:9] == [1, 4, 2, 2, 4, 1, 1, 4, 2]
+    (times,) = table.rows
+    assert times.median_us == (10.1, 10.4, 10.4, 10.2)
+    assert times.spread == (0.0,) * 4  # one slow round of five does not move the quartiles
+    assert (times.wrong, times.copy_us, times.features) == ((), 5.0, {"step": found[0].features["step"]})
+
+
+def test_candidates_that_do_not_fit_together_are_timed_in_parts(tuning_task: Task) -> None:
+    _, found, watch = trials_of(tuning_task)
+    watch.room = 2
+    (table,), _ = measured(tuning_task, watch, found[:1], rounds=3)
+    assert watch.samples == [1, 4, 4, 1, 1, 4, 2, 2, 2]
+    assert None not in table.rows[0].median_us
+
+
+def test_wrong_candidates_are_named_and_not_timed(tuning_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    module, found, watch = trials_of(tuning_task, faults=["raises", "unwritten", "shape"])
+
+    def full(*arguments: Any, **options: Any) -> torch.Tensor:
+        module.FREED.append(torch.empty(arguments[0], **options).fill_(arguments[1]))
+        return module.FREED[-1]
+
+    monkeypatch.setattr(torch, "full", full)
+    found = [replace(one, launches=tuple((n,) for n in range(7))) for one in found]  # no twins
+    (table,), _ = measured(tuning_task, watch, [one for one in found if one.row.op == "axpy"][:1])
+    (times,) = table.rows
+    reasons = {failure.candidate: failure.reason for failure in times.wrong}
+    assert reasons[4] == "RuntimeError: too many resources"
+    assert reasons[5].startswith("output 'out': 1 of 1024 elements outside tolerance")
+    assert reasons[5].endswith("1 not finite")
+    assert reasons[6].startswith("output 'out': expected float32 [")
+    assert times.median_us[4:] == (None,) * 3
+    assert 9 not in watch.samples
+    assert module.TUNED._forced is None
+
+
+def test_an_op_in_place_gets_fresh_inputs_for_every_candidate(tuning_task: Task) -> None:
+    _, found, watch = trials_of(tuning_task, faults=["factor"])
+    found = [replace(one, launches=tuple((n,) for n in range(5))) for one in found if one.row.op == "axpy_"]
+    (table,), _ = measured(tuning_task, watch, found[:1])
+    assert [failure.candidate for failure in table.rows[0].wrong] == [4]
+    assert table.rows[0].copy_us == 6.0
+
+
+def test_a_call_that_does_not_ask_the_table_is_an_error(tuning_task: Task) -> None:
+    module, found, watch = trials_of(tuning_task)
+    module.ASKS = False
+    with pytest.raises(UsageError, match=r"row '.*': axpy did not ask the table 'axpy' on this device"):
+        measured(tuning_task, watch, [one for one in found if one.row.op == "axpy"])
+
+
+def test_out_of_time_and_interrupted_sweeps_keep_whole_rows(tuning_task: Task) -> None:
+    _, found, watch = trials_of(tuning_task)
+    assert len(found) > 1
+    (table,), complete = measured(tuning_task, watch, found, until=0.0)
+    assert (table.rows, complete) == ((), False)
+
+    def stop(trial: Any, times: RowTimes) -> None:
+        raise KeyboardInterrupt
+
+    (table,), complete = measured(tuning_task, watch, found, done=stop)
+    assert (len(table.rows), complete) == (1, False)
+
+
+def test_the_plan_wants_a_row_for_every_line_and_rows_with_ids_of_their_own(tuning_task: Task) -> None:
+    from kda_core.tune_run import Request, plan
+
+    whole = plan(Request(tuning_task))
+    assert whole.whole
+    assert not plan(Request(tuning_task, rows=[tuning_task.workloads[0].id])).whole
+    path = tuning_task.path / "bench" / "tune.py"
+    module = importlib.import_module(f"{tuning_task.package}.bench.tune")
+    (sweep,) = module.SWEEPS
+    module.SWEEPS = (replace(sweep, lines=({"step": 0}, {})),)
+    with pytest.raises(
+        UsageError, match=re.escape(f"{path}: table 'axpy': no row falls into line 1, at_most {{'step': 0}}")
+    ):
+        plan(Request(tuning_task))
+    module.SWEEPS = (replace(sweep, rows=tuning_task.workloads[:1]),)
+    with pytest.raises(UsageError, match=re.escape(f"ids have to be new ones, got ['{tuning_task.workloads[0].id}']")):
+        plan(Request(tuning_task))
+
+
+def recorded(task: Task) -> SweepRecord:
+    """A whole sweep by the fake watch, appended to the task's log."""
+    _, found, watch = trials_of(task)
+    tables, complete = measured(task, watch, found)
+    made = record(partial=not complete, tables=tuple(tables))
+    jsonl.append(tune.log(task), made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "table", "code"),
+    [
+        ({}, [{"blocks": 1}, {"blocks": 1}], ExitCode.OK),
+        ({"partial": True}, [{"blocks": 4}, {"blocks": 2}], ExitCode.INTERRUPTED),
+        ({"noisy": ("clocks throttled",)}, [{"blocks": 4}, {"blocks": 2}], ExitCode.OK),
+    ],
+)
+def test_a_sweep_is_recorded_and_becomes_the_table_if_it_may(
+    tuning_task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    table: list[dict[str, int]],
+    code: ExitCode,
+) -> None:
+    from kda_core import bench, tune_run
+
+    _, found, watch = trials_of(tuning_task)
+    made = record(tables=tuple(measured(tuning_task, watch, found)[0]), solution="another", **changes)
+    monkeypatch.setattr(bench, "_device", lambda request: "cuda")
+    monkeypatch.setattr(tune_run, "sweep", lambda planned: made)
+    assert tune_run.run(tune_run.Request(tuning_task)) is code
+    assert tune.recorded(tuning_task) == [made]
+    assert [line.config for line in tuning.read(tune.tuned(tuning_task))["axpy"]] == table
+    printed = capsys.readouterr().out
+    assert ("no table follows from it" in printed) == bool(changes)
+    assert ("the solution has changed since the sweep of 2026-12-01T00:00:00Z" in printed) == (not changes)
+
+
+def test_without_a_gpu_candidates_are_compiled_and_spilling_ones_named(
+    tuning_task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kda_core import tune_run, tune_trial
+    from kda_core.launch import Binary
+
+    def compile_one(kernel: Any, target: str) -> Binary:
+        if kernel.blocks == 2:
+            raise ValueError("no such tile\nin detail")
+        return Binary(cubin=bytes([kernel.blocks]), dynamic_shared_bytes=100)
+
+    module, _, _ = trials_of(tuning_task)
+    monkeypatch.setattr(module.Kernel, "compile", compile_one, raising=False)
+    monkeypatch.setattr(tune_trial, "resources", lambda cubin: (32 * cubin[0], 5, 64 if cubin[0] == 4 else 0))
+    assert tune_run.run(tune_run.Request(tuning_task, device="cpu")) is ExitCode.OK
+    lines = [re.sub(r"\s+", " ", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "sm_90a: compiled ahead of time, not run"
+    for line in (
+        "axpy blocks=1 2 32 105 0",
+        "axpy blocks=4 2 128 105 64",
+        "axpy blocks=8 2 128 105 64",
+        "axpy blocks=2 2 ValueError: no such tile",
+        "3 variants, 1 spill, 1 do not compile",
+    ):
+        assert line in lines
+    assert lines[-1].startswith("UNVERIFIED")
+    assert not tune.log(tuning_task).exists()
+
+
+# ---- the check --------------------------------------------------------------------------------
+
+
+def test_guesses_are_sound_until_a_sweep_is_recorded(tuning_task: Task) -> None:
+    assert tune.check(tuning_task) == []
+    recorded(tuning_task)
+    (line,) = tune.check(tuning_task)
+    assert line.endswith(f"[[axpy]]: not what {tune.log(tuning_task)} gives; run `kda tune axpy --derive`")
+    assert tune.write(tuning_task, tune.derived(tuning_task, tune.load(tuning_task)))
+    assert tune.check(tuning_task) == []
+    written = tuning.read(tune.tuned(tuning_task))["axpy"]
+    assert [one.config for one in written] == [{"blocks": 1}] * 2
+    assert [one.at_most for one in written] == [{"step": 30}, {}]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("blocks = 2", "blocks = 3", "[[axpy]]: at_most {}: key 'config': {'blocks': 3} is no candidate of the sweep"),
+        ("step = 30", "step = 31", "capability 9: key 'at_most': expected [{'step': 30}, {}], got [{'step': 31}, {}]"),
+        (
+            "not measured: a guess",
+            "fastest",
+            "key 'reason': no sweep is recorded, so it has to begin with 'not measured'",
+        ),
+        ("[[axpy]]", "[[apxy]]", "[[axpy]]: missing, and no sweep is recorded that gives it"),
+        ("device", "devise", "unknown key 'axpy.0.devise'; did you mean device?"),
+        (HEAD, "", "not as `kda tune axpy --derive` writes it"),
+    ],
+)
+def test_a_hand_that_slips(tuning_task: Task, old: str, new: str, expected: str) -> None:
+    path = tune.tuned(tuning_task)
+    path.write_text(path.read_text().replace(old, new))
+    found = tune.problems(tuning_task)
+    assert found
+    assert all(str(tuning_task.path) in line for line in found)
+    assert any(expected in line for line in found), found
+
+
+def test_after_a_sweep_no_line_can_be_changed_by_hand(tuning_task: Task) -> None:
+    recorded(tuning_task)
+    tune.write(tuning_task, tune.derived(tuning_task, tune.load(tuning_task)))
+    path = tune.tuned(tuning_task)
+    path.write_text(path.read_text().replace("blocks = 1}", "blocks = 4}", 1))
+    assert len(tune.problems(tuning_task)) == 1
+    tune.log(tuning_task).write_text("{}\n")
+    assert "tuning.jsonl:1: utc: Field required" in tune.problems(tuning_task)[0]
+
+
+def test_validation_asks_for_it(tuning_task: Task) -> None:
+    path = tune.tuned(tuning_task)
+    path.write_text(path.read_text().replace("blocks = 2", "blocks = 3"))
+    assert [line for line in validate.problems(tuning_task) if "no candidate of the sweep" in line]
+
+
+def test_the_check_does_not_load_the_solution_into_this_process(tuning_task: Task) -> None:
+    """It may judge that solution next."""
+    assert tune.problems(tuning_task) == []
+    assert not [name for name in sys.modules if name.startswith(f"{tuning_task.package}.solution")]
+    (tuning_task.path / "solution" / "__init__.py").write_text("raise RuntimeError('no solution')\n")
+    (line,) = tune.problems(tuning_task)
+    assert line == f"{tuning_task.path / 'bench' / 'tune.py'}: cannot be checked: RuntimeError: no solution"
+
+
+def test_a_table_without_a_sweep_is_an_orphan(tuning_task: Task) -> None:
+    (tuning_task.path / "bench" / "tune.py").unlink()
+    assert tune.problems(tuning_task) == [f"{tune.tuned(tuning_task)}: there is no bench/tune.py that it follows from"]
+    tune.tuned(tuning_task).unlink()
+    assert tune.problems(tuning_task) == []
+
+
+def test_a_copy_says_that_it_was_not_measured(tuning_task: Task) -> None:
+    recorded(tuning_task)
+    tune.write(tuning_task, tune.derived(tuning_task, tune.load(tuning_task)))
+    tune.log(tuning_task).unlink()
+    assert tune.check(tuning_task) != []
+    tune.disown(tune.tuned(tuning_task), "axpy", "k01_source")
+    assert tune.check(tuning_task) == []
+    reasons = {line.reason for line in tuning.read(tune.tuned(tuning_task))["axpy"]}
+    assert reasons == {"not measured: as in k01_source, of which this task is a copy"}

@@ -1,0 +1,132 @@
+"""The tuning table as a solution reads it: which line is taken, what is refused, and what forcing a choice does."""
+
+import re
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kda_core.errors import UsageError
+from kda_core.tuning import Table
+
+
+@dataclass(frozen=True)
+class Config:
+    warps: int
+    early: bool = True
+    store: str = ""
+
+
+def line(config: str = "{warps = 4}", at_most: str = "", capability: int = 9, table: str = "norm") -> str:
+    bounds = f"at_most = {at_most}\n" if at_most else ""
+    return (
+        f"[[{table}]]\ncapability = {capability}\n{bounds}config = {config}\n"
+        'device = "NVIDIA H200"\ndate = "2026-11-20"\nreason = "a test"\n'
+    )
+
+
+def table(folder: Path, *lines: str) -> Table[Config]:
+    if lines:
+        (folder / "tuned.toml").write_text("\n".join(lines))
+    return Table(str(folder / "norm.py"), "norm", Config)
+
+
+def test_the_first_line_whose_every_bound_holds(tmp_path: Path) -> None:
+    tuned = table(
+        tmp_path,
+        line("{warps = 1}", "{width = 512}"),
+        line("{warps = 2}", "{width = 8192, bytes = 1000}"),
+        line('{warps = 8, early = false, store = ".cs"}'),
+    )
+    assert tuned.select(9, width=512, bytes=10**9) == Config(1)
+    assert tuned.select(9, width=513, bytes=1000) == Config(2)
+    assert tuned.select(9, width=513, bytes=1001) == Config(8, early=False, store=".cs")
+    assert tuned.select(9, width=8193, bytes=1) == Config(8, early=False, store=".cs")
+    assert tuned.configs == (Config(1), Config(2), Config(8, early=False, store=".cs"))
+
+
+def test_a_capability_takes_its_own_lines_alone_or_the_default_ones(tmp_path: Path) -> None:
+    lines = line("{warps = 1}", "{width = 512}"), line("{warps = 4}"), line("{warps = 16}", capability=10)
+    tuned = table(tmp_path, *lines)
+    assert tuned.select(10, width=1) == Config(16)
+    assert tuned.select(12, width=1) == Config(1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ((), "tuned.toml: file not found"),
+        ((line(table="other"),), "tuned.toml: missing table [[norm]]"),
+        ((line("{wraps = 4}"),), "[[norm]], at_most {}, key 'config': unknown key 'wraps'; did you mean warps?"),
+        ((line("{early = true}"),), "key 'config': missing key 'warps'"),
+        ((line("{warps = true}"),), "key 'config': key 'warps': Input should be a valid integer, got True"),
+        ((line(at_most="{width = 1}"),), "no line of capability 9 fits {'width': 2}"),
+        ((line(at_most="{rows = 1}"),), "key 'at_most': expected one of ['width'], got 'rows'"),
+        ((line() + "notes = 1\n",), "tuned.toml: unknown key 'norm.0.notes'"),
+        ((line(capability=0),), "key 'norm.0.capability': Input should be greater than 0, got 0"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, lines: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        table(tmp_path, *lines).select(9, width=2)
+
+
+def test_forced_answers_everything_and_ends(tmp_path: Path) -> None:
+    tuned = table(tmp_path, line())
+    with tuned.forced(Config(1)) as asked:
+        assert tuned.select(9, width=3) == Config(1)
+        with tuned.forced(Config(2)) as inner:
+            assert tuned.select(8, width=4, bytes=5) == Config(2)
+        assert tuned.select(9) == Config(1)
+    assert tuned.select(9, width=6) == Config(4)
+    assert (asked, inner) == ([{"width": 3}, {}], [{"width": 4, "bytes": 5}])
+
+
+def test_forced_ends_when_the_call_fails(tmp_path: Path) -> None:
+    tuned = table(tmp_path, line())
+    with pytest.raises(ValueError, match="boom"), tuned.forced(Config(1)):
+        raise ValueError("boom")
+    assert tuned.select(9) == Config(4)
+
+
+def test_forced_sets_aside_what_the_solution_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pytest.importorskip("kda_core.launch")
+
+    def module(path: Path) -> tuple[types.ModuleType, list[object]]:
+        made = types.ModuleType(str(path))
+        made.__file__ = str(path)
+        plans = [launch.Plans() for _ in range(3)]
+        made._ONE, made._NAMED, made._SEVERAL = plans[0], {"op": plans[1]}, (plans[2],)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, str(path), made)
+        for one in plans:
+            one.add((), (), remembered)
+        return made, plans
+
+    def remembered() -> None:
+        """An entry."""
+
+    _, own = module(tmp_path / "solution" / "norm.py")
+    _, foreign = module(tmp_path / "solution_of_another" / "norm.py")
+    (tmp_path / "solution").mkdir()
+    tuned = table(tmp_path / "solution", line())
+    with tuned.forced(Config(1)):
+        assert [one.hot for one in own] == [(), (), ()]  # type: ignore[attr-defined]
+        assert all(one.hot == (remembered,) for one in foreign)  # type: ignore[attr-defined]
+        own[1].add((), (), remembered)  # type: ignore[attr-defined]
+    assert [one.hot for one in own] == [(), (), ()]  # type: ignore[attr-defined]
+
+
+def test_importing_and_selecting_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "tuned.toml").write_text(line())
+    code = (
+        "import dataclasses, sys; from kda_core.tuning import Table\n"
+        "Config = dataclasses.make_dataclass('Config', [('warps', int)])\n"
+        f"table = Table({str(tmp_path / 'norm.py')!r}, 'norm', Config)\n"
+        "with table.forced(Config(1)): pass\n"
+        "print(table.select(9).warps, sorted({'torch', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "4 []\n", done.stderr

@@ -1,0 +1,30 @@
+"""Which configurations may be chosen: `kda tune fuse_scale_shift` times them all."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from diffusion.k06_fuse_scale_shift.solution.tuning import SCALE_SHIFT, SELECT01, Config
+from kda_core.tune import Sweep
+
+
+def scale_shift() -> Iterator[Config]:
+    """Warps, rows and stores; launches without PDL only with few rows a program."""
+    for warps, rows, store in product((4, 2, 8, 1), (1, 2, 4, 8), ("", ".cs")):
+        yield Config(warps, rows, store=store)
+        if rows <= 2:
+            yield Config(warps, rows, pdl=False, store=store)
+
+
+def select01() -> Iterator[Config]:
+    """Warps and rows, which share them evenly; launches without PDL only with one row a program."""
+    for warps, rows, early, store in product((4, 2, 8), (1, 2, 4, 8), (True, False), ("", ".cs")):
+        if rows < warps or (rows == warps and not early):  # early, with one warp a row, spills
+            yield Config(warps, rows, store=store, early=early)
+        if rows == 1:
+            yield Config(warps, rows, pdl=False, store=store, early=early)
+
+
+SWEEPS = (
+    Sweep(table=SCALE_SHIFT, candidates=tuple(scale_shift()), lines=({"elements": 4_000_000}, {})),
+    Sweep(table=SELECT01, candidates=tuple(select01()), lines=({},)),
+)
