@@ -11,12 +11,13 @@ import torch
 
 from core.tests.fake_tools import COUNTERS, put_ncu, raw_csv
 from core.tests.records_factory import gpu_state
-from kda_core import cli, gpu, jsonl, profile, profile_ncu, tools
+from kda_core import cli, gpu, jsonl, tools
 from kda_core.bench import open_session
 from kda_core.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement
 from kda_core.gpu import GpuProcess
-from kda_core.profile_digest import bound, digest_md, mean, short, top_stalls
-from kda_core.profile_records import Kernel, ProfileRecord, log
+from kda_core.profile import nsight, run
+from kda_core.profile.digest import bound, digest_md, mean, short, top_stalls
+from kda_core.profile.records import Kernel, ProfileRecord, log
 from kda_core.publish import publish
 
 DURATION = "gpu__time_duration.sum"
@@ -26,7 +27,7 @@ DURATION = "gpu__time_duration.sum"
 
 
 def test_every_counter_ends_in_its_field():
-    (kernel,) = profile_ncu.kernels("==PROF== Loaded a report\n" + raw_csv(COUNTERS))
+    (kernel,) = nsight.kernels("==PROF== Loaded a report\n" + raw_csv(COUNTERS))
     assert kernel == Kernel(
         name="axpy_kernel",
         grid=(640, 2, 1),
@@ -54,15 +55,15 @@ def test_every_counter_ends_in_its_field():
 def test_units_are_brought_to_one():
     same = {"nsecond": "2,500", "us": "2.5", "usecond": "2.5", "ms": "0.0025", "second": "2.5e-6"}
     for unit, value in same.items():
-        (kernel,) = profile_ncu.kernels(raw_csv({"gpu__time_duration.sum": (unit, value)}))
+        (kernel,) = nsight.kernels(raw_csv({"gpu__time_duration.sum": (unit, value)}))
         assert kernel.duration_us == 2.5
     counters = {"gpu__time_duration.sum": ("ns", "1"), "dram__bytes_read.sum": ("Mbyte", "1.5")}
-    assert profile_ncu.kernels(raw_csv(counters))[0].dram_read_bytes == 1.5e6
+    assert nsight.kernels(raw_csv(counters))[0].dram_read_bytes == 1.5e6
 
 
 def test_what_was_not_counted_is_none():
     counters = {"gpu__time_duration.sum": ("ns", "1"), "dram__bytes_read.sum": ("byte", "n/a")}
-    (kernel,) = profile_ncu.kernels(raw_csv(counters))
+    (kernel,) = nsight.kernels(raw_csv(counters))
     assert (kernel.dram_read_bytes, kernel.registers, kernel.stalls) == (None, None, {})
 
 
@@ -78,14 +79,14 @@ def test_what_was_not_counted_is_none():
 )
 def test_csv_that_is_not_understood_is_an_error(text, message):
     with pytest.raises(MissingRequirement) as error:
-        profile_ncu.kernels(text)
+        nsight.kernels(text)
     assert message in str(error.value)
 
 
 def test_no_counter_is_asked_for_twice_and_every_field_exists():
-    names = [metric.name for metric in (*profile_ncu.METRICS, *profile_ncu.FROM_SECTIONS)]
+    names = [metric.name for metric in (*nsight.METRICS, *nsight.FROM_SECTIONS)]
     assert len(names) == len(set(names))
-    fields = {field for metric in (*profile_ncu.METRICS, *profile_ncu.FROM_SECTIONS) for field in metric.fields}
+    fields = {field for metric in (*nsight.METRICS, *nsight.FROM_SECTIONS) for field in metric.fields}
     assert fields | {"name", "grid", "block", "blocks_per_sm", "stalls"} == set(Kernel.model_fields)
 
 
@@ -139,7 +140,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(gpu, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu, "read_state", lambda *_: gpu_state())
     monkeypatch.setattr(
-        profile, "open_session", lambda request: open_session(replace(request, against=["eager"], device="cpu"))
+        run, "open_session", lambda request: open_session(replace(request, against=["eager"], device="cpu"))
     )
 
 
@@ -282,7 +283,7 @@ def test_a_failing_arm_is_shown_with_its_last_words(checkout, on_cpu, kda, monke
 )
 def test_complaints(tmp_path, said, error, message):
     with pytest.raises(error, match=message):
-        profile_ncu.check(tools.Ran(9, said, ("r",)), "solution", "r", tmp_path / "absent")
+        nsight.check(tools.Ran(9, said, ("r",)), "solution", "r", tmp_path / "absent")
 
 
 def test_without_ncu_without_a_gpu_and_with_bad_names(checkout, on_cpu, kda, monkeypatch, tmp_path):
@@ -321,8 +322,8 @@ def test_a_broken_line_is_named(checkout):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not shutil.which("ncu"), reason="needs a GPU and ncu")
 def test_ncu_counts_everything(toy, tmp_path):
-    session = profile.open_profile(toy, "solution", "eager", allow_busy=True)
-    record = profile.profile(session, toy.workloads[0], tmp_path, "test")
+    session = run.open_profile(toy, "solution", "eager", allow_busy=True)
+    record = run.profile(session, toy.workloads[0], tmp_path, "test")
     for kernels in record.arms.values():
         for kernel in kernels:
             missing = [name for name, value in kernel.model_dump().items() if value is None or value == {}]

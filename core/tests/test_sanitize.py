@@ -9,14 +9,15 @@ import torch
 
 from core.tests.fake_tools import put_sanitizer
 from core.tests.records_factory import gpu_state
-from kda_core import cli, gpu, jsonl, sanitize, tools
+from kda_core import cli, gpu, jsonl, tools
 from kda_core.bench import Request, open_session
 from kda_core.config import Op
 from kda_core.errors import ExitCode
 from kda_core.publish import publish
-from kda_core.sanitize_digest import digest_md
-from kda_core.sanitize_records import SanitizeRecord, Tool
-from kda_core.sanitize_rows import GRID_ROWS, choose, representative
+from kda_core.sanitize import run
+from kda_core.sanitize.digest import digest_md
+from kda_core.sanitize.records import SanitizeRecord, Tool
+from kda_core.sanitize.rows import GRID_ROWS, choose, representative
 from kda_core.tasks import find_task
 from kda_core.workloads import TensorSpec, Workload
 
@@ -44,17 +45,17 @@ NO_CUDA = (
 
 
 def test_logs_of_compute_sanitizer():
-    assert sanitize.parse(CLEAN) == sanitize.Report(0, 0, "")
+    assert run.parse(CLEAN) == run.Report(0, 0, "")
     first = (
         "Invalid __global__ write of size 2 bytes\nat _norm+0x1b0 in norm.py:88\nby thread (31,0,0) in block (4,0,0)"
     )
-    assert sanitize.parse(OVERRUN) == sanitize.Report(103, 0, first)
-    assert sanitize.parse(RACES.replace("2 errors, 1 warning", "1 error, 2 warnings")).errors == 1
-    report = sanitize.parse(RACES)
+    assert run.parse(OVERRUN) == run.Report(103, 0, first)
+    assert run.parse(RACES.replace("2 errors, 1 warning", "1 error, 2 warnings")).errors == 1
+    report = run.parse(RACES)
     assert (report.errors, report.warnings) == (2, 1)
     assert report.first.startswith("Warning: Race reported between Write access")
-    assert sanitize.parse(NO_CUDA) is None
-    assert sanitize.parse("") is None
+    assert run.parse(NO_CUDA) is None
+    assert run.parse("") is None
 
 
 # ---- which rows -------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def on_cpu(monkeypatch):
     """`kda sanitize` takes the CPU for the GPU."""
     monkeypatch.setattr(gpu, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu, "read_state", lambda *_: gpu_state())
-    monkeypatch.setattr(sanitize, "open_session", lambda request: open_session(replace(request, device="cpu")))
+    monkeypatch.setattr(run, "open_session", lambda request: open_session(replace(request, device="cpu")))
 
 
 @pytest.fixture
@@ -279,8 +280,8 @@ def axpy_(x, y, *, factor):
 )
 def test_memcheck_finds_a_planted_overrun(toy):
     (toy.path / "solution" / "__init__.py").write_text(PLANTED)
-    session = sanitize.open_sanitize(toy, [])
-    record = sanitize.sanitize(session, choose(session), sanitize.USUAL, "test")
+    session = run.open_sanitize(toy, [])
+    record = run.sanitize(session, choose(session), run.USUAL, "test")
     memcheck, racecheck = record.runs
     assert [finding.row for finding in memcheck.findings] == ["out-64x16"]
     assert "Invalid __global__ write" in memcheck.report

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from kda_core import jsonl, tune, tuning, validate
+from kda_core import jsonl, tuning, validate
 from kda_core.errors import ExitCode, LedgerError, UsageError
 from kda_core.tasks import Task
 from kda_core.tune import Sweep
-from kda_core.tune_derive import choose, derive, expected, score
-from kda_core.tune_records import RowTimes, SweepRecord, TableTimes, Wrong
+from kda_core.tune import sweep as tune
+from kda_core.tune.derive import choose, derive, expected, score
+from kda_core.tune.records import RowTimes, SweepRecord, TableTimes, Wrong
 from kda_core.tuning import Line, Table
 
 
@@ -325,7 +326,7 @@ class FakeWatch:
 
 
 def trials_of(task: Task, **changes: Any) -> tuple[Any, list[Any], FakeWatch]:
-    from kda_core.tune_trial import trials
+    from kda_core.tune.trial import trials
 
     (sweep,) = tune.load(task)
     module = importlib.import_module(f"{task.package}.solution")
@@ -337,7 +338,7 @@ def trials_of(task: Task, **changes: Any) -> tuple[Any, list[Any], FakeWatch]:
 
 
 def measured(task: Task, watch: FakeWatch, found: Sequence[Any], **options: Any) -> tuple[list[TableTimes], bool]:
-    from kda_core.tune_measure import measure
+    from kda_core.tune.measure import measure
 
     given = {"rounds": 5, "until": None, "done": lambda trial, times: None, **options}
     return measure(task, found, watch, "cpu", **given)
@@ -416,7 +417,7 @@ def test_out_of_time_and_interrupted_sweeps_keep_whole_rows(tuning_task: Task) -
 
 
 def test_the_plan_wants_a_row_for_every_line_and_rows_with_ids_of_their_own(tuning_task: Task) -> None:
-    from kda_core.tune_run import Request, plan
+    from kda_core.tune.run import Request, plan
 
     whole = plan(Request(tuning_task))
     assert whole.whole
@@ -459,13 +460,14 @@ def test_a_sweep_is_recorded_and_becomes_the_table_if_it_may(
     table: list[dict[str, int]],
     code: ExitCode,
 ) -> None:
-    from kda_core import bench, tune_run
+    from kda_core import bench
+    from kda_core.tune import run
 
     _, found, watch = trials_of(tuning_task)
     made = record(tables=tuple(measured(tuning_task, watch, found)[0]), solution="another", **changes)
     monkeypatch.setattr(bench, "_device", lambda request: "cuda")
-    monkeypatch.setattr(tune_run, "sweep", lambda planned: made)
-    assert tune_run.run(tune_run.Request(tuning_task)) is code
+    monkeypatch.setattr(run, "sweep", lambda planned: made)
+    assert run.run(run.Request(tuning_task)) is code
     assert tune.recorded(tuning_task) == [made]
     assert [line.config for line in tuning.read(tune.tuned(tuning_task))["axpy"]] == table
     printed = capsys.readouterr().out
@@ -476,8 +478,8 @@ def test_a_sweep_is_recorded_and_becomes_the_table_if_it_may(
 def test_without_a_gpu_candidates_are_compiled_and_spilling_ones_named(
     tuning_task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kda_core import tune_run, tune_trial
     from kda_core.launch import Binary
+    from kda_core.tune import run, trial
 
     def compile_one(kernel: Any, target: str) -> Binary:
         if kernel.blocks == 2:
@@ -486,8 +488,8 @@ def test_without_a_gpu_candidates_are_compiled_and_spilling_ones_named(
 
     module, _, _ = trials_of(tuning_task)
     monkeypatch.setattr(module.Kernel, "compile", compile_one, raising=False)
-    monkeypatch.setattr(tune_trial, "resources", lambda cubin: (32 * cubin[0], 5, 64 if cubin[0] == 4 else 0))
-    assert tune_run.run(tune_run.Request(tuning_task, device="cpu")) is ExitCode.OK
+    monkeypatch.setattr(trial, "resources", lambda cubin: (32 * cubin[0], 5, 64 if cubin[0] == 4 else 0))
+    assert run.run(run.Request(tuning_task, device="cpu")) is ExitCode.OK
     lines = [re.sub(r"\s+", " ", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "sm_90a: compiled ahead of time, not run"
     for line in (

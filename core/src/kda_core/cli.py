@@ -201,8 +201,8 @@ def tune(
     ] = False,
 ) -> None:
     """Time every configuration of a task's kernels and write the tables that dispatch reads."""
-    from kda_core import tune_run
     from kda_core.tasks import find_task
+    from kda_core.tune import run as tune_run
 
     found = find_task(task)
     if derive:
@@ -235,10 +235,10 @@ def profile(
 ) -> None:
     """Explain a row: two arms under Nsight Compute, side by side, appended to the task's docs/profile.jsonl."""
     from kda_core import jsonl
-    from kda_core.profile import find_rows, open_profile
-    from kda_core.profile import profile as run_profile
-    from kda_core.profile_digest import section_md
-    from kda_core.profile_records import log
+    from kda_core.profile.digest import section_md
+    from kda_core.profile.records import log
+    from kda_core.profile.run import find_rows, open_profile
+    from kda_core.profile.run import profile as run_profile
     from kda_core.tasks import checkout_root, find_task
 
     found = find_task(task)
@@ -268,11 +268,11 @@ def sanitize(
     from functools import partial
 
     from kda_core import jsonl
-    from kda_core.sanitize import USUAL, open_sanitize, tools_named
-    from kda_core.sanitize import sanitize as run_sanitize
-    from kda_core.sanitize_digest import findings_text
-    from kda_core.sanitize_records import log
-    from kda_core.sanitize_rows import choose
+    from kda_core.sanitize.digest import findings_text
+    from kda_core.sanitize.records import log
+    from kda_core.sanitize.rows import choose
+    from kda_core.sanitize.run import USUAL, open_sanitize, tools_named
+    from kda_core.sanitize.run import sanitize as run_sanitize
     from kda_core.tasks import find_task
 
     found = find_task(task)

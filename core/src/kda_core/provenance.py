@@ -54,8 +54,8 @@ DIRTY_VARIABLE = "KDA_GIT_DIRTY"
 UNKNOWN_COMMIT = "unknown"
 NOT_IN_LIBRARY = frozenset({"errors", "toml"})
 """Modules that solutions import, if only through others, and that can change neither a result nor a time."""
-NOT_CODE = (":(exclude,glob)*/*/docs/ledger.jsonl", ":(exclude,glob)*/*/docs/tuning.jsonl", ":(exclude)*.md")
-"""A ledger grows with every recorded run and the tables follow it; neither can change a number."""
+NOT_CODE = (":(exclude,glob)*/*/docs/*.jsonl", ":(exclude,glob)*/*/docs/plots/*.svg", ":(exclude)*.md")
+"""Logs grow with every recorded run, and tables, pages and plots follow them; none can change a number."""
 DISTRIBUTIONS = {
     "torch": "torch",
     "triton": "triton",

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
 
-from kda_core import family, profile_digest, sanitize_digest
+from kda_core import family
 from kda_core.derive import mismatches
 from kda_core.errors import LedgerError, UsageError
 from kda_core.ledger import read
 from kda_core.plots import FOLDER, plots
+from kda_core.profile import digest as profile_digest
 from kda_core.records import RunRecord
 from kda_core.report import COMMAND, HEADER, published
+from kda_core.sanitize import digest as sanitize_digest
 from kda_core.tables import Ledgers, replace_block, results_md, top_table_md
 from kda_core.tasks import Task, checkout_root, find_tasks
 

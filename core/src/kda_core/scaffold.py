@@ -5,14 +5,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kda_core import tune, tuning
+from kda_core import tuning
 from kda_core.errors import UsageError
 from kda_core.publish import publish
 from kda_core.tasks import Task, checkout_root, find_tasks
+from kda_core.tune import sweep as tune
 
 IGNORED = shutil.ignore_patterns(
     *("__pycache__", "*.py[co]", ".*", "build", "dist", "*.egg-info", "*.so"),
-    *("ledger.jsonl", "tuning.jsonl", "results.md", "baseline_source.md", "*.svg", "*.png", "*.ncu-rep", "*.nsys-rep"),
+    *("*.jsonl", "results.md", "profile.md", "sanitize.md", "baseline_source.md", "*.svg", "*.png", "*.*-rep"),
 )
 """What a copy must not inherit: caches, build outputs, results, and what is generated."""
 RESERVED = frozenset({"core", "docs", "external"})

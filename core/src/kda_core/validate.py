@@ -6,11 +6,12 @@ import importlib
 from dataclasses import replace
 from pathlib import Path
 
-from kda_core import derive, ledger, plots, publish, report, tune
+from kda_core import derive, ledger, plots, publish, report
 from kda_core.bench import Session, fit
 from kda_core.errors import KdaError, UsageError
 from kda_core.oracle import load_reference
 from kda_core.tasks import Task
+from kda_core.tune import sweep as tune
 from kda_core.upstream import read_lock
 from kda_core.workloads import Workload, select
 

@@ -19,8 +19,8 @@ from kda_core.errors import UsageError
 from kda_core.tuning import Line, Value
 
 if TYPE_CHECKING:
-    from kda_core.tune import Sweep
-    from kda_core.tune_records import RowTimes, SweepRecord, TableTimes
+    from kda_core.tune.records import RowTimes, SweepRecord, TableTimes
+    from kda_core.tune.sweep import Sweep
 
 DECLARED = ("not measured", "an unrecorded sweep")
 """How the reason of a line begins that no recorded sweep gives."""

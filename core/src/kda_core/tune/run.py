@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kda_core import bench, gpu, jsonl, provenance, tune, tune_view, tuning
+from kda_core import bench, gpu, jsonl, provenance, tuning
 from kda_core.errors import ExitCode, MissingRequirement, UsageError
 from kda_core.tasks import Task, checkout_root
-from kda_core.tune import Sweep
-from kda_core.tune_measure import FEWEST_ROUNDS, ROUNDS, GraphWatch, measure
-from kda_core.tune_records import SweepRecord
-from kda_core.tune_trial import Trial, compile_all, trials
+from kda_core.tune import sweep as tune
+from kda_core.tune import view
+from kda_core.tune.measure import FEWEST_ROUNDS, ROUNDS, GraphWatch, measure
+from kda_core.tune.records import SweepRecord
+from kda_core.tune.trial import Trial, compile_all, trials
 from kda_core.workloads import Workload, select
 
 DEVICE = "cuda:0"
@@ -54,12 +55,12 @@ def run(request: Request) -> ExitCode:
     record = sweep(planned)
     path = tune.log(request.task)
     jsonl.append(path, record)
-    tune_view.say(f"recorded in {path}: {record.seconds:.0f} s")
+    view.say(f"recorded in {path}: {record.seconds:.0f} s")
     if record.usable:
         rederive(request.task)
         return ExitCode.OK
     why = ["some rows were not measured"] * record.partial + list(record.noisy)
-    tune_view.say(f"no table follows from it: {'; '.join(why)}")
+    view.say(f"no table follows from it: {'; '.join(why)}")
     return ExitCode.INTERRUPTED if record.partial and planned.whole and request.limit_s is None else ExitCode.OK
 
 
@@ -67,15 +68,13 @@ def rederive(task: Task) -> None:
     """Write `tuned.toml` as the recorded sweeps give it, and show it."""
     tables = tune.derived(task, tune.load(task))
     changed = tune.write(task, tables)
-    tune_view.print_tables(tables)
-    tune_view.say(f"{tune.tuned(task)}: {'written' if changed else 'unchanged'}")
+    view.print_tables(tables)
+    view.say(f"{tune.tuned(task)}: {'written' if changed else 'unchanged'}")
     records = tune.recorded(task)
     if not records:
-        tune_view.say("no sweep is recorded yet: the lines are what somebody wrote")
+        view.say("no sweep is recorded yet: the lines are what somebody wrote")
     elif records[-1].solution != solution_hash(task):
-        tune_view.say(
-            f"the solution has changed since the sweep of {records[-1].utc}: `kda tune {task.op}` measures again"
-        )
+        view.say(f"the solution has changed since the sweep of {records[-1].utc}: `kda tune {task.op}` measures again")
 
 
 def solution_hash(task: Task) -> str:
@@ -87,8 +86,8 @@ def _compile(planned: Plan) -> None:
     targets = [target.capability for target in planned.request.task.config.targets.values()]
     used = compile_all(planned.trials, targets)
     for target in targets:
-        tune_view.print_compiled(planned.trials, used, target)
-    tune_view.say("UNVERIFIED: a GPU would check every candidate against the oracle, time it on every row, and choose.")
+        view.print_compiled(planned.trials, used, target)
+    view.say("UNVERIFIED: a GPU would check every candidate against the oracle, time it on every row, and choose.")
 
 
 def plan(request: Request) -> Plan:
@@ -107,7 +106,7 @@ def plan(request: Request) -> Plan:
     return Plan(request, tuple(found), whole=chosen == every)
 
 
-def _expect_decided(task: Task, one: Sweep[Any], found: Sequence[Trial]) -> None:
+def _expect_decided(task: Task, one: tune.Sweep[Any], found: Sequence[Trial]) -> None:
     """Raise the UsageError for a line of a table that no row falls into."""
     decided = {one.line_of(trial.features) for trial in found if trial.sweep is one}
     for place, bounds in enumerate(one.lines):
@@ -118,7 +117,7 @@ def _expect_decided(task: Task, one: Sweep[Any], found: Sequence[Trial]) -> None
             )
 
 
-def _rows(task: Task, sweeps: Sequence[Sweep[Any]]) -> tuple[Workload, ...]:
+def _rows(task: Task, sweeps: Sequence[tune.Sweep[Any]]) -> tuple[Workload, ...]:
     rows = (*task.workloads, *(row for sweep in sweeps for row in sweep.rows))
     ids = [row.id for row in rows]
     twice = sorted({name for name in ids if ids.count(name) > 1})
@@ -127,7 +126,7 @@ def _rows(task: Task, sweeps: Sequence[Sweep[Any]]) -> tuple[Workload, ...]:
     return rows
 
 
-def _own(sweep: Sweep[Any], sweeps: Sequence[Sweep[Any]], chosen: Sequence[Workload]) -> list[Workload]:
+def _own(sweep: tune.Sweep[Any], sweeps: Sequence[tune.Sweep[Any]], chosen: Sequence[Workload]) -> list[Workload]:
     """Without the rows that another sweep added for its own table."""
     foreign = [row for other in sweeps if other is not sweep for row in other.rows]
     return [row for row in chosen if row not in foreign]
@@ -152,7 +151,7 @@ def sweep(planned: Plan) -> SweepRecord:
     # In parallel now, so that the first call of each candidate finds its kernel in the compiler's cache.
     compile_all(planned.trials, [f"sm_{major}{minor}{'a' if major >= 9 else ''}"])
     until = None if request.limit_s is None else started + request.limit_s
-    tables, complete = measure(task, planned.trials, GraphWatch(), DEVICE, rounds, until, tune_view.print_row)
+    tables, complete = measure(task, planned.trials, GraphWatch(), DEVICE, rounds, until, view.print_row)
     after = gpu.read_state(0, own_pids=[os.getpid()])
     return SweepRecord(
         utc=utc,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kda_core.evidence import described, is_outdated
 from kda_core.jsonl import read
-from kda_core.profile_records import Kernel, ProfileRecord, log
+from kda_core.profile.records import Kernel, ProfileRecord, log
 from kda_core.report import HEADER
 from kda_core.tasks import Task
 

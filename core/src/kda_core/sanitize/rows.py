@@ -19,7 +19,7 @@ from typing import Any
 from kda_core.aot import meta_tensors
 from kda_core.bench import Session
 from kda_core.config import Op
-from kda_core.sanitize_records import CheckedRow
+from kda_core.sanitize.records import CheckedRow
 from kda_core.validate import grid_rows, grid_session
 from kda_core.workloads import ITEM_SIZE, Workload
 

@@ -14,7 +14,7 @@ from kda_core.errors import MissingRequirement, UsageError
 
 if TYPE_CHECKING:
     from kda_core.tasks import Task
-    from kda_core.tune import Sweep
+    from kda_core.tune.sweep import Sweep
     from kda_core.workloads import Workload
 
 

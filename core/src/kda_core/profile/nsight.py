@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 from kda_core.errors import ArmFailed, MissingRequirement
-from kda_core.profile_records import Kernel
+from kda_core.profile.records import Kernel
 from kda_core.tools import Ran
 
 Units = Mapping[str, float]

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kda_core.terminal import console
-from kda_core.tune_derive import label
+from kda_core.tune.derive import label
 
 if TYPE_CHECKING:
-    from kda_core.tune_records import RowTimes
-    from kda_core.tune_trial import Compiled, Trial
+    from kda_core.tune.records import RowTimes
+    from kda_core.tune.trial import Compiled, Trial
     from kda_core.tuning import Line
 
 BEST = 4

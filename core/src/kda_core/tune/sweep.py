@@ -5,7 +5,7 @@ A task's `bench/tune.py` exports `SWEEPS`, one `Sweep` per table of its solution
     SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"width": 512}, {})),)
 
 `kda tune` measures every candidate on every row, appends the times to `docs/tuning.jsonl`, and derives `tuned.toml`
-from them by the rule in `tune_derive`. The dispatch of the solution reads that file through `kda_core.tuning`.
+from them by the rule in `derive`. The dispatch of the solution reads that file through `kda_core.tuning`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kda_core import jsonl, tuning
 from kda_core.errors import KdaError, MissingRequirement, UsageError
 from kda_core.oracle import load_reference
 from kda_core.tasks import Task
-from kda_core.tune_derive import DECLARED, expected, unfounded
-from kda_core.tune_records import SweepRecord
+from kda_core.tune.derive import DECLARED, expected, unfounded
+from kda_core.tune.records import SweepRecord
 from kda_core.tuning import C, Features, Line, Table
 from kda_core.workloads import Workload
 
@@ -165,7 +165,7 @@ def problems(task: Task) -> list[str]:
             for path in (tuned(task), log(task))
             if path.exists()
         ]
-    code = "import sys; from kda_core import tune; tune.answer(*sys.argv[1:])"
+    code = "import sys; from kda_core.tune import sweep; sweep.answer(*sys.argv[1:])"
     command = [sys.executable, "-c", code, str(task.path), task.package]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=CHECK_TIMEOUT_S)

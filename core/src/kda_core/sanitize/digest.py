@@ -5,7 +5,7 @@ from __future__ import annotations
 from kda_core.evidence import described, is_outdated
 from kda_core.jsonl import read
 from kda_core.report import HEADER
-from kda_core.sanitize_records import SanitizeRecord, Tool, ToolRun, log
+from kda_core.sanitize.records import SanitizeRecord, Tool, ToolRun, log
 from kda_core.tasks import Task
 
 INTRODUCTION = """Rows under compute-sanitizer, each called three times: once to compile and plan, once from the

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from kda_core import gpu, profile_ncu, provenance, tools
+from kda_core import gpu, provenance, tools
 from kda_core.alone import Job
 from kda_core.bench import Request, Session, fit, open_session
 from kda_core.case import traffic
 from kda_core.errors import MissingRequirement, UsageError
 from kda_core.oracle import load_reference
-from kda_core.profile_records import Kernel, ProfileRecord
+from kda_core.profile import nsight
+from kda_core.profile.records import Kernel, ProfileRecord
 from kda_core.suggest import nearest
 from kda_core.tasks import Task
 from kda_core.workloads import Workload
@@ -57,7 +58,7 @@ def profile(session: Session, row: Workload, reports: Path, command: str) -> Pro
     """
     task, settings = session.request.task, session.settings
     (row,) = fit(session, (row,), task.path / "bench" / "workloads.toml")
-    ncu = tools.find("ncu", profile_ncu.INSTALL)
+    ncu = tools.find("ncu", nsight.INSTALL)
     started = datetime.now(timezone.utc)
     state = gpu.read_state(0)
     arms = tuple(dict.fromkeys((*settings.against, settings.subject)))
@@ -88,13 +89,13 @@ def _capture(session: Session, row: Workload, arm: str, ncu: Path, report: Path)
         draw_on=session.device,
         mark_last=True,
     )
-    ran = tools.run_below(profile_ncu.capture_command(ncu, report), session, job, {})
-    profile_ncu.check(ran, arm, row.id, report)
+    ran = tools.run_below(nsight.capture_command(ncu, report), session, job, {})
+    nsight.check(ran, arm, row.id, report)
     # Without a locale, or numbers may come with points for commas.
-    printed = tools.run_tool(profile_ncu.import_command(ncu, report), {"LC_ALL": "C"})
+    printed = tools.run_tool(nsight.import_command(ncu, report), {"LC_ALL": "C"})
     if printed.code:
         raise MissingRequirement(f"ncu: cannot read its own report {report} (exit code {printed.code}){printed.tail}")
     try:
-        return profile_ncu.kernels(printed.output)
+        return nsight.kernels(printed.output)
     except MissingRequirement as error:
         raise MissingRequirement(f"{report}: {error}") from None

@@ -17,7 +17,7 @@ def log(task: Task) -> Path:
 class Kernel(Strict):
     """One kernel of the profiled call. None: this GPU or ncu release does not count it.
 
-    `profile_ncu.METRICS` says which counter each number comes from.
+    `nsight.METRICS` says which counter each number comes from.
     """
 
     name: str

@@ -19,13 +19,13 @@ from kda_core.correctness import compare
 from kda_core.errors import UsageError
 from kda_core.inputs import Family, make
 from kda_core.oracle import ask_oracle, load_reference
-from kda_core.tune_derive import label
-from kda_core.tune_records import RowTimes, TableTimes, Wrong
-from kda_core.tune_trial import brief
+from kda_core.tune.derive import label
+from kda_core.tune.records import RowTimes, TableTimes, Wrong
+from kda_core.tune.trial import brief
 
 if TYPE_CHECKING:
     from kda_core.tasks import Task
-    from kda_core.tune_trial import Trial
+    from kda_core.tune.trial import Trial
 
 ROUNDS = 7
 FEWEST_ROUNDS = 3

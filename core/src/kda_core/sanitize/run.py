@@ -17,7 +17,7 @@ from kda_core import gpu, provenance, tools
 from kda_core.alone import Job
 from kda_core.bench import Request, Session, open_session
 from kda_core.errors import ArmFailed, MissingRequirement, UsageError
-from kda_core.sanitize_records import CheckedRow, Finding, SanitizeRecord, Tool, ToolRun
+from kda_core.sanitize.records import CheckedRow, Finding, SanitizeRecord, Tool, ToolRun
 from kda_core.tasks import Task
 from kda_core.workloads import Workload
 

@@ -1,0 +1,1 @@
+"""`kda sanitize`: compute-sanitizer on representative rows of a task."""
