@@ -19,6 +19,7 @@ import torch
 import kda_core
 from core.tests.records_factory import cpu_record, gpu_state, make_checkout, make_record
 from kda_core import cli, gpu, provenance
+from kda_core.cli.base import command_line
 from kda_core.derive import mismatches
 from kda_core.errors import ExitCode, KdaError
 from kda_core.gpu import GpuProcess
@@ -439,4 +440,4 @@ def test_help_is_fast(tmp_path: Path) -> None:
 
 def test_the_recorded_command_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["kda", "bench", "axpy", "--rows", "out*", "--json", str(tmp_path / "run.json")])
-    assert cli._command() == "kda bench axpy --rows 'out*' --json run.json"
+    assert command_line() == "kda bench axpy --rows 'out*' --json run.json"

@@ -34,8 +34,8 @@ def git(root: Path, *arguments: str) -> str:
 
 
 OUTSIDE = {
-    "__init__", "__main__", "aot", "cli", "doctor", "errors", "ledger", "migrations", "progress", "provenance", "records",
-    "scaffold", "schema", "suggest", "tasks", "terminal", "toml", "validate", "view",
+    "__init__", "__main__", "aot", "cli", "doctor", "errors", "ledger", "migrations", "progress", "provenance",
+    "records", "scaffold", "schema", "suggest", "tasks", "terminal", "toml", "validate", "view",
     "compare", "comparison_view", "rerun", "watch", "watcher",
     "family", "plots", "publish", "report", "site", "tables",
     "alone", "evidence", "jsonl", "profile", "sanitize", "tools", "tune",

@@ -1,0 +1,227 @@
+"""Commands that run arms through the judge, and compare what came of it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kda_core.cli.base import (
+    Device,
+    DeviceName,
+    Json,
+    Rows,
+    TaskName,
+    TaskOption,
+    app,
+    command_line,
+    relative,
+    writable,
+)
+from kda_core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from kda_core.bench import Session
+    from kda_core.records import RunRecord
+    from kda_core.tasks import Task
+
+
+@app.command()
+def bench(
+    task: TaskName,
+    rows: Rows = None,
+    arm: Annotated[str, typer.Option("--arm", help="The arm under test.")] = "solution",
+    against: Annotated[
+        list[str] | None, typer.Option("--against", metavar="ARM", help="Opponent; may be repeated, the first decides.")
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Rotate through inputs larger than twice the L2.")] = False,
+    aa: Annotated[bool, typer.Option("--aa", help="Also time the first opponent against itself.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append the run to the task's ledger; implies --aa.")
+    ] = False,
+    json: Json = None,
+    device: DeviceName = Device.AUTO,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a busy GPU; marked noisy.")] = False,
+    generations: Annotated[int | None, typer.Option(min=1, help="Times the workers are started afresh.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples per row, arm and generation.")] = None,
+) -> None:
+    """Verify and measure a task. Without a GPU: verify, compile, and say what a GPU would add."""
+    from kda_core.bench import Request, open_session
+    from kda_core.errors import MissingRequirement
+    from kda_core.tasks import find_task
+
+    found = find_task(task)
+    session = open_session(
+        Request(
+            task=found,
+            rows=rows or [],
+            subject=arm,
+            against=against or [],
+            device=device.value,
+            cold=cold,
+            again=aa or record,
+            allow_busy=allow_busy,
+            generations=generations,
+            samples=samples,
+        )
+    )
+    if record and session.kind == "cpu":
+        raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
+    writable(json)
+    result = _measure(session)
+    _keep(found, result, json, record)
+    code = _exit_code(result)
+    if session.kind == "cpu" and code is ExitCode.OK:
+        _compile(found)
+    raise typer.Exit(code)
+
+
+@app.command()
+def rerun(
+    run: Annotated[str, typer.Argument(metavar="RECORD", help="Id of a recorded run, or how it begins.")],
+    task: TaskOption = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare also when files, pins or the GPU are not the record's.")
+    ] = False,
+    record: Annotated[bool, typer.Option("--record", help="Append the new run to the task's ledger.")] = False,
+    json: Json = None,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a busy GPU; marked noisy.")] = False,
+) -> None:
+    """Measure a recorded run once more, with its own settings, and say which rows moved."""
+    from kda_core.rerun import find_run, same_session
+
+    found, old = find_run(_tasks(task), run)
+    session = same_session(found, old, allow_busy, anyway)
+    writable(json)
+    new = _measure(session).model_copy(update={"rerun_of": old.run_id})
+    _keep(found, new, json, record)
+    agreement = _compare(old, new)
+    raise typer.Exit(_exit_code(new) or agreement)
+
+
+@app.command()
+def compare(
+    old: Annotated[str, typer.Argument(metavar="A", help="Id of a recorded run, or how it begins.")],
+    new: Annotated[str, typer.Argument(metavar="B", help="The run to compare with it.")],
+    task: TaskOption = None,
+) -> None:
+    """Compare two recorded runs of a task: which rows moved, by how much, and what else differs."""
+    from kda_core.errors import UsageError
+    from kda_core.rerun import find_run
+
+    tasks = _tasks(task)
+    (one, before), (other, after) = find_run(tasks, old), find_run(tasks, new)
+    if one.op != other.op:
+        raise UsageError(
+            f"expected two runs of one task, got {before.run_id} of {one.op}, {after.run_id} of {other.op}"
+        )
+    raise typer.Exit(_compare(before, after))
+
+
+@app.command()
+def validate(
+    task: TaskName,
+    rows: Rows = None,
+    full: Annotated[bool, typer.Option("--full", help="The whole grid also without a GPU.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Only files and published numbers; runs no kernel.")] = False,
+    json: Json = None,
+    device: DeviceName = Device.AUTO,
+) -> None:
+    """Check a task: its files, its published numbers, and every row and regression-grid row against the oracle."""
+    from kda_core.bench import Request, open_session, run
+    from kda_core.progress import showing
+    from kda_core.tasks import find_task
+    from kda_core.terminal import print_grid
+    from kda_core.validate import grid_rows, grid_session, problems, uncompared
+
+    found = find_task(task)
+    wrong = problems(found)
+    for line in wrong:
+        typer.echo(line, err=True)
+    typer.echo(f"{found.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
+    if not wrong and (reason := uncompared(found)):
+        typer.echo(f"{found.op}: plots not compared: {reason}")
+    code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
+    if not static:
+        session = grid_session(open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True)))
+        writable(json)
+        chosen = grid_rows(session, full)
+        with showing(chosen, 1) as progress:
+            result = run(session, chosen, measure=False, progress=progress, command=command_line())
+        print_grid(result)
+        _keep(found, result, json, into_ledger=False)
+        code = max(code, _exit_code(result))
+    raise typer.Exit(code)
+
+
+@app.command()
+def compile(task: TaskName) -> None:
+    """Compile every kernel of a task ahead of time for each target GPU."""
+    from kda_core.tasks import find_task
+
+    _compile(find_task(task))
+
+
+def _tasks(name: str | None) -> "list[Task]":
+    """The named task alone, or all."""
+    from kda_core.tasks import find_task, find_tasks
+
+    return [find_task(name)] if name else find_tasks()
+
+
+def _measure(session: "Session") -> "RunRecord":
+    """Run the session's frozen rows, watched, and print them."""
+    from kda_core.bench import frozen_rows
+    from kda_core.progress import showing
+    from kda_core.terminal import print_run
+    from kda_core.watch import describe, measure
+
+    rows = frozen_rows(session)
+    with showing(rows, 2 * session.settings.generations + 1) as progress:
+        record = measure(session, rows, progress, command_line())
+    print_run(record)
+    if record.machine_watch is not None:
+        typer.echo(f"the GPU during the run: {describe(record.machine_watch)}")
+    return record
+
+
+def _compare(old: "RunRecord", new: "RunRecord") -> ExitCode:
+    """Print two runs side by side; 1 when they do not agree."""
+    from kda_core.compare import compare as compare_runs
+    from kda_core.comparison_view import print_comparison
+    from kda_core.rerun import notes
+    from kda_core.terminal import console
+
+    comparison = compare_runs(old, new)
+    print_comparison(console(), comparison, notes(old, new))
+    return ExitCode.OK if comparison.agree else ExitCode.UNFIT_ROWS
+
+
+def _compile(task: "Task") -> None:
+    from kda_core.aot import compile_task
+    from kda_core.terminal import print_kernels
+
+    targets = [target.capability for target in task.config.targets.values()]
+    print_kernels(compile_task(task.package, task.workloads, targets))
+
+
+def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:
+    from kda_core import ledger
+
+    if into_ledger:
+        ledger.append(task.ledger, record)
+        typer.echo(f"recorded as {record.run_id} in {relative(task.ledger)}; bring the tables up to date: kda publish")
+    if json is not None:
+        json.write_bytes(ledger.encode(record))
+        typer.echo(f"record written to {json}")
+
+
+def _exit_code(record: "RunRecord") -> ExitCode:
+    """130 for a partial run, else the worst of the rows."""
+    from kda_core.records import Verdict
+
+    verdicts = {row.verdict for row in record.rows}
+    if record.partial:
+        return ExitCode.INTERRUPTED
+    if verdicts & {Verdict.ERROR, Verdict.TIMEOUT} or not verdicts:
+        return ExitCode.ARM_FAILED
+    return ExitCode.UNFIT_ROWS if verdicts & {Verdict.INCORRECT, Verdict.INVALID} else ExitCode.OK
