@@ -233,6 +233,10 @@ def updated(record: RunRecord, **parts: dict[str, Any]) -> RunRecord:
         (lambda r: updated(r, provenance={"dirty": True}), "the checkout was dirty"),
         (lambda r: updated(r, provenance={"commit": "unknown"}), "the commit is unknown"),
         (lambda r: r.model_copy(update={"noisy": ("pid 7",)}), "noisy: pid 7"),
+        (  # the record claims to be quiet, its readings say otherwise
+            lambda r: updated(r, machine={"after": gpu_state().model_copy(update={"throttle": ("hw_slowdown",)})}),
+            "noisy: after: clocks throttled by hw_slowdown at 40 C",
+        ),
         (lambda r: r.model_copy(update={"partial": True}), "interrupted"),
         (lambda r: r.model_copy(update={"task": "other"}), "is a run of other"),
         (lambda r: updated(r, machine={"kind": "cpu", "before": None}), "ran without a GPU"),

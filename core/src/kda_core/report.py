@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from kda_core import provenance
+from kda_core import gpu, provenance, watch
 from kda_core.derive import MEASURED
 from kda_core.records import Interval, Metric, RowResult, RunRecord
 from kda_core.tasks import Task
@@ -126,10 +126,21 @@ def _setup_problems(task: Task, record: RunRecord) -> list[str]:
         problems.append("the checkout was dirty")
     if record.provenance.commit == provenance.UNKNOWN_COMMIT:
         problems.append("the commit is unknown")
-    problems += [f"noisy: {reason}" for reason in record.noisy]
+    problems += [f"noisy: {reason}" for reason in _noise(record)]
     if record.partial:
         problems.append("interrupted")
     return [*problems, *_settings_problems(task, record)]
+
+
+def _noise(record: RunRecord) -> list[str]:
+    """What the record calls noisy, and what its own readings of the GPU show, said or not."""
+    before, after = record.machine.before, record.machine.after
+    found = [*record.noisy]
+    if before is not None and after is not None:
+        found += gpu.noise(before, after)
+    if record.machine_watch is not None:
+        found += watch.noise(record.machine_watch, before)
+    return list(dict.fromkeys(found))
 
 
 def _settings_problems(task: Task, record: RunRecord) -> list[str]:
