@@ -1,0 +1,429 @@
+"""The ops around the kernels: paths, errors, tracing, plans."""
+
+import pytest
+import torch
+from torch import nn
+
+from diffusion.k07_group_norm_silu.baseline import eager
+from diffusion.k07_group_norm_silu.bench import reference
+from diffusion.k07_group_norm_silu.solution import (
+    apply_group_norm_silu,
+    group_norm_silu,
+    launches,
+    plans,
+    triton_group_norm_silu,
+    why_not,
+)
+from diffusion.k07_group_norm_silu.solution.tuning import TUNED, Config, cut, wave_groups
+from kda_core.launch import MISS, Launch, signature
+from kda_core.workloads import TensorSpec, Workload
+
+from .cases import assert_op, make, normal
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+OP, MODULE_OP = "triton_group_norm_silu", "apply_group_norm_silu"
+SCALARS = {"num_groups": 4, "eps": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_plans():
+    group_norm_silu._PLANS.clear()
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (3, 8, 5), (2, 8, 3, 5), (1, 8, 2, 3, 2), (1, 8, 1, 2, 1, 3)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_plain_path(shape, dtype):
+    assert_op(*make(shape, dtype))
+    assert_op(*make(shape, dtype), num_groups=1, eps=0.5)
+
+
+def test_plain_path_of_other_layouts():
+    x, weight, bias = make()
+    assert_op(x.to(memory_format=torch.channels_last), weight, bias)
+    assert_op(x.transpose(2, 3), weight, bias)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 3), (2, 8, 0), (2, 8, 3, 0)])
+def test_nothing_in_nothing_out(shape):
+    assert triton_group_norm_silu(*make(shape), 4).shape == shape
+
+
+def test_eager_arm():
+    assert_op(*make(), op=eager.triton_group_norm_silu)
+    x, norm = normal(2, 8, 3, dtype=torch.float32), nn.GroupNorm(4, 8)
+    y = eager.apply_group_norm_silu(x, norm, nn.SiLU())
+    torch.testing.assert_close(y, eager.triton_group_norm_silu(x, norm.weight, norm.bias, 4))
+
+
+def call(**tensors):
+    return plans.Call(**(dict(zip(("x", "weight", "bias"), make(), strict=True)) | SCALARS | tensors))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"x": normal(2, 8, dtype=torch.float64)}, "x has dtype torch.float64"),
+        ({"weight": normal(8, 2)[:, 0]}, "weight has gaps"),
+        ({"bias": nn.Parameter(normal(8))}, "bias requires gradients"),
+        ({"x": torch._neg_view(normal(2, 8))}, "x is a negated"),
+        ({"x": torch.empty(1, 8, 2**30, device="meta")}, "a group has 2147483648 elements"),
+    ],
+)
+def test_what_the_kernels_do_not_cover(tensors, reason):
+    made = call(**tensors)
+    assert reason in group_norm_silu._uncovered(made)
+    if made.x.device == made.weight.device:
+        assert launches(OP, made.tensors, SCALARS) == []
+
+
+def test_recording_is_fine_without_gradients():
+    with torch.no_grad():
+        assert group_norm_silu._uncovered(call(bias=nn.Parameter(normal(8)))) is None
+
+
+def test_gradients_flow_through_the_plain_path():
+    x, weight, bias = make(dtype=torch.float32)
+    triton_group_norm_silu(x, weight.requires_grad_(), bias, 4).sum().backward()
+    assert weight.grad.abs().sum() > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_why_not_on_the_cpu():
+    assert why_not(OP, *make(), 4).startswith("x is on cpu")
+    with torch.no_grad():
+        assert why_not(MODULE_OP, make()[0], nn.GroupNorm(4, 8), nn.SiLU()).startswith("x is on cpu")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("x", normal(8), r"x: expected two dimensions or more .*, got \[8\]"),
+        ("x", torch.zeros(2, 8, dtype=torch.int32), r"x: expected a floating-point dtype, got torch.int32"),
+        ("weight", normal(4), r"weight: expected shape \[8\], got \[4\]"),
+        ("weight", normal(1, 8), r"weight: expected shape \[8\], got \[1, 8\]"),
+        ("weight", None, r"weight: expected shape \[8\], got None"),
+        ("bias", torch.zeros(8, dtype=torch.int32), r"bias: expected a floating-point dtype, got torch.int32"),
+        ("bias", torch.zeros(8, device="meta"), r"bias: expected device cpu, as x, got meta"),
+        ("num_groups", 3, r"num_groups: expected a divisor of x's 8 channels, got 3"),
+        ("num_groups", 0, r"num_groups: expected a positive integer, got 0"),
+        ("num_groups", 4.0, r"num_groups: expected a positive integer, got 4.0"),
+    ],
+)
+def test_meaningless_arguments_are_named(argument, value, message):
+    arguments = call()._asdict() | {argument: value}
+    with pytest.raises(ValueError, match=f"{OP}: {message}"):
+        triton_group_norm_silu(**arguments)
+    with pytest.raises(ValueError, match=f"{OP}: {message}"):
+        why_not(OP, **arguments)
+
+
+# --- modules
+
+
+class Doubled(nn.GroupNorm):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked():
+    norm = nn.GroupNorm(4, 8)
+    norm.register_forward_hook(lambda _module, _args, y: 2 * y)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("norm", "activation", "reason"),
+    [
+        (nn.BatchNorm1d(8).eval(), nn.SiLU(), "norm is no torch.nn.GroupNorm"),
+        (nn.GroupNorm(4, 8, affine=False), nn.SiLU(), "norm is no torch.nn.GroupNorm with weight and bias"),
+        (Doubled(4, 8), nn.SiLU(), "norm is no torch.nn.GroupNorm"),
+        (hooked(), nn.SiLU(), "a module has hooks"),
+        (nn.GroupNorm(4, 8), nn.GELU(), "activation is no torch.nn.SiLU"),
+        (nn.GroupNorm(4, 8), nn.SiLU(inplace=True), "activation is no torch.nn.SiLU that works out of place"),
+    ],
+)
+def test_modules_that_are_not_fused_run_as_they_are(norm, activation, reason, monkeypatch):
+    x = normal(2, 8, 3, dtype=torch.float32)
+    monkeypatch.setattr(group_norm_silu, "triton_group_norm_silu", None)
+    with torch.no_grad():
+        assert reason in why_not(MODULE_OP, x, norm, activation)
+        assert torch.equal(apply_group_norm_silu(x, norm, activation), activation(norm(x)))
+
+
+def test_modules_are_not_fused_while_gradients_are_recorded():
+    norm = nn.GroupNorm(4, 8)
+    assert "gradients" in why_not(MODULE_OP, normal(2, 8), norm, nn.SiLU())
+    apply_group_norm_silu(normal(2, 8, 3, dtype=torch.float32), norm, nn.SiLU()).sum().backward()
+    assert norm.weight.grad is not None
+
+
+# --- tracing
+
+
+def test_op_is_registered_truthfully():
+    torch.library.opcheck(group_norm_silu._op.default, (*make(), 4, 1e-5))
+    x, weight, bias = make()
+    torch.library.opcheck(group_norm_silu._op.default, (x.transpose(2, 3), weight, bias, 4))
+
+
+def test_full_graph_compilation():
+    assert_op(*make(), op=torch.compile(triton_group_norm_silu, fullgraph=True, backend="aot_eager"))
+    x, norm = normal(2, 8, 3, dtype=torch.float32), nn.GroupNorm(4, 8)
+    with torch.no_grad():
+        compiled = torch.compile(apply_group_norm_silu, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x, norm, nn.SiLU()), nn.SiLU()(norm(x)))
+
+
+# --- how calls become launches
+
+
+def meta(*shape, dtype=torch.float16):
+    vector = torch.empty(shape[1], device="meta", dtype=dtype)
+    return {"x": torch.empty(shape, device="meta", dtype=dtype), "weight": vector, "bias": vector}
+
+
+@pytest.mark.parametrize("elements", [1, 7, 96, 1000, 4096, 4097, 81_920, 8_912_896, 2**29])
+@pytest.mark.parametrize("item", [2, 4])
+@pytest.mark.parametrize(("warps", "tiles"), [(4, 0), (4, 4), (16, 8), (1, 1)])
+def test_cuts_cover_the_group_once(elements, item, warps, tiles):
+    made = cut(elements, elements, item, warps, tiles)
+    assert (made.parts - 1) * made.tiles * made.block < elements <= made.parts * made.tiles * made.block
+    assert made.parts == 1 or tiles
+    # What is said to be full is, in every part.
+    last = elements - (made.parts - 1) * made.tiles * made.block
+    assert made.full * made.block <= last
+    assert made.full == made.tiles or made.parts > 1 or (made.full + 1) * made.block > last
+    # One 16-byte vector of a tile to a thread, at most 4096 parts where 16 warps with 8 vectors suffice.
+    assert made.block * item <= made.warps * 32 * 16
+    assert not tiles or made.parts <= 4096 or made.warps == 16
+
+
+@pytest.mark.parametrize(("channel", "item", "shared"), [(240, 2, 8), (6, 2, 2), (35, 2, 1), (12, 4, 4), (1, 4, 1)])
+def test_vectors_never_cross_a_channel(channel, item, shared):
+    assert cut(4 * channel, channel, item, 4, 4).shared == shared
+
+
+@pytest.mark.parametrize(
+    ("groups", "group_bytes", "wave_mb", "wave"),
+    [(32, 10**6, 0, 32), (32, 10**6, 8, 8), (32, 10**6, 5, 5), (32, 3 * 10**6, 16, 5), (32, 18 * 10**6, 16, 1)],
+)
+def test_waves_are_as_equal_as_whole_groups_allow(groups, group_bytes, wave_mb, wave):
+    assert wave_groups(groups, group_bytes, wave_mb) == wave
+
+
+def test_every_part_has_its_statistics_before_its_output():
+    with TUNED.forced(Config("stretch", warps=4, wave_mb=2.5)):
+        made = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
+    parts = 800_000 // 4096 + 1
+    # Groups of 1.6 MB: 7 waves of one; each launch does a wave's output beside the next one's statistics.
+    assert [launch.grid[0] for launch in made] == [parts, *[2 * parts] * 6, parts]
+    steps = [(launch.constexprs["STATISTICS"], launch.constexprs["NORMALISE"]) for launch in made]
+    assert steps == [(True, False), *[(True, True)] * 6, (False, True)]
+    assert [launch.args[-1] for launch in made] == list(range(8))  # first group of the statistics
+    # The first launch waits for what wrote x before it reads; the others may read before they wait.
+    assert [launch.constexprs["EARLY"] for launch in made] == [False, *[True] * 7]
+
+
+def test_last_wave_may_be_smaller():
+    with TUNED.forced(Config("stretch", warps=4, wave_mb=5)):
+        made = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
+    parts = 800_000 // 4096 + 1
+    assert [launch.grid[0] for launch in made] == [3 * parts, 6 * parts, 6 * parts, parts]
+
+
+def test_groups_beyond_one_program_are_shared():
+    with TUNED.forced(Config("whole", warps=16)):
+        assert [launch.name for launch in launches(OP, meta(1, 2, 65_536), {"num_groups": 2})] == ["whole_kernel"]
+        assert len(launches(OP, meta(1, 2, 65_537), {"num_groups": 2})) == 2
+
+
+def test_cluster_takes_whole_vectors_alone():
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    with TUNED.forced(Config("cluster", warps=8, blocks=16)):
+        (launch,) = launches(OP, meta(1, 32, 16_384), {"num_groups": 2})
+        assert (launch.name, launch.tiles) == ("cluster_kernel", 8)
+        assert launch.sizes == (16 * 16_384, 16_384, 2, 2, 16)
+        assert len(launches(OP, meta(1, 32, 16_388), {"num_groups": 2})) == 2  # 4 elements share a vector's channel
+        assert len(launches(OP, meta(1, 64, 16_392), {"num_groups": 2})) == 2  # more than the registers hold
+        odd = meta(1, 32, 16_384) | {"x": torch.empty(2, 64, 16_384, device="meta", dtype=torch.float16)[:1, :32]}
+        assert odd["x"].is_contiguous()
+        assert len(launches(OP, odd, {"num_groups": 2})) == 2  # a batch stride that is not used, but looked at
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_cluster_kernel_compiles_without_spills(target):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from kda_core.aot import resources
+
+    with TUNED.forced(Config("cluster", warps=16, blocks=8)):
+        (launch,) = launches(OP, meta(1, 32, 16_384), {"num_groups": 2})
+    registers, _, spilled = resources(launch.compile(target).cubin)
+    assert registers > 0
+    assert spilled == 0
+
+
+def test_entry_of_many_launches(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Launch, "bind", lambda *_: lambda *pointers: seen.append(pointers))
+    given = call()
+    with TUNED.forced(Config("stretch", warps=1, wave_mb=1e-6)):
+        made = plans.plan(given)
+    entry = plans.make_entry(made, given)
+    first, second = entry(*given), entry(*given)
+    assert first.data_ptr() != second.data_ptr()
+    assert (first.shape, first.stride(), first.dtype) == (given.x.shape, given.x.stride(), given.x.dtype)
+    x, weight, bias = (tensor.data_ptr() for tensor in given[:3])
+    # Two batches of four groups, a wave each, and nine launches a call.
+    source, partials = seen[0]
+    assert source == x
+    assert seen[1:9] == [(first.data_ptr(), x, weight, bias, partials)] * 8
+    assert seen[10:] == [(second.data_ptr(), x, weight, bias, seen[9][1])] * 8
+    for other in (call(x=normal(2, 8, 3, 6)), call(x=given.x.bfloat16()), call(eps=1e-6), call(num_groups=2)):
+        assert entry(*other) is MISS
+    assert len(seen) == 18
+
+
+def test_entry_of_two_launches(monkeypatch):
+    seen = []
+
+    def fake(launch, arguments, scalars=(), outputs=(), device=None):
+        known = signature((*arguments, *scalars))
+
+        def entry(*given):
+            if signature(given) != known:
+                return MISS
+            seen.append([tensor.data_ptr() for tensor in given if isinstance(tensor, torch.Tensor)])
+            return torch.empty_like(given[outputs[0]]) if outputs else None
+
+        return entry
+
+    monkeypatch.setattr(Launch, "entry", fake)
+    given = call()
+    with TUNED.forced(Config("stretch", warps=1)):
+        made = plans.plan(given)
+    entry = plans.make_entry(made, given)
+    y = entry(*given)
+    assert (y.shape, y.stride(), y.dtype) == (given.x.shape, given.x.stride(), given.x.dtype)
+    x, weight, bias = (tensor.data_ptr() for tensor in given[:3])
+    (source, partials), last = seen
+    assert source == x
+    assert last == [x, weight, bias, partials]
+    for other in (call(x=normal(2, 8, 3, 6)), call(x=given.x.bfloat16()), call(eps=1e-6), call(num_groups=2)):
+        assert entry(*other) is MISS
+    assert len(seen) == 4  # the last two had statistics of the same x taken, in vain
+
+
+def row(shape, groups):
+    vector = TensorSpec(shape=shape[1:2], dtype="float16")
+    inputs = {"x": TensorSpec(shape=shape, dtype="float16"), "weight": vector, "bias": vector}
+    return Workload(id="row", op=OP, inputs=inputs, scalars={"num_groups": groups})
+
+
+@pytest.mark.parametrize(("groups", "again"), [(32, 0), (1, 128 * 2**20 * 2 - 60_000_000)])
+def test_only_a_group_beyond_the_cache_is_read_twice(groups, again):
+    assert reference.bytes_moved(row((1, 128, 2**20), groups)) == 2 * 128 * 2**20 * 2 + 2 * 128 * 2 + again
+
+
+# --- on a GPU
+
+METHODS = (
+    Config("whole", warps=4),
+    Config("stretch", warps=4),
+    Config("stretch", warps=4, wave_mb=1e-6),
+    Config("cluster", warps=4, blocks=8),
+)
+SHAPE = (2, 8, 8, 96)
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("config", METHODS, ids=str)
+class TestOnGpu:
+    @pytest.fixture(autouse=True)
+    def _forced(self, config):
+        with TUNED.forced(config):
+            yield
+
+    def test_second_call_runs_the_plan_of_the_first(self, monkeypatch):
+        assert_op(*make(SHAPE, device="cuda"))
+        monkeypatch.setattr(group_norm_silu, "_run", None)
+        assert_op(*make(SHAPE, device="cuda"))
+
+    def test_misaligned_views(self):
+        tensors = make(SHAPE, device="cuda")
+        assert_op(*tensors)
+        for position in range(3):
+            given = list(tensors)
+            buffer = torch.empty(given[position].numel() + 1, dtype=torch.float16, device="cuda")
+            given[position] = buffer[1:].view(given[position].shape).copy_(given[position])
+            assert_op(*given)
+
+    def test_inference_mode(self):
+        with torch.inference_mode():
+            for _ in range(2):
+                assert_op(*make(SHAPE, device="cuda"))
+
+    def test_every_call_returns_memory_of_its_own(self):
+        tensors = make(SHAPE, device="cuda")
+        first, second = (triton_group_norm_silu(*tensors, 4) for _ in range(2))
+        assert first.data_ptr() != second.data_ptr()
+
+    def test_cuda_graph_follows_its_inputs(self):
+        x, weight, bias = make(SHAPE, device="cuda")
+        triton_group_norm_silu(x, weight, bias, 4)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = triton_group_norm_silu(x, weight, bias, 4)
+        for scale in (-2.0, 0.5):
+            x.mul_(scale)
+
+            def replay(*_):
+                graph.replay()
+                return y
+
+            assert_op(x, weight, bias, op=replay)
+
+    def test_streams_do_not_meet(self):
+        inputs = [make(SHAPE, device="cuda", offset=float(i)) for i in range(8)]
+        want = [triton_group_norm_silu(*tensors, 4) for tensors in inputs]
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in inputs]
+        got = [[] for _ in inputs]
+        for _ in range(20):
+            for stream, tensors, mine in zip(streams, inputs, got, strict=True):
+                with torch.cuda.stream(stream):
+                    mine.append(triton_group_norm_silu(*tensors, 4))
+        torch.cuda.synchronize()
+        for expected, mine in zip(want, got, strict=True):
+            assert all(torch.equal(expected, y) for y in mine)
+
+    def test_input_written_just_before(self):
+        # Launches that begin early must not read what the kernel ahead is still writing.
+        _, weight, bias = make(SHAPE, device="cuda")
+        for i in range(50):
+            x = torch.randn(SHAPE, device="cuda").add_(i).half()
+            y = triton_group_norm_silu(x, weight, bias, 4)
+            assert_op(x, weight, bias, op=lambda *_, y=y: y)
+
+    def test_full_graph_compilation_with_inductor(self):
+        assert_op(*make(SHAPE, device="cuda"), op=torch.compile(triton_group_norm_silu, fullgraph=True))
+
+
+@pytest.mark.gpu
+@gpu
+def test_gradients_are_not_lost_to_a_plan_made_without_them():
+    x, weight, bias = make(device="cuda")
+    weight = nn.Parameter(weight)
+    with torch.no_grad():
+        triton_group_norm_silu(x, weight, bias, 4)
+    assert triton_group_norm_silu(x, weight, bias, 4).requires_grad
+
+
+@pytest.mark.gpu
+@gpu
+def test_offsets_beyond_32_bits():
+    x = torch.zeros(65, 2, 2**24, dtype=torch.float16, device="cuda")
+    x[-1] = normal(2, 2**24)
+    weight, bias = make((1, 2), device="cuda")[1:]
+    y = triton_group_norm_silu(x, weight, bias, 2)
+    assert torch.equal(y[-1:], triton_group_norm_silu(x[-1:].clone(), weight, bias, 2))
