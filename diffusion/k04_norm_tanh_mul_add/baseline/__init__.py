@@ -1,0 +1,1 @@
+"""The upstream arm, and the same maths in plain PyTorch."""

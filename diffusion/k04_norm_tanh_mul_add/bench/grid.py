@@ -1,0 +1,115 @@
+"""The regression grid: correctness-only rows over the envelope that upstream and we share.
+
+- Shapes: [1, 1024, 3072], [4, 512, 3072] and [2, 3, 1280] x {float16, bfloat16, float32} x {layer, rms} x with and
+  without weight and bias x 7 pairs of layouts (`LAYOUTS`), both ops: 504 rows.
+- Widths: 256, 3840, 5120 and 8192 columns x dtypes x norms, both ops: 48 rows.
+- Dtypes: float32 parameters, operands, or both beside 16-bit x, and 16-bit parameters beside float32: 16 rows.
+- Half of the parameters: weight without bias (LayerNorm leaves it out too), bias without weight: 8 rows.
+- Layouts of x: one of three chunks of [B, S, 3 * D]: 4 rows.
+
+Upstream refuses operands that are not three-dimensional: `tests/` has [1], [D], [B, D] and [B, F, 1, D].
+
+The second LayerNorm subtracts the mean of y, and scale2 multiplies what is left. Where y has a large common offset its
+last digit decides y2, and a large scale2 shows the last digit of a float32 mean: correct kernels differ there by more
+than the tolerance. So shift and scale2 of such rows are cosines, which have no offset in any family.
+
+Thinning for machines without a GPU (`thin`): every fifth of the rows with at most 6 rows of x, 49 of 580. Batch and
+tokens only set how many programs there are, and 5 has no factor in common with the numbers of layouts, dtypes, norms
+and widths, so that each of them is there.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+from math import prod
+
+from kda_core.workloads import DType, Fill, TensorSpec, Workload
+
+SINGLE = "fused_norm_tanh_mul_add"
+DOUBLE = "fused_norm_tanh_mul_add_norm_scale"
+OPS = (SINGLE, DOUBLE)
+NORMS = ("layer", "rms")
+DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")
+SMALL = (2, 3, 1280)
+SHAPES = ((1, 1024, 3072), (4, 512, 3072), SMALL)
+WIDTHS = (256, 3840, 5120, 8192)
+LAYOUTS = (
+    ("BSD", "BSD"),
+    ("1SD", "1SD"),
+    ("B1D", "B1D"),
+    ("11D", "11D"),
+    ("11D", "BSD"),
+    ("BSD", "1SD"),
+    ("1SD", "B1D"),
+)
+"""(scale, shift); scale2 has the layout of scale."""
+MIXED: tuple[tuple[DType, DType, DType], ...] = (
+    ("bfloat16", "float32", "bfloat16"),
+    ("bfloat16", "bfloat16", "float32"),
+    ("float16", "float32", "float32"),
+    ("float32", "bfloat16", "float32"),
+)
+"""Dtypes of x, of the parameters, of scale, shift and scale2. Upstream rounds a 16-bit scale's tanh to 16 bits: too
+coarse for float32 outputs."""
+AFFINE = ("weight", "bias")
+ORDER = ("x", "weight", "bias", "scale", "shift", "weight2", "bias2", "scale2")
+THIN_ROWS, THIN_STEP = 6, 5
+
+
+def grid() -> Iterator[Workload]:
+    """All rows; ids name the op, the norm, the shape and whatever else is not the usual."""
+    for op, norm, shape, dtype in product(OPS, NORMS, SHAPES, DTYPES):
+        for affine, layouts in product((AFFINE, ()), LAYOUTS):
+            yield _row(op, norm, shape, dtype, affine=affine, layouts=layouts)
+    for op, norm, width, dtype in product(OPS, NORMS, WIDTHS, DTYPES):
+        yield _row(op, norm, (1, 2, width), dtype)
+    for op, norm, (dtype, parameters, operands) in product(OPS, NORMS, MIXED):
+        yield _row(op, norm, SMALL, dtype, parameters=parameters, operands=operands)
+    for op, norm, affine in product(OPS, NORMS, AFFINE):
+        yield _row(op, norm, SMALL, "bfloat16", affine=(affine,))
+    for op, norm in product(OPS, NORMS):
+        yield _row(op, norm, SMALL, "bfloat16", chunk=True)
+
+
+def thin(rows: Iterable[Workload]) -> list[Workload]:
+    """The rows that a machine without a GPU checks; the module says which and why."""
+    few = [row for row in rows if prod(row.inputs["x"].shape[:-1]) <= THIN_ROWS]
+    return few[::THIN_STEP]
+
+
+def _row(
+    op: str,
+    norm: str,
+    shape: tuple[int, int, int],
+    dtype: DType,
+    *,
+    affine: tuple[str, ...] = AFFINE,
+    layouts: tuple[str, str] = ("11D", "BSD"),
+    parameters: DType | None = None,
+    operands: DType | None = None,
+    chunk: bool = False,
+) -> Workload:
+    batch, tokens, columns = shape
+    sizes = {"B": batch, "S": tokens, "D": columns, "1": 1}
+
+    def operand(layout: str, fill: Fill = "normal") -> TensorSpec:
+        return TensorSpec(shape=tuple(sizes[letter] for letter in layout), dtype=operands or dtype, fill=fill)
+
+    scale, shift = layouts
+    stride = (3 * tokens * columns, 3 * columns, 1) if chunk else None
+    vector = TensorSpec(shape=(columns,), dtype=parameters or dtype)
+    inputs = {"x": TensorSpec(shape=shape, dtype=dtype, stride=stride), **dict.fromkeys(affine, vector)}
+    fill: Fill = "cos" if (op, norm) == (DOUBLE, "layer") else "normal"
+    inputs |= {"scale": operand(scale), "shift": operand(shift, fill)}
+    if op == DOUBLE:
+        inputs |= {f"{name}2": vector for name in affine} | {"scale2": operand(scale, fill)}
+    parts = ["double" if op == DOUBLE else "single", norm, "x".join(map(str, shape)), *layouts]
+    parts += ["-".join(affine) or "plain"] if affine != AFFINE else []
+    parts += [f"parameters.{parameters}"] if parameters else []
+    parts += [f"operands.{operands}"] if operands else []
+    parts += ["chunk"] if chunk else []
+    return Workload(
+        id="-".join([*parts, dtype]),
+        op=op,
+        inputs={name: inputs[name] for name in ORDER if name in inputs},
+        scalars={"norm_type": norm, "eps": 1e-5},
+    )

@@ -1,0 +1,49 @@
+"""Which configurations may be chosen: `kda tune norm_tanh_mul_add` times them all."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from diffusion.k04_norm_tanh_mul_add.solution.norm_tanh_mul_add import OPS, TUNED, Config
+from kda_core.tune import Sweep
+from kda_core.workloads import TensorSpec, Workload
+
+COLUMNS = 3840
+CUTS = ((4, 1), (8, 1), (8, 2), (16, 2), (16, 4))
+"""Warps and rows. Fewer warps do not hold these rows of 3840 columns without spills, and would be raised to these."""
+
+
+def grid() -> Iterator[Config]:
+    """Every cut with every order of loads; the questions apart from both, PDL, the tanh, L1, with the usual order."""
+    for warps, rows in CUTS:
+        for early, store in product((1, 0, 2), ("", ".cs")):
+            yield Config(warps, rows, early=early, store=store)
+        for store in ("", ".cs"):
+            yield Config(warps, rows, pdl=False, store=store)
+            yield Config(warps, rows, load=".cg", store=store)
+        yield Config(warps, rows, approximate=False)
+
+
+def small(op: str, tokens: int) -> Workload:
+    """A row as the frozen ones, of fewer tokens: it lies within the L2."""
+    whole = TensorSpec(shape=(1, tokens, COLUMNS), dtype="bfloat16")
+    vector = TensorSpec(shape=(COLUMNS,), dtype="bfloat16")
+    line = TensorSpec(shape=(1, 1, COLUMNS), dtype="bfloat16")
+    inputs = {"x": whole, "weight": vector, "scale": line, "shift": whole}
+    if op == OPS[1]:
+        inputs |= {"weight2": vector, "scale2": line}
+    return Workload(
+        id=f"tune-{'single' if op == OPS[0] else 'dual'}-{tokens}",
+        op=op,
+        inputs=inputs,
+        scalars={"norm_type": "rms", "eps": 1e-05},
+    )
+
+
+SWEEPS = (
+    Sweep(
+        table=TUNED,
+        candidates=tuple(grid()),
+        lines=({"outputs": 1, "bytes": 2**24}, {"outputs": 1}, {"bytes": 2**24}, {}),
+        rows=tuple(small(op, tokens) for op in OPS for tokens in (256, 1024)),
+    ),
+)

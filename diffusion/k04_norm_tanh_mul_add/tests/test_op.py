@@ -1,0 +1,278 @@
+"""The ops around the kernel: paths, errors, tracing, plans."""
+
+import re
+
+import pytest
+import torch
+
+from diffusion.k04_norm_tanh_mul_add import solution
+from diffusion.k04_norm_tanh_mul_add.baseline import eager
+from diffusion.k04_norm_tanh_mul_add.bench import grid
+from diffusion.k04_norm_tanh_mul_add.solution import launches, why_not
+from diffusion.k04_norm_tanh_mul_add.solution import norm_tanh_mul_add as module
+from kda_core.aot import meta_tensors
+
+from .cases import BOTH, DOUBLE, SINGLE, assert_right, make, name_of, normal
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+ops = pytest.mark.parametrize("double", [False, True])
+norms = pytest.mark.parametrize("norm", ["layer", "rms"])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_plans():
+    for plans in module._PLANS.values():
+        plans.clear()
+
+
+def public(tensors, arm=solution):
+    return getattr(arm, name_of(tensors))
+
+
+# --- the plain path and the eager arm
+
+
+@ops
+@norms
+@pytest.mark.parametrize("affine", [BOTH, ("weight",), ("bias",), ()])
+@pytest.mark.parametrize("arm", [solution, eager])
+def test_plain_and_eager(arm, affine, norm, double):
+    tensors = make(affine=affine, double=double)
+    assert_right(public(tensors, arm), tensors, norm)
+
+
+@pytest.mark.parametrize("shape", [(1,), (256,), (2, 256), (1, 6, 256), (2, 6, 256), (2, 3, 1, 256)], ids=str)
+@pytest.mark.parametrize("arm", [solution, eager])
+def test_plain_and_eager_operands(arm, shape):
+    tensors = make(double=True, scale=shape, shift=shape, scale2=shape, operands=torch.float32)
+    assert_right(public(tensors, arm), tensors, "layer")
+
+
+def test_gradients_flow_through_the_plain_path():
+    tensors = make(double=True, dtype=torch.float32)
+    scale, weight2 = (tensors[name].requires_grad_() for name in ("scale", "weight2"))
+    with torch.enable_grad():
+        sum(out.sum() for out in public(tensors)(**tensors, norm_type="layer")).backward()
+    assert scale.grad.abs().sum() > 0
+    assert weight2.grad.abs().sum() > 0
+
+
+# --- what the kernel does not cover
+
+
+def swapped(tensor):
+    """The same shape and values, with batches next to each other in memory."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"x": swapped(normal(2, 6, 256))}, r"x has shape \[2, 6, 256\] and strides \(256, 512, 1\)"),
+        ({"x": normal(4, 6, 256)[::2]}, "x has shape .* steps evenly"),
+        ({"x": normal(2, 1, 256).expand(2, 6, 256)}, "x has shape .* steps evenly"),
+        ({"scale": torch.nn.Parameter(normal(1, 1, 256))}, "scale requires gradients"),
+        ({"shift": swapped(normal(2, 6, 256))}, "shift has shape .* no form"),
+        ({"scale2": normal(3, 6, 256)[::2]}, "scale2 has shape .* no form"),
+        ({"weight": torch._neg_view(normal(256))}, "weight is a negated"),
+    ],
+)
+def test_what_the_kernel_does_not_cover(change, reason):
+    tensors = make(double=True) | change
+    call = module._call(DOUBLE, **tensors, norm_type="rms")
+    assert re.search(reason, module._uncovered(call))
+    assert launches(DOUBLE, tensors, {"norm_type": "rms"}) == []
+    with torch.no_grad():
+        assert_right(public(tensors), tensors)
+
+
+def test_recording_is_fine_without_gradients():
+    tensors = make() | {"weight": torch.nn.Parameter(normal(256))}
+    with torch.no_grad():
+        assert module._uncovered(module._call(SINGLE, **tensors, norm_type="rms")) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+@ops
+def test_why_not_on_the_cpu(double):
+    tensors = make(double=double)
+    assert why_not(name_of(tensors), *tensors.values(), "rms", 1e-5).startswith("x is on cpu")
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("x", normal(6, 256), r"x: expected three dimensions \[B, S, D\], got \[6, 256\]"),
+        ("x", normal(2, 6, 128), "x: expected D a multiple of 256 up to 8192, got 128"),
+        ("x", normal(2, 6, 8448), "x: expected D a multiple of 256 up to 8192, got 8448"),
+        ("x", normal(2, 6, 0), "x: expected D a multiple of 256 up to 8192, got 0"),
+        ("x", normal(2, 6, 256).double(), "x: expected dtype float16, bfloat16 or float32, got torch.float64"),
+        ("x", normal(2, 6, 512)[..., ::2], "x: expected stride 1 in its last dimension, got 2"),
+        ("weight", normal(512), r"weight: expected shape \[256\], got \[512\]"),
+        ("bias", normal(1, 256), r"bias: expected shape \[256\], got \[1, 256\]"),
+        ("weight2", normal(512)[::2], "weight2: expected stride 1 in its last dimension, got 2"),
+        ("bias2", normal(256).int(), "bias2: expected dtype float16, bfloat16 or float32, got torch.int32"),
+        ("scale", normal(3, 256), r"scale: expected a shape that broadcasts to \[2, 256\], got \[3, 256\]"),
+        ("scale", normal(2, 6, 128), r"scale: expected a shape that broadcasts to \[2, 6, 256\], got \[2, 6, 128\]"),
+        ("shift", normal(2, 4, 1, 256), "shift: expected frames that divide the 6 tokens of x, got 4"),
+        ("shift", normal(2, 3, 2, 256), r"shift: expected a shape that broadcasts to \[2, 3, 1, 256\], got"),
+        ("scale2", normal(1, 1, 1, 1, 256), "scale2: expected at most four dimensions, got"),
+        ("scale2", None, "scale2: expected a tensor, got None"),
+        ("shift", None, "shift: expected a tensor, got None"),
+        ("bias2", 0, "bias2: expected a tensor, got 0"),
+        ("shift", normal(1, 1, 1).expand(1, 1, 256), "shift: expected stride 1 in its last dimension, got 0"),
+        ("scale", torch.ones(256, device="meta"), "scale: expected device cpu, as x, got meta"),
+        ("norm_type", "batch", "norm_type: expected 'layer' or 'rms', got 'batch'"),
+    ],
+)
+def test_meaningless_arguments_are_named(argument, value, message):
+    arguments = make(double=True) | {"norm_type": "rms"} | {argument: value}
+    with pytest.raises(ValueError, match=f"{DOUBLE}: {message}"):
+        solution.fused_norm_tanh_mul_add_norm_scale(**arguments)
+    with pytest.raises(ValueError, match=f"{DOUBLE}: {message}"):
+        why_not(DOUBLE, **arguments)
+
+
+# --- tracing
+
+
+def test_ops_are_registered_truthfully():
+    torch.library.opcheck(module._single_op.default, (*make().values(), "layer", 1e-5))
+    torch.library.opcheck(module._double_op.default, (*make(double=True, affine=()).values(), "rms", 1e-6))
+    tensors = make() | {"x": swapped(normal(2, 6, 256))}
+    torch.library.opcheck(module._single_op.default, (*tensors.values(), "rms", 1e-5))
+
+
+@ops
+@norms
+def test_full_graph_compilation(double, norm):
+    tensors = make(double=double, affine=BOTH[: 1 + (norm == "layer")])
+    assert_right(torch.compile(public(tensors), fullgraph=True, backend="aot_eager"), tensors, norm)
+
+
+# --- how calls become launches
+
+
+@pytest.mark.parametrize(
+    ("warps", "rows", "columns", "item", "cut"),
+    [
+        (4, 1, 3840, 2, (4, 1, 1024)),
+        (8, 1, 3840, 2, (8, 1, 2048)),
+        (8, 2, 3840, 2, (8, 2, 2048)),
+        (4, 2, 3840, 2, (8, 2, 2048)),
+        (4, 1, 8192, 2, (8, 1, 2048)),
+        (4, 1, 8192, 4, (8, 1, 1024)),
+        (4, 4, 8192, 2, (16, 2, 4096)),
+        (4, 1, 256, 2, (1, 1, 256)),
+        (4, 1, 256, 4, (2, 1, 256)),
+        (4, 4, 256, 2, (1, 4, 256)),
+    ],
+)
+def test_cuts_fit_the_registers(warps, rows, columns, item, cut):
+    assert module.cut(module.Config(warps, rows=rows), columns, item) == cut
+
+
+def test_every_row_has_a_program():
+    for config in (module.Config(4), module.Config(4, rows=4)):
+        with module.TUNED.forced(config):
+            for row in grid.thin(grid.grid()):
+                (launch,) = launches(row.op, meta_tensors(row), row.scalars)
+                batch, tokens, _ = row.inputs["x"].shape
+                constants = dict(zip(launch.kernel.arg_names, launch.args, strict=False)) | dict(launch.constexprs)
+                assert launch.grid == (-(-batch * tokens // constants["ROWS"]), 1, 1)
+                # Rows are masked exactly where the last program is not full.
+                assert constants["rows"] == (batch * tokens if batch * tokens % constants["ROWS"] else None)
+
+
+def test_features_of_the_table():
+    (row,) = (row for row in grid.grid() if row.id.startswith("double-rms-4x512x3072-BSD-BSD-float16"))
+    with module.TUNED.forced(module.Config(4)) as asked:
+        launches(row.op, meta_tensors(row), row.scalars)
+    assert asked == [{"outputs": 2, "width": 3072, "bytes": 4 * 512 * 3072 * 2}]
+
+
+@pytest.mark.gpu
+@gpu
+class TestOnGpu:
+    def test_second_call_runs_the_plan_of_the_first(self, monkeypatch):
+        both = [make(double=double, device="cuda") for double in (False, True)]
+        for _ in range(2):
+            for tensors in both:
+                assert_right(public(tensors), tensors)
+                assert_right(public(tensors), tensors, "layer")
+            monkeypatch.setattr(module, "_run", None)
+
+    def test_eps_and_norm_are_part_of_the_signature(self):
+        tensors = make(device="cuda")
+        for norm, eps in (("rms", 1e-5), ("layer", 1e-5), ("rms", 0.5), ("rms", 1e-5)):
+            assert_right(public(tensors), tensors, norm, eps)
+
+    @ops
+    def test_misaligned_views(self, double):
+        def misaligned(tensor):
+            buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
+            return buffer[1:].view(tensor.shape).copy_(tensor)
+
+        tensors = make(double=double, device="cuda")
+        assert_right(public(tensors), tensors)
+        assert_right(public(tensors), {name: misaligned(tensor) for name, tensor in tensors.items()})
+
+    def test_approximate_tanh_moves_few_outputs_and_those_by_a_step(self):
+        tensors = make(affine=(), columns=8192, device="cuda", shift=(1,))
+        tensors["shift"].zero_()
+        with module.TUNED.forced(module.Config(4, approximate=False)):
+            exact = public(tensors)(**tensors, norm_type="rms")
+        with module.TUNED.forced(module.Config(4, approximate=True)):
+            close = public(tensors)(**tensors, norm_type="rms")
+        torch.testing.assert_close(close, exact, atol=0, rtol=2**-7)
+        assert 0 < (close != exact).float().mean() < 0.25
+
+    def test_inference_mode(self):
+        with torch.inference_mode():
+            for _ in range(2):
+                for double in (False, True):
+                    tensors = make(double=double, device="cuda")
+                    assert_right(public(tensors), tensors)
+
+    def test_gradients_are_not_lost_to_a_plan_made_without_them(self):
+        tensors = make(device="cuda") | {"weight": torch.nn.Parameter(normal(256, device="cuda"))}
+        with torch.no_grad():
+            public(tensors)(**tensors, norm_type="rms")
+        assert public(tensors)(**tensors, norm_type="rms").requires_grad
+
+    def test_every_call_returns_memory_of_its_own(self):
+        tensors = make(double=True, device="cuda")
+        outputs = [out for _ in range(2) for out in public(tensors)(**tensors, norm_type="rms")]
+        assert len({out.data_ptr() for out in outputs}) == 4
+
+    @ops
+    def test_cuda_graph_follows_its_inputs(self, double):
+        tensors = make(double=double, device="cuda")
+        public(tensors)(**tensors, norm_type="rms")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = public(tensors)(**tensors, norm_type="rms")
+        tensors["x"].copy_(normal(2, 6, 256, seed=9))
+
+        def replay(*_, **__):
+            graph.replay()
+            return outputs
+
+        assert_right(replay, tensors)
+
+    def test_offsets_beyond_32_bits(self):
+        tokens = 2**31 // 8192 + 9
+        x = torch.empty(1, tokens, 8192, dtype=torch.bfloat16, device="cuda")
+        x[:, -3:] = normal(1, 3, 8192)
+        scale, shift = normal(8192, device="cuda"), normal(8192, device="cuda", seed=1)
+        y = solution.fused_norm_tanh_mul_add(x, None, None, scale, shift, "layer")
+        last = x[:, -3:].contiguous()
+        assert torch.equal(y[:, -3:], solution.fused_norm_tanh_mul_add(last, None, None, scale, shift, "layer"))
+
+    @ops
+    def test_full_graph_compilation_with_inductor(self, double):
+        tensors = make(double=double, device="cuda")
+        assert_right(torch.compile(public(tensors), fullgraph=True), tensors)
