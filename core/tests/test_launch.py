@@ -273,7 +273,7 @@ def scale(mX: cute.Tensor, factor: cutlass.Float32, stream: driver.CUstream):
 
     x = make_fake_compact_tensor(cutlass.Float32, (cutlass.cute.sym_int(),))
     stream = launch.environment_stream()
-    options = "--gpu-arch sm_90a --keep-cubin"
+    options = f"--gpu-arch sm_90a --keep-cubin --dump-dir {tmp_path}"
     compiled = launch.compile_cute(scale, x, cutlass.Float32(0.0), stream, options=options)
     registers, _, spilled = resources(compiled.artifacts.CUBIN)
     assert registers > 0

@@ -10,8 +10,6 @@ copies need no barrier, and a row's memory latency passes while earlier rows are
 barrier. Names follow the CuTe DSL's habit: m for global memory, s shared, t a thread's part, r registers.
 """
 
-# ruff: noqa: N803, N806
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ It compiles; each thread's part of the maths is run on the CPU for all threads o
 across threads, and the launch run on a GPU only.
 """
 
-# ruff: noqa: N803
-
 import pytest
 import torch
 
