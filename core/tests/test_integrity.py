@@ -23,14 +23,12 @@ ENV = {**os.environ, "PYTHONPATH": str(Path(kda_core.__file__).parents[1])}
 RUN = ("bench", "axpy", "--device", "cpu", "--rows", "out*", "--generations", "1")
 
 
-def bench(task, source, rows="out", measure=True, samples=None):
+def bench(task, source, rows="out", measure=True):
     (task.path / "faulty" / "arm.py").write_text(source)
     config = task.path / "config.toml"
     config.write_text(config.read_text() + '\n[arms.arm]\nmodule = "faulty.arm"\ndevices = ["cpu"]\n')
     fresh = Task(path=task.path, package=task.package)
-    session = open_session(
-        Request(task=fresh, rows=[f"{rows}*"], subject="arm", device="cpu", generations=1, samples=samples)
-    )
+    session = open_session(Request(task=fresh, rows=[f"{rows}*"], subject="arm", device="cpu", generations=1))
     return run(session, frozen_rows(session), measure=measure, progress=lambda *_: None)
 
 
@@ -68,29 +66,6 @@ def test_validate_on_a_gpu_is_not_invalid(toy):
         Verdict.UNVERIFIED,
         "correct; not timed, as only correctness was asked for",
     )
-
-
-FORGE = """
-import sys
-worker = sys.modules["__main__"]
-original = worker.Timed
-def forged(**facts):
-    facts[{key!r}] {change}
-    return original(**facts)
-worker.Timed = forged
-"""
-
-
-def test_number_of_calls_is_the_judges(toy):
-    """Times are divided by the count that the worker reports."""
-    record = bench(toy, FORGE.format(key="calls", change="*= 7") + GOOD)
-    assert record.rows[0].verdict is not Verdict.UNVERIFIED
-
-
-@pytest.mark.parametrize(("key", "change"), [("calls", "= 0"), ("total_us", "= float('nan')"), ("total_us", "= -1.0")])
-def test_impossible_replies_are_the_arms_fault(toy, key, change):
-    record = bench(toy, FORGE.format(key=key, change=change) + GOOD)
-    assert record.rows[0].verdict in (Verdict.ERROR, Verdict.INVALID)
 
 
 def test_the_opponents_outputs_are_not_in_the_arena(toy):
@@ -176,7 +151,7 @@ def test_a_json_path_that_cannot_be_written_is_refused_first(toy):
     ids=["raises", "bare tensor", "wrong shape", "bfloat16", "nan"],
 )
 def test_a_bad_oracle_is_named(toy, body):
-    (toy.path / "bench" / "reference.py").write_text(f"def axpy(x, y, *, factor):\n{body}\n\naxpy_ = axpy\n")
+    (toy.path / "bench" / "reference.py").write_text(f"def axpy(x, y, *, factor):\n{body}\n\naxpy_ = squash = axpy\n")
     wrong = "def axpy(x, y, *, factor):\n    out = factor * x + y\n    out[0, 0] = 12345.0\n    return out\n"
     with pytest.raises(KdaError, match="reference"):
         bench(toy, wrong if "nan" in body else GOOD)

@@ -1,7 +1,6 @@
-"""The real judge with real worker processes, on the CPU: every failing arm is named as what it is."""
+"""The real judge with real worker processes, on the CPU: what a run keeps, loses and says. See adversaries/, too."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,39 +17,6 @@ from kda_core.tasks import Task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-# arm, row, verdict, words of the reason
-FAULTS = [
-    ("raises", "out", Verdict.ERROR, r"'raises' raised RuntimeError: no such kernel image \(raises.py"),
-    ("raises_on_import", "out", Verdict.ERROR, "ImportError: libmissing.so"),
-    ("lacks_the_op", "out", Verdict.ERROR, "has no callable 'axpy'"),
-    ("segfaults", "out", Verdict.ERROR, "was killed by SIGSEGV during 'verify'"),
-    ("exits", "out", Verdict.ERROR, "exited with code 0 during 'verify'\n    | all rows FASTER"),
-    ("hangs", "out", Verdict.TIMEOUT, "no answer within 2 s to 'verify'"),
-    ("writes_to_the_channel", "out", Verdict.ERROR, "wrote garbage on the judge's channel"),
-    ("returns_none", "out", Verdict.INCORRECT, "expected 1 tensor, got None"),
-    ("returns_two", "out", Verdict.INCORRECT, "expected 1 tensor, got tuple of 2"),
-    ("returns_a_number", "out", Verdict.INCORRECT, "expected 1 tensor, got float"),
-    ("wrong_shape", "out", Verdict.INCORRECT, r"output 'out': expected shape \[8, 16\], got \[16, 8\]"),
-    ("wrong_dtype", "out", Verdict.INCORRECT, "expected dtype float32, got float64"),
-    ("wrong_device", "out", Verdict.INCORRECT, "expected device cpu, got meta"),
-    ("wrong_stride", "out", Verdict.INCORRECT, r"expected stride \[16, 1\], got \[1, 8\]"),
-    ("subclass", "out", Verdict.INCORRECT, "expected type Tensor, got Lazy"),
-    ("namesake", "out", Verdict.INCORRECT, r"expected type Tensor, got Tensor \(subclass\)"),
-    ("one_buffer", "out", Verdict.INCORRECT, "lies in the memory of another output that is still in use"),
-    ("nan", "out", Verdict.INCORRECT, r"worst at \[3, 5\].*got nan; 1 not finite"),
-    ("unwritten", "out", Verdict.INCORRECT, "48 of 128 elements outside tolerance"),
-    ("one_wrong_element", "out", Verdict.INCORRECT, r"1 of 128 elements outside tolerance; worst at \[7, 15\]"),
-    ("alias", "out", Verdict.INCORRECT, "'out' is an alias of an input"),
-    ("changes_input", "out", Verdict.INCORRECT, "input 'y' was changed"),
-    ("writes_gaps", "out", Verdict.INCORRECT, "memory between the elements of the strided 'y' was changed"),
-    ("remembers", "out", Verdict.INCORRECT, "is the previous call's result: it was remembered, not computed"),
-    ("out_of_bounds", "out", Verdict.INCORRECT, "wrote outside its tensors"),
-    ("noop_in_place", "inplace", Verdict.INCORRECT, "output 'x'"),
-    ("returns_in_place", "inplace", Verdict.INCORRECT, "expected None"),
-    ("prints", "out", Verdict.UNVERIFIED, "correct on the CPU"),
-    ("solution", "*", Verdict.UNVERIFIED, "correct on the CPU"),
-]
-
 
 def bench(task: Task, arm: str, rows: str, progress=lambda row, phase: None, generations=2):
     """One run of `arm` on the rows that match."""
@@ -58,20 +24,9 @@ def bench(task: Task, arm: str, rows: str, progress=lambda row, phase: None, gen
         config = task.path / "config.toml"
         table = f'\n[arms.{arm}]\nmodule = "faulty.{arm}"\ndevices = ["cpu"]\n'
         config.write_text(config.read_text() + table)
-    if arm == "hangs":
-        config.write_text(config.read_text().replace("timeout_s = 20", "timeout_s = 2"))
     fresh = Task(path=task.path, package=task.package)
     session = open_session(Request(task=fresh, rows=[f"{rows}*"], subject=arm, device="cpu", generations=generations))
     return run(session, frozen_rows(session), measure=True, progress=progress)
-
-
-@pytest.mark.parametrize(("arm", "row", "verdict", "words"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_every_arm_is_named_as_what_it_is(toy, arm, row, verdict, words):
-    record = bench(toy, arm, row, generations=1)
-    assert record.rows
-    for result in record.rows:
-        assert result.verdict is verdict, result.reason
-        assert re.search(words, result.reason, re.DOTALL), result.reason
 
 
 def test_a_run_without_a_gpu_keeps_no_time(toy):

@@ -8,6 +8,10 @@ def axpy(x, y, *, factor):
 axpy_ = axpy
 
 
+def squash(x, *, factor):
+    return ((x.double() * factor).tanh(),)
+
+
 def check(row):
-    if row.inputs["x"].shape != row.inputs["y"].shape:
+    if "y" in row.inputs and row.inputs["x"].shape != row.inputs["y"].shape:
         raise ValueError(f"y: expected x's shape {row.inputs['x'].shape}, got {row.inputs['y'].shape}")

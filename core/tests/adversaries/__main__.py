@@ -1,0 +1,80 @@
+"""Show the suite as a table: `python -m core.tests.adversaries`. Exit code 1 when the judge says what it should not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from textwrap import shorten
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from core.tests.adversaries import page, suite
+from core.tests.adversaries.table import ADVERSARIES, Kind
+from kda_core import gpu
+from kda_core.errors import ExitCode
+from kda_core.suggest import nearest
+
+SAID = 120
+"""Characters of the judge's words where all is as expected: one line per adversary."""
+WIDTH = 200
+"""Columns where output is no terminal, as in a log."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the adversaries, print the table, and keep the run where that was asked for."""
+    parser = argparse.ArgumentParser("nox -s adversaries --", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these adversaries")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="append the run to FILE and write the page beside it (.md)"
+    )
+    given = parser.parse_args(arguments)
+    known = [one.name for one in ADVERSARIES]
+    for name in given.names:
+        if name not in known:
+            parser.error(f"no adversary {name!r}; nearest: {', '.join(nearest(name, known))}")
+    if given.record and given.names:
+        parser.error("--record: expected a run of the whole suite, got names of adversaries")
+    kind: Kind = given.device if given.device != "auto" else "cuda" if gpu.has_gpu() else "cpu"
+    begin = time.monotonic()
+    chosen = suite.chosen(kind, tuple(given.names), ADVERSARIES)
+    futures = suite.start(chosen, kind)
+    results = []
+    for number, one in enumerate(chosen, start=1):
+        print(f"[{number}/{len(chosen)}] {one.name}", file=sys.stderr)
+        results.append(futures[one.name].result())
+    seconds = time.monotonic() - begin
+    show(results, kind, seconds)
+    if given.record:
+        page.append(given.record, page.record(results, kind, seconds))
+        given.record.with_suffix(".md").write_text(page.page(page.read(given.record)), encoding="utf-8")
+    return ExitCode.UNFIT_ROWS if any(got.wrong for got in results) else ExitCode.OK
+
+
+def show(results: list[suite.Got], kind: Kind, seconds: float) -> None:
+    """Print the table."""
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    table = Table(box=None, pad_edge=False)
+    for column in ("adversary", "expected", "got", "", "what the judge said"):
+        table.add_column(column, no_wrap=column != "what the judge said", overflow="ellipsis")
+    for got in results:
+        ending = got.adversary.on(kind)
+        assert ending is not None
+        mark = Text("WRONG", "red") if got.wrong else Text("ok", "green") if ending.caught else Text("missed", "yellow")
+        said = got.wrong or shorten(f"not caught: {ending.missed}" if ending.missed else got.reason, SAID)
+        table.add_row(got.adversary.name, ending.name, got.name, mark, Text(said))
+    console.print(table)
+    wrong = sum(got.wrong is not None for got in results)
+    missed = sum(not ending.caught for got in results if (ending := got.adversary.on(kind)))
+    console.print(
+        f"{len(results)} adversaries on {'a GPU' if kind == 'cuda' else 'the CPU'} in {seconds:.0f} s: "
+        f"{len(results) - wrong} end as expected, {missed} of these are known not to be caught, {wrong} differ"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,21 @@
+"""Claims a time that is not a number.
+
+Caught by: the reply's model.
+"""
+
+import sys
+
+worker = sys.modules["__main__"]
+_Timed = worker.Timed
+
+
+def forged(**facts):
+    facts["total_us"] = float("nan")
+    return _Timed.model_construct(**facts)  # the model's own checks are the judge's to make
+
+
+worker.Timed = forged
+
+
+def axpy(x, y, *, factor):
+    return factor * x + y

@@ -1,0 +1,26 @@
+"""Returns unwritten memory, and computes when the worker copies it out, through a patched `Tensor.detach`.
+
+Caught by: on a GPU, the physical checks: the loop holds no kernel.
+"""
+
+import torch
+
+_PENDING = {}
+_detach = torch.Tensor.detach
+
+
+def late(tensor):
+    work = _PENDING.pop(tensor.data_ptr(), None)
+    if work is not None:
+        x, y, factor = work
+        torch.add(y, x, alpha=factor, out=tensor)
+    return _detach(tensor)
+
+
+torch.Tensor.detach = late
+
+
+def axpy(x, y, *, factor):
+    out = torch.empty_like(x)
+    _PENDING[out.data_ptr()] = (x, y, factor)
+    return out

@@ -1,0 +1,13 @@
+"""As `constant_in_the_loop`, and claims one kernel per call whenever it is asked.
+
+Caught by: nothing: the count comes from the arm's own process.
+"""
+
+import sys
+
+from .constant_in_the_loop import squash
+
+worker = sys.modules["__main__"]
+worker.Worker.profile = lambda self, count: worker.Counted(calls=count, kernels=count)
+
+__all__ = ["squash"]

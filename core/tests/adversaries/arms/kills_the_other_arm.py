@@ -1,0 +1,26 @@
+"""Kills the opponent's process.
+
+Caught by: the judge needs both: the row fails, with the signal that ended the opponent.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+
+def others():
+    """Ids of this task's other workers."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        mine = "kda_core.worker" in command and __name__.rpartition(".faulty")[0] in command
+        if mine and int(folder.name) != os.getpid():
+            yield int(folder.name)
+
+
+def axpy(x, y, *, factor):
+    for process in others():
+        os.kill(process, signal.SIGKILL)
+    return factor * x + y

@@ -1,0 +1,12 @@
+"""Replaces the replay of CUDA graphs with nothing.
+
+Caught by: the output of the first replay, on values that the capture did not see.
+"""
+
+import torch
+
+torch.cuda.CUDAGraph.replay = lambda graph: None
+
+
+def axpy(x, y, *, factor):
+    return factor * x + y

@@ -1,0 +1,27 @@
+"""Returns unwritten memory, and computes when the worker hands it to the judge, through the worker's own method.
+
+Caught by: on a GPU, the physical checks: the loop holds no kernel.
+"""
+
+import sys
+
+import torch
+
+worker = sys.modules["__main__"]
+_hand_back = worker.Worker._hand_back
+_PENDING = {}
+
+
+def late(self, result):
+    x, y, factor = _PENDING.pop(result.data_ptr())
+    torch.add(y, x, alpha=factor, out=result)
+    return _hand_back(self, result)
+
+
+worker.Worker._hand_back = late
+
+
+def axpy(x, y, *, factor):
+    out = torch.empty_like(x)
+    _PENDING[out.data_ptr()] = (x, y, factor)
+    return out

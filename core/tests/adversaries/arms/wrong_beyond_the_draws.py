@@ -1,0 +1,10 @@
+"""Wrong where an input is exactly zero, or larger than 1000.
+
+Caught by: nothing: no family draws such values.
+"""
+
+import torch
+
+
+def axpy(x, y, *, factor):
+    return torch.where((x == 0) | (x.abs() > 1000), 1e9, factor * x + y)

@@ -1,0 +1,156 @@
+"""Run an adversary through the real judge, with real workers, in a checkout of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import kda_core
+from core.tests.adversaries.table import ARMS, PASSES, Adversary, Ending, Kind
+from kda_core import verdict
+from kda_core.bench import Request, Session, frozen_rows, open_session, run
+from kda_core.judge import Judge
+from kda_core.oracle import load_reference
+from kda_core.protocol import ArmSpec
+from kda_core.records import Verdict
+from kda_core.tasks import Task
+from kda_core.workers import ArmProcess
+
+TOY = Path(__file__).parents[1] / "toy"
+ROWS = Path(__file__).parent / "rows.toml"
+SAMPLES = 3
+LOOP_US = 20_000
+HANG_S = {"cpu": 2, "cuda": 10}
+"""Timeout of a command where the adversary hangs; the opponent's first call on a GPU must fit."""
+MOST_TOGETHER = 4
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Got:
+    """How the judge ended an adversary's row."""
+
+    adversary: Adversary
+    kind: Kind
+    verdict: Verdict
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The verdict, or `passes` where it is an honest row's."""
+        return "passes" if self.verdict in PASSES[self.kind] else self.verdict.value
+
+    @property
+    def wrong(self) -> str | None:
+        """In which way this is not what was expected, or None."""
+        ending = self.adversary.on(self.kind)
+        assert ending is not None
+        if self.name != ending.name:
+            return f"expected {ending.name}, got {self.verdict.value}: {self.reason}"
+        if not re.search(ending.words, self.reason, re.DOTALL):
+            return f"{self.verdict.value} as expected, but the reason lacks {ending.words!r}: {self.reason}"
+        return None
+
+
+def place(root: Path) -> None:
+    """Put the test task with the suite's rows and every adversary into `root`, an import root: `toys/k90_axpy`."""
+    task = root / "toys" / "k90_axpy"
+    nothing_compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(TOY, task, ignore=nothing_compiled)
+    shutil.copytree(ARMS, task / "faulty", ignore=nothing_compiled)
+
+
+@contextlib.contextmanager
+def checkout(adversary: Adversary, kind: Kind) -> Iterator[Task]:
+    """A task of its own for one adversary, under an import name that nothing else uses."""
+    with TemporaryDirectory(prefix="kda-adversary-") as folder:
+        root = Path(folder)
+        place(root)
+        family = f"toys_{os.getpid()}_{next(_numbers)}"
+        task = (root / "toys").rename(root / family) / "k90_axpy"
+        with (task / "bench" / "workloads.toml").open("a", encoding="utf-8") as rows:
+            rows.write("\n" + ROWS.read_text(encoding="utf-8"))
+        config = (task / "config.toml").read_text(encoding="utf-8")
+        if adversary.name == "hangs":
+            config = config.replace("timeout_s = 20", f"timeout_s = {HANG_S[kind]}")
+        arm = f'\n[arms.{adversary.name}]\nmodule = "faulty.{adversary.name}"\ndevices = ["cuda", "cpu"]\n'
+        (task / "config.toml").write_text(config + arm, encoding="utf-8")
+        yield Task(path=task, package=f"{family}.k90_axpy")
+
+
+def face(adversary: Adversary, kind: Kind) -> Got:
+    """One run: how the judge ends the adversary's row."""
+    ending = adversary.on(kind)
+    assert ending is not None
+    with checkout(adversary, kind) as task:
+        request = Request(
+            task=task,
+            rows=[(kind == "cuda" and adversary.cuda_row) or adversary.row],
+            subject=adversary.name,
+            against=["eager"] if kind == "cuda" or adversary.opponent else [adversary.name],
+            device=kind,
+            # Right after one another the runs find each other's load: no reason to refuse here.
+            allow_busy=True,
+            generations=adversary.generations,
+            samples=SAMPLES if kind == "cuda" or adversary.loops else None,
+        )
+        session = open_session(request)
+        if kind == "cpu" and adversary.loops:
+            found = _looped(session, ending)
+        else:
+            row = run(session, frozen_rows(session), measure=True, progress=lambda *_: None).rows[0]
+            found = row.verdict, row.reason
+    return Got(adversary, kind, *found)
+
+
+def _looped(session: Session, ending: Ending) -> tuple[Verdict, str]:
+    """On a CPU, with samples as long as a GPU's. Where INVALID is expected, the judge's clock has its say.
+
+    Elsewhere it has none: on a busy machine it finds honest samples too long.
+    """
+    settings = session.settings.model_copy(update={"target_sample_us": LOOP_US})
+    task, names = session.request.task, dict.fromkeys((*settings.against, settings.subject))
+    roots = [task.path.parents[1], Path(kda_core.__file__).parents[1]]
+    modules = {name: f"{task.package}.{session.config.arms[name].module}" for name in names}
+    arms = {
+        name: ArmProcess(ArmSpec(name=name, module=module, device="cpu"), roots, session.config.bench.timeout_s, {})
+        for name, module in modules.items()
+    }
+    judge = Judge(session.config, load_reference(task), arms, settings, "cpu", None, lambda *_: None)
+    try:
+        judge.run(frozen_rows(session), measure=True)
+    finally:
+        judge.stop()
+    (notes,) = judge.notes.values()
+    found = verdict.result(notes, settings, "cpu", 0)
+    clock = verdict._clocks_differ(notes.arms[settings.subject]) if ending.verdict is Verdict.INVALID else None
+    return (Verdict.INVALID, clock) if clock and found.verdict in PASSES["cpu"] else (found.verdict, found.reason)
+
+
+def chosen(kind: Kind, names: tuple[str, ...], adversaries: tuple[Adversary, ...]) -> list[Adversary]:
+    """The adversaries that `kind` can run, in the table's order; all of them, or those named."""
+    return [one for one in adversaries if one.on(kind) is not None and (not names or one.name in names)]
+
+
+def start(adversaries: list[Adversary], kind: Kind) -> dict[str, Future[Got]]:
+    """Run all. Those whose verdict rests on no time run side by side; on a GPU the others follow, one by one."""
+    together = [one for one in adversaries if kind == "cpu" or _timeless(one.on(kind))]
+    pool, alone = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_TOGETHER)), ThreadPoolExecutor(1)
+    futures = {one.name: pool.submit(face, one, kind) for one in together}
+    alone.submit(wait, list(futures.values()))
+    futures |= {one.name: alone.submit(face, one, kind) for one in adversaries if one not in together}
+    pool.shutdown(wait=False)
+    alone.shutdown(wait=False)
+    return futures
+
+
+def _timeless(ending: Ending | None) -> bool:
+    return ending is not None and ending.verdict in (Verdict.INCORRECT, Verdict.ERROR, Verdict.TIMEOUT)

@@ -1,0 +1,203 @@
+"""Every adversary and how its row must end, on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from kda_core.records import Verdict
+
+ARMS = Path(__file__).parent / "arms"
+Kind = Literal["cpu", "cuda"]
+OUT, INPLACE, LOOSE = "out-64x16", "inplace-64x16", "loose-64x16"
+LARGE, TAIL, INPLACE_LARGE = "large-4096x8192", "tail-67x16", "inplace-large-4096x8192"
+PASSES = {"cpu": (Verdict.UNVERIFIED,), "cuda": (Verdict.FASTER, Verdict.NOT_FASTER)}
+"""How the row of an honest arm ends."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a row must end on one kind of machine."""
+
+    verdict: Verdict | None
+    """None: as an honest arm's."""
+    words: str = ""
+    """Regular expression that the reason must hold."""
+    missed: str = ""
+    """What the adversary gains although its row ends as an honest one's; empty where it gains nothing."""
+
+    @property
+    def caught(self) -> bool:
+        """Whether the judge's verdict is the one that the adversary deserves."""
+        return not self.missed
+
+    @property
+    def name(self) -> str:
+        """The verdict in one word, or `passes`."""
+        return self.verdict.value if self.verdict else "passes"
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """One arm of `arms/`."""
+
+    name: str
+    cpu: Ending | None
+    """None: nothing of it can show on a CPU."""
+    cuda: Ending | None
+    row: str = OUT
+    cuda_row: str | None = None
+    """Where a GPU takes another row."""
+    opponent: bool = False
+    """On a CPU: run against `eager`. Most run against themselves there, which saves the second worker's start."""
+    generations: int = 1
+    loops: bool = False
+    """On a CPU: samples as long as a GPU's, thousands of calls. Otherwise one call is a sample there."""
+
+    @cached_property
+    def docstring(self) -> str:
+        """The arm file's docstring: what it does, and `Caught by: ...`."""
+        return ast.get_docstring(ast.parse((ARMS / f"{self.name}.py").read_text(encoding="utf-8"))) or ""
+
+    @property
+    def does(self) -> str:
+        """What it does, in a sentence."""
+        return self.docstring.partition("\n\n")[0].replace("\n", " ")
+
+    def on(self, kind: Kind) -> Ending | None:
+        """How its row must end on `kind`; None where it is not run."""
+        return self.cpu if kind == "cpu" else self.cuda
+
+
+INCORRECT, ERROR, INVALID, TIMEOUT = Verdict.INCORRECT, Verdict.ERROR, Verdict.INVALID, Verdict.TIMEOUT
+
+
+def caught(
+    name: str, verdict: Verdict, words: str, row: str = OUT, cuda: Ending | None = None, **how: object
+) -> Adversary:
+    """An adversary that ends the same on both kinds of machine, but for what is given for a GPU."""
+    ending = Ending(verdict, words)
+    return Adversary(name, ending, cuda or ending, row=row, **how)
+
+
+def harmless(name: str, kinds: tuple[Kind, ...] = ("cpu", "cuda"), **how: object) -> Adversary:
+    """What it does has no effect: its row ends as an honest one's, and rightly."""
+    return Adversary(name, *(Ending(None) if kind in kinds else None for kind in ("cpu", "cuda")), **how)
+
+
+def missed(name: str, gain: str, cuda: Ending | None = None, **how: object) -> Adversary:
+    """Not caught on a CPU; on a GPU neither, unless another ending is given."""
+    return Adversary(name, Ending(None, missed=gain), cuda or Ending(None, missed=gain), **how)
+
+
+TOO_FAST = Ending(INVALID, "us is less than")
+"""By the physical checks: wall against device, and both against the machine's limits."""
+BEYOND_HOST = Ending(ERROR, "claims more time between events than passed on its host")
+"""By the two clocks of a replay, which the judge compares at once."""
+NO_TIME = "no time is kept on a CPU, and only the last output of a loop is compared"
+
+ADVERSARIES = (
+    # Results that were not computed
+    caught("remembers_by_pointer", INCORRECT, "is the previous call's result: it was remembered, not computed"),
+    caught("remembers_by_version", INCORRECT, "is the previous call's result: it was remembered, not computed"),
+    missed("remembers_by_content", NO_TIME, TOO_FAST, cuda_row=LARGE, loops=True),
+    # A CPU's allocator writes into the memory that it takes back.
+    Adversary("trusts_stale_memory", None, TOO_FAST, row=LARGE),
+    missed("skips_repeated_calls", NO_TIME, TOO_FAST, cuda_row=LARGE, loops=True),
+    caught("noop_in_place", INCORRECT, "output 'x'", INPLACE),
+    missed("works_only_on_the_canary", NO_TIME, TOO_FAST, row=INPLACE, cuda_row=INPLACE_LARGE, loops=True),
+    caught("returns_the_input", INCORRECT, "'out' is an alias of an input"),
+    caught("returns_a_copy_of_the_input", INCORRECT, "elements outside tolerance"),
+    caught("returns_zeros", INCORRECT, "elements outside tolerance"),
+    caught("constant", INCORRECT, "more than twice the baseline's", LOOSE, opponent=True),
+    missed(
+        "constant_in_the_loop",
+        "timed calls are held to the tolerance alone",
+        Ending(INVALID, "kernels in the verified call"),
+        row=LOOSE,
+        opponent=True,
+        loops=True,
+    ),
+    Adversary(
+        "detects_the_profiler", None, Ending(None, missed="timed calls are held to the tolerance alone"), row=LOOSE
+    ),
+    Adversary(
+        "forges_the_kernel_count", None, Ending(None, missed="the count comes from the arm's own process"), row=LOOSE
+    ),
+    # Wrong values
+    caught("nan", INCORRECT, r"worst at \[3, 5\].*got nan; 1 not finite"),
+    caught("one_wrong_element", INCORRECT, r"1 of \d+ elements outside tolerance; worst at \[(7|63), 15\]"),
+    caught("wrong_in_a_thousandth", INCORRECT, r"\d+ of \d+ elements outside tolerance", LARGE),
+    caught("wrong_for_large_offsets", INCORRECT, "elements outside tolerance", LARGE),
+    caught("wrong_in_the_last_rows", INCORRECT, r"\d+ of \d+ elements outside tolerance", TAIL),
+    caught("wrong_on_the_second_call", INCORRECT, "elements outside tolerance.*seed 23"),
+    caught("lower_precision", INCORRECT, "elements outside tolerance"),
+    caught("coarser_within_tolerance", INCORRECT, "more than twice the baseline's", LOOSE, opponent=True),
+    missed("knows_the_seeds", "wrong for inputs with an offset that the published seeds do not draw"),
+    missed("wrong_beyond_the_draws", "wrong for zeros and for large values"),
+    missed("wrong_when_unaligned", "wrong for slices"),
+    # Form
+    caught("returns_none", INCORRECT, "expected 1 tensor, got None"),
+    caught("returns_two", INCORRECT, "expected 1 tensor, got tuple of 2"),
+    caught("returns_a_number", INCORRECT, "expected 1 tensor, got float"),
+    caught("returns_in_place", INCORRECT, "expected None", INPLACE),
+    caught("wrong_shape", INCORRECT, r"output 'out': expected shape \[(8|64), 16\], got \[16, (8|64)\]"),
+    caught("wrong_dtype", INCORRECT, "expected dtype float32, got float64"),
+    caught("wrong_device", INCORRECT, "expected device (cpu|cuda:0), got meta"),
+    caught("wrong_stride", INCORRECT, r"expected stride \[16, 1\], got \[1, (8|64)\]"),
+    caught("lazy_subclass", INCORRECT, "expected type Tensor, got Lazy"),
+    caught("namesake", INCORRECT, r"expected type Tensor, got Tensor \(subclass\)"),
+    # Memory
+    caught("changes_input", INCORRECT, "input 'y' was changed"),
+    caught("writes_gaps", INCORRECT, "memory between the elements of the strided 'y' was changed"),
+    caught("out_of_bounds", INCORRECT, "wrote outside its tensors"),
+    # A GPU's allocator may leave nothing behind an output that nobody needs.
+    Adversary("overruns_its_output", Ending(None, missed="damages what the allocator put behind its output"), None),
+    caught("unwritten", INCORRECT, "48 of (128|1024) elements outside tolerance"),
+    caught("one_buffer", INCORRECT, "lies in the memory of another output that is still in use"),
+    missed("four_buffers", "never allocates, and overwrites a result that a caller still holds"),
+    caught("exhausts_memory", ERROR, "raised .*memory"),
+    caught("killed_for_memory", ERROR, "was killed by SIGKILL during 'verify'"),
+    # Work at another time or place
+    caught("starts_a_thread", INCORRECT, "elements outside tolerance"),
+    missed("computes_at_the_copy", "computes outside the timed region", Ending(INVALID, "us is less than|0 kernels")),
+    missed("computes_in_a_mode", "computes outside the timed region", Ending(INVALID, "us is less than|0 kernels")),
+    missed("patches_the_worker", "computes outside the timed region", Ending(INVALID, "us is less than|0 kernels")),
+    Adversary("side_stream", None, Ending(INVALID, "events .* us is less than"), row=LARGE),
+    missed("slows_the_other_arm", "a slower opponent", opponent=True, loops=True),
+    missed("renices_the_other_arm", "a slower opponent", opponent=True),
+    caught("kills_the_other_arm", ERROR, "arm 'eager' was killed by SIGKILL", opponent=True),
+    missed("leaves_a_child_behind", "a process that disturbs whoever is timed next"),
+    # Clocks and counts
+    harmless("patches_the_clock", loops=True),
+    caught("slows_its_clock", INVALID, "wall: the judge's clock saw", cuda=BEYOND_HOST, loops=True),
+    caught("forges_its_time", INVALID, "wall: the judge's clock saw", cuda=BEYOND_HOST, loops=True),
+    missed("shaves_its_time", "up to 10% of the time"),
+    caught("forges_its_calls", ERROR, r"says that it made \d+ calls of \d+"),
+    caught("claims_no_calls", ERROR, "answer to wall has the wrong form"),
+    caught("claims_no_time", ERROR, "answer to wall has the wrong form"),
+    harmless("replaces_the_event", kinds=("cuda",)),
+    Adversary("patches_elapsed_time", None, Ending(INVALID, "events .* us is less than")),
+    harmless("patches_synchronize", kinds=("cuda",)),
+    Adversary("patches_graph_replay", None, Ending(INCORRECT, "output 'out'")),
+    # The judge's channel, processes, files
+    harmless("prints"),
+    caught("writes_to_the_channel", ERROR, "wrote garbage on the judge's channel"),
+    caught("forges_a_reply", ERROR, "wrote garbage on the judge's channel"),
+    caught("floods_the_channel", ERROR, r"a line longer than \d+ bytes"),
+    caught("raises", ERROR, r"'raises' raised RuntimeError: no such kernel image \(raises.py"),
+    caught("raises_on_import", ERROR, "ImportError: libmissing.so"),
+    caught("lacks_the_op", ERROR, "has no callable 'axpy'"),
+    caught("segfaults", ERROR, "was killed by SIGSEGV during 'verify'"),
+    caught("exits", ERROR, "exited with code 0 during 'verify'\n    | all rows FASTER"),
+    caught("hangs", TIMEOUT, r"no answer within \d+ s to 'verify'"),
+    harmless("imports_the_other_arm"),
+    harmless("imports_the_oracle"),
+    harmless("reseeds_the_generator"),
+    caught("edits_the_contract", INCORRECT, "elements outside tolerance"),
+    missed("edits_the_baseline", "a slower opponent", opponent=True, generations=2),
+    missed("poisons_the_bytecode", "a slower opponent", opponent=True, generations=2),
+)

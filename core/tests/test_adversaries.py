@@ -1,0 +1,229 @@
+"""Every adversary through the real judge; the table, the files, the committed page and method.md in step."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kda_core
+from core.tests.adversaries import __main__ as command
+from core.tests.adversaries import page, suite
+from core.tests.adversaries.table import ADVERSARIES, ARMS, Adversary, Ending, Kind
+from kda_core import gpu
+from kda_core.errors import ExitCode
+from kda_core.records import Verdict
+
+BY_NAME = {one.name: one for one in ADVERSARIES}
+CPU = [one.name for one in ADVERSARIES if one.cpu]
+CUDA = [one.name for one in ADVERSARIES if one.cuda]
+METHOD = page.RECORDS.parent / "method.md"
+
+
+def started(request: pytest.FixtureRequest, kind: Kind):
+    """Start every adversary that this session asks for; at the end show the table, which is what a log is read for."""
+    asked = {item.callspec.params["name"] for item in request.session.items if item.originalname == f"test_on_{kind}"}
+    begin, futures = time.monotonic(), suite.start([BY_NAME[name] for name in sorted(asked)], kind)
+    yield futures
+    done = [future.result() for future in futures.values() if not future.cancel()]
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print()
+        command.show(done, kind, time.monotonic() - begin)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(request):
+    yield from started(request, "cpu")
+
+
+@pytest.fixture(scope="module")
+def on_cuda(request):
+    yield from started(request, "cuda")
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_on_cpu(on_cpu, name):
+    assert on_cpu[name].result().wrong is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpu.has_gpu(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", CUDA)
+def test_on_cuda(on_cuda, name):
+    assert on_cuda[name].result().wrong is None
+
+
+# ---- the table, the files and the documents -----------------------------------------------------
+
+
+def test_every_file_is_in_the_table_and_every_entry_has_its_file():
+    assert sorted(BY_NAME) == sorted(path.stem for path in ARMS.glob("*.py") if path.stem != "__init__")
+    assert len(BY_NAME) == len(ADVERSARIES)
+
+
+@pytest.mark.parametrize("one", ADVERSARIES, ids=list(BY_NAME))
+def test_every_file_says_what_it_does_and_what_catches_it(one):
+    does, _, catches = one.docstring.partition("\n\nCaught by: ")
+    assert does.endswith(".")
+    assert len(does) < 200
+    endings = [ending for ending in (one.cpu, one.cuda) if ending]
+    passes = all(ending.verdict is None for ending in endings)
+    assert catches.startswith("nothing") == passes
+    assert catches.startswith("nothing, and needs not be: ") == (passes and all(ending.caught for ending in endings))
+
+
+def test_method_names_what_is_not_caught():
+    text = METHOD.read_text(encoding="utf-8").partition("## What this cannot detect")[2]
+    named = set(re.findall(r"`([a-z_]+)`", text)) & set(BY_NAME)
+    assert named == {one.name for one in ADVERSARIES if not all(e.caught for e in (one.cpu, one.cuda) if e)}
+
+
+def test_the_committed_page_is_what_the_records_give():
+    assert page.RECORDS.with_suffix(".md").read_text(encoding="utf-8") == page.page(page.read(page.RECORDS))
+
+
+def test_the_recorded_runs_are_of_these_adversaries_and_went_as_expected():
+    latest = {line.kind: line for line in page.read(page.RECORDS)}
+    assert "cpu" in latest
+    for kind, line in latest.items():
+        assert line.results == {one.name: ending.name for one in ADVERSARIES if (ending := one.on(kind))}
+
+
+# ---- the command ----------------------------------------------------------------------------------
+
+
+def test_a_difference_is_shown_and_fails_the_command(monkeypatch, capsys):
+    wrong = dataclasses.replace(BY_NAME["raises_on_import"], cpu=Ending(Verdict.INCORRECT))
+    monkeypatch.setattr(command, "ADVERSARIES", (wrong,))
+    assert command.main(["--device", "cpu"]) == ExitCode.UNFIT_ROWS
+    out = capsys.readouterr().out
+    assert re.search(
+        r"raises_on_import\s+INCORRECT\s+ERROR\s+WRONG\s+expected INCORRECT, got ERROR: arm 'raises_on", out
+    )
+    assert "0 end as expected, 0 of these are known not to be caught, 1 differ" in out
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "wrong"),
+    [
+        (Verdict.INCORRECT, "got nan", None),
+        (Verdict.INCORRECT, "got inf", "INCORRECT as expected, but the reason lacks 'nan': got inf"),
+        (Verdict.UNVERIFIED, "correct", "expected INCORRECT, got UNVERIFIED: correct"),
+    ],
+)
+def test_verdict_and_words_are_compared(verdict, reason, wrong):
+    one = Adversary("any", cpu=Ending(Verdict.INCORRECT, "nan"), cuda=None)
+    assert suite.Got(one, "cpu", verdict, reason).wrong == wrong
+
+
+def test_a_record_makes_the_page(monkeypatch, tmp_path, capsys):
+    class Done:
+        def __init__(self, one):
+            self.one = one
+
+        def result(self):
+            return suite.Got(self.one, "cpu", self.one.cpu.verdict or Verdict.UNVERIFIED, self.one.cpu.words)
+
+    monkeypatch.setattr(suite, "start", lambda adversaries, kind: {one.name: Done(one) for one in adversaries})
+    path = tmp_path / "runs.jsonl"
+    for _ in range(2):
+        command.main(["--device", "cpu", "--record", str(path)])
+    first, second = page.read(path)
+    assert first.results == second.results == {name: BY_NAME[name].cpu.name for name in CPU}
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"- **CPU**: {second.machine}, {second.utc}" in text
+    assert "- **GPU**: not run yet" in text
+    assert re.search(
+        r"^\| `nan` \| One element is not a number. \| INCORRECT \| INCORRECT \| not run \|$", text, re.MULTILINE
+    )
+    assert re.search(r"^\| `side_stream` \| .* \| GPU: INVALID \| - \| not run \|$", text, re.MULTILINE)
+
+
+def test_a_record_of_a_part_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["nan", "--record", "runs.jsonl"])
+    assert "--record: expected a run of the whole suite" in capsys.readouterr().err
+
+
+def test_a_broken_record_is_named(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match=r"runs.jsonl:1: no record of the suite"):
+        page.read(path)
+
+
+# ---- what only a GPU can judge ---------------------------------------------------------------------
+
+STAND_IN = """
+import contextlib, importlib, sys, types
+import torch
+import kda_core.worker as worker
+
+class Stream:
+    pass
+
+class Event:
+    def elapsed_time(self, other):
+        return 8.0
+
+class CUDAGraph:
+    def replay(self):
+        raise AssertionError("replayed")
+
+torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph = Stream, Event, CUDAGraph
+torch.cuda.stream = lambda stream: contextlib.nullcontext()
+sys.modules["__main__"] = worker
+
+def arm(name):
+    return importlib.import_module(f"toys.k90_axpy.faulty.{name}")
+
+x, y = torch.randn(8, 16), torch.randn(8, 16)
+patches = ("patches_elapsed_time", "replaces_the_event", "patches_synchronize", "patches_graph_replay", "side_stream")
+for name in patches:
+    assert torch.equal(arm(name).axpy(x, y, factor=3), 3 * x + y), name
+stale = arm("trusts_stale_memory").axpy
+assert torch.equal(stale(x, y, factor=3), torch.add(y, x, alpha=3))
+left = 3 * x + y
+torch.empty = lambda *_, **__: left
+left[-1] = torch.add(y[-1], x[-1], alpha=3)
+left[0] = 0  # wrong, and not looked at
+assert not bool(stale(x, y, factor=3)[0].any())
+assert torch.cuda.Event.__module__.endswith("replaces_the_event")
+assert torch.cuda.Event().elapsed_time(None) < 1e-3
+assert Event().elapsed_time(None) == 4.0
+assert torch.cuda.synchronize("cuda:0") is None
+assert CUDAGraph().replay() is None
+
+small = x.bfloat16()
+honest = torch.tanh(small.float() * 1e-4).to(small.dtype)
+for name in ("detects_the_profiler", "forges_the_kernel_count"):
+    squash = arm(name).squash
+    calls = [squash(small, factor=1e-4) for _ in range(50)]
+    assert any(not bool(call.any()) for call in calls), name
+with torch.profiler.profile():
+    calls = [arm("detects_the_profiler").squash(small, factor=1e-4) for _ in range(50)]
+assert sum(bool(call.any()) for call in calls) > sum(not bool(call.any()) for call in calls)
+assert worker.Worker.profile(None, 20).kernels == 20
+"""
+
+
+def test_what_only_a_gpu_judges_does_what_it_says(tmp_path):
+    """Their code on CPU tensors, with stand-ins for the names of torch.cuda that they take or patch."""
+    suite.place(tmp_path)
+    (tmp_path / "try.py").write_text(STAND_IN)
+    path = os.pathsep.join([str(Path(kda_core.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, "try.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert all(f'"{one.name}"' in STAND_IN for one in ADVERSARIES if not one.cpu)

@@ -1,5 +1,0 @@
-"""Exports something else."""
-
-
-def saxpy(x, y, *, factor):
-    return x

@@ -1,8 +1,0 @@
-"""Good arm that prints a forged result; what an arm prints is never read."""
-
-print("kda: axpy: 10 of 10 rows FASTER, speedup 9.99")
-
-
-def axpy(x, y, *, factor):
-    print('{"verdict": "FASTER"}')
-    return factor * x + y

@@ -1,3 +1,0 @@
-"""Cannot be imported."""
-
-raise ImportError("libmissing.so")

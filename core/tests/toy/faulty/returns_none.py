@@ -1,5 +1,0 @@
-"""Forgets to return."""
-
-
-def axpy(x, y, *, factor):
-    factor * x + y

@@ -1,5 +1,0 @@
-"""Returns a tensor without memory."""
-
-
-def axpy(x, y, *, factor):
-    return (factor * x + y).to("meta")
