@@ -129,8 +129,8 @@ def statistics(  # type: ignore[no-untyped-def]
     """Mean (0 for RMSNorm) and 1 / sqrt(mean square of what is centred + eps) of every row, [ROWS, 1] float32.
 
     Two passes over registers, never mean(x^2) - mean(x)^2, which loses its digits where the mean is large. EXACT adds
-    to the mean the mean of what it left: it is good to the last digit then, also where the sum of the row is not. A
-    mean of values around 64 is off by 1e-5, which only float32 outputs show.
+    to the mean the mean of what it left over, and takes that out of the squares: so it is good to its last digit, also
+    where the sum of the row is not. A mean of values around 64 is off by 1e-5, which only float32 outputs show.
     """
     # Chunks are added element by element first: one reduction across threads a statistic, and short sums.
     CHUNKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
@@ -144,19 +144,22 @@ def statistics(  # type: ignore[no-untyped-def]
         total = tl.sum(total, axis=1, keep_dims=True)
         mean = total * (1.0 / N)
         mean = tl.fma(tl.fma(mean, -1.0 * N, total), 1.0 / N, mean)
-        if EXACT:
-            rest = tl.zeros_like(chunks[0].to(tl.float32))
-            for chunk in tl.static_range(CHUNKS):
-                rest += _centred(chunks[chunk], mean, chunk * BLOCK + col, N, (chunk + 1) * BLOCK > N)
-            mean += tl.sum(rest, axis=1, keep_dims=True) * (1.0 / N)
     squares = tl.zeros_like(chunks[0].to(tl.float32))
+    rest = tl.zeros_like(squares)
     for chunk in tl.static_range(CHUNKS):
         if RMS:
             centred = chunks[chunk].to(tl.float32)
         else:
             centred = _centred(chunks[chunk], mean, chunk * BLOCK + col, N, (chunk + 1) * BLOCK > N)
         squares += centred * centred
-    return mean, tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) * (1.0 / N) + EPS)
+        if EXACT and not RMS:
+            rest += centred
+    square = tl.sum(squares, axis=1, keep_dims=True)
+    if EXACT and not RMS:
+        total = tl.sum(rest, axis=1, keep_dims=True)
+        mean += total * (1.0 / N)
+        square -= total * total * (1.0 / N)
+    return mean, tl.rsqrt(square * (1.0 / N) + EPS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
