@@ -80,6 +80,7 @@ def test_every_tensor_has_an_allocation_of_its_own(toy, monkeypatch, tmp_path):
 
     monkeypatch.setattr(alone, "_import", lambda _: Arm)
     alone.run(job_of(session, rows, (0,)), tmp_path / "done")
+    assert torch.is_grad_enabled()  # as before
     (row,) = rows
     assert sizes == [4 * row.inputs["x"].span, 4 * row.inputs["y"].span]
 

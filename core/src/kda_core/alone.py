@@ -48,19 +48,19 @@ def run(job: Job, done: Path) -> None:
     """Call every row and note it in `done`. Whatever the arm raises ends the process with a traceback."""
     import torch
 
-    torch.set_grad_enabled(False)
     cuda = job.arm.device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(job.arm.device)
     module = _import(job.arm)
-    for visit in job.visits:
-        op = _callable(module, job.arm, visit.row.op)
-        sets = {number: _arguments(visit, number, job) for number in sorted(set(job.order))}
-        for position, number in enumerate(job.order):
-            marked = job.mark_last and cuda and position == len(job.order) - 1
-            _call(partial(op, *sets[number], **visit.row.scalars), cuda, marked)
-        with done.open("a", encoding="utf-8") as file:
-            file.write(f"{visit.row.id}\n")
+    with torch.no_grad():
+        for visit in job.visits:
+            op = _callable(module, job.arm, visit.row.op)
+            sets = {number: _arguments(visit, number, job) for number in sorted(set(job.order))}
+            for position, number in enumerate(job.order):
+                marked = job.mark_last and cuda and position == len(job.order) - 1
+                _call(partial(op, *sets[number], **visit.row.scalars), cuda, marked)
+            with done.open("a", encoding="utf-8") as file:
+                file.write(f"{visit.row.id}\n")
 
 
 def _import(arm: ArmSpec) -> Any:
