@@ -92,6 +92,7 @@ assert os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
 log, tool = Path(args[args.index("--log-file") + 1]), args[args.index("--tool") + 1]
 program = args[args.index(sys.executable) :]
 assert ("--padding" in args) == (tool == "memcheck")
+assert int(args[args.index("--launch-timeout") + 1]) >= 60
 with HISTORY.open("a") as file:
     rows = [visit["row"]["id"] for visit in json.loads(Path(program[3]).read_text())["visits"]]
     file.write(f"{tool} {len(rows)}\\n")

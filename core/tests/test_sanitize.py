@@ -17,7 +17,7 @@ from kda_core.publish import publish
 from kda_core.sanitize import run
 from kda_core.sanitize.digest import digest_md
 from kda_core.sanitize.records import SanitizeRecord, Tool
-from kda_core.sanitize.rows import GRID_ROWS, choose, representative
+from kda_core.sanitize.rows import FROZEN_ROWS, GRID_ROWS, LARGEST_FROZEN, choose, representative
 from kda_core.tasks import find_task
 from kda_core.workloads import TensorSpec, Workload
 
@@ -81,6 +81,20 @@ def test_production_rows_are_the_smallest_and_one_per_variant():
         ("small", "smallest production row"),
         ("wide", "variant of kernel"),
     ]
+
+
+def test_production_rows_are_limited_when_each_is_a_variant_of_its_own():
+    def constants(one):
+        tokens, width = one.inputs["x"].shape
+        return (("kernel", f"N={width} TOKENS={tokens} WARPS={1 + tokens % 2}"),)
+
+    frozen = [row("small"), *(row(f"r{tokens}", (tokens, 16)) for tokens in range(10, 30, 2)), row("most", (41, 64))]
+    chosen = [one.id for one, _ in representative(frozen, [], OPS, constants)]
+    assert chosen == ["small", "most", "r10", "r12", "r14", "r16", "r18"]
+    assert len(chosen) == 1 + FROZEN_ROWS
+    huge = row("huge", (LARGEST_FROZEN // 256, 64))
+    assert [one.id for one, _ in representative([row("small"), huge], [], OPS, by_width)] == ["small"]
+    assert [one.id for one, _ in representative([huge], [], OPS, by_width)] == ["huge"]
 
 
 def test_grid_rows_show_what_none_has_shown_and_the_smaller_of_equals_comes_first():

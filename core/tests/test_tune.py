@@ -127,6 +127,11 @@ def test_a_candidate_that_was_wrong_on_any_row_is_chosen_nowhere() -> None:
         chosen(record(narrow, nobody))
 
 
+def test_a_candidate_that_was_not_tried_on_a_row_is_out_for_that_rows_line_alone() -> None:
+    narrow = [row(1, (2.0, 1.0, 3.0, 3.0)), row(2, (2.0, None, 3.0, 3.0))]
+    assert chosen(record(*narrow, row(999, (2.0, 1.0, 3.0, 3.0)))) == [Config(4), Config(8)]
+
+
 def test_a_line_without_a_row_is_an_error() -> None:
     with pytest.raises(
         UsageError, match=re.escape("[[norm]]: line 2, at_most {}: the sweep of 2026-12-01T00:00:00Z has")
@@ -365,6 +370,27 @@ def test_candidates_that_do_not_fit_together_are_timed_in_parts(tuning_task: Tas
     assert None not in table.rows[0].median_us
 
 
+def test_a_candidate_is_tried_only_where_it_applies(tuning_task: Task) -> None:
+    from kda_core.tune.trial import trials
+
+    _, found, watch = trials_of(tuning_task)
+    asked = []
+
+    def applies(config: Any, features: tuning.Features) -> bool:
+        asked.append(features)
+        return config.blocks not in (4, 2)
+
+    (one, *_) = trials(tuning_task, replace(found[0].sweep, applies=applies), [found[0].row])
+    assert asked == [found[0].features] * 4
+    assert one.twins == {0: [0], 2: [2]}
+    (table,), _ = measured(tuning_task, watch, [one])
+    (times,) = table.rows
+    assert (times.median_us, times.wrong) == ((10.1, None, 10.8, None), ())
+    assert set(watch.samples) == {1, 8}
+    nowhere = replace(found[0].sweep, applies=lambda config, features: False)
+    assert trials(tuning_task, nowhere, tuning_task.workloads) == []
+
+
 def test_wrong_candidates_are_named_and_not_timed(tuning_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -428,6 +454,14 @@ def test_the_plan_wants_a_row_for_every_line_and_rows_with_ids_of_their_own(tuni
     module.SWEEPS = (replace(sweep, lines=({"step": 0}, {})),)
     with pytest.raises(
         UsageError, match=re.escape(f"{path}: table 'axpy': no row falls into line 1, at_most {{'step': 0}}")
+    ):
+        plan(Request(tuning_task))
+    several = replace(
+        sweep, lines=({},), applies=lambda config, features: (config.blocks == 1) == (features["step"] < 30)
+    )
+    module.SWEEPS = (several,)
+    with pytest.raises(
+        UsageError, match=re.escape("table 'axpy': applies: no candidate is tried on all rows of line 1, at_most {}")
     ):
         plan(Request(tuning_task))
     module.SWEEPS = (replace(sweep, rows=tuning_task.workloads[:1]),)
@@ -502,6 +536,29 @@ def test_without_a_gpu_candidates_are_compiled_and_spilling_ones_named(
         assert line in lines
     assert lines[-1].startswith("UNVERIFIED")
     assert not tune.log(tuning_task).exists()
+
+
+def test_on_a_gpu_the_cache_is_filled_with_triton_kernels_alone(
+    tuning_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that does not compile, and a missing cuobjdump, must not end the sweep before it begins."""
+    from kda_core import launch
+    from kda_core.tune import trial
+
+    compiled = []
+
+    def compile_one(kernel: Any, target: str) -> None:
+        compiled.append((kernel.blocks, target))
+        if kernel.blocks == 2:
+            raise ValueError("no such tile")
+
+    module, found, _ = trials_of(tuning_task)
+    monkeypatch.setattr(module.Kernel, "compile", compile_one, raising=False)
+    trial.fill_cache(found, "sm_90a")
+    assert compiled == []
+    monkeypatch.setattr(launch, "Launch", module.Kernel)
+    trial.fill_cache([*found, replace(found[0], launches=(None,))], "sm_90a")
+    assert sorted(compiled) == [(1, "sm_90a"), (2, "sm_90a"), (4, "sm_90a")]
 
 
 # ---- the check --------------------------------------------------------------------------------

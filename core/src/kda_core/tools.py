@@ -23,7 +23,7 @@ from kda_core.tasks import checkout_root
 from kda_core.upstream import cache_folder, fetch
 from kda_core.workloads import Workload
 
-FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*")
+FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
 """Where the toolkit's tools lie when they are not on PATH, shell patterns; CUDA_HOME/bin comes before these."""
 TIMEOUT_S = 1800.0
 """Longest run of a tool: upstream's JIT builds and every row are inside it, at up to 100 times their usual duration."""

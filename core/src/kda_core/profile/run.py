@@ -34,10 +34,12 @@ def open_profile(task: Task, arm: str, against: str, allow_busy: bool) -> Sessio
     """
     if not gpu.has_gpu():
         raise MissingRequirement("profile needs an NVIDIA GPU, and none is visible here; `kda doctor` says more")
+    # Imports torch, for seconds: then what ran just before is out of NVML's sampling period, and does not look busy.
+    session = open_session(Request(task=task, subject=arm, against=[against], device="cuda", allow_busy=allow_busy))
     reason = gpu.busy(gpu.read_state(0))
     if reason is not None and not allow_busy:
         raise MissingRequirement(f"the GPU is busy: {reason}. Wait, or profile anyway with --allow-busy")
-    return open_session(Request(task=task, subject=arm, against=[against], device="cuda", allow_busy=allow_busy))
+    return session
 
 
 def find_rows(task: Task, ids: Sequence[str]) -> tuple[Workload, ...]:

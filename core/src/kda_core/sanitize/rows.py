@@ -1,8 +1,8 @@
 """Which rows a memory checker gets: few, because it is up to a hundred times slower, and as unlike as possible.
 
 1. The smallest production row of every op.
-2. Of every launch variant of the production rows that is not among those, the smallest row. The solution's hook
-   `launches` names variants (`aot.py`).
+2. Up to `FROZEN_ROWS` more production rows, each time the smallest one of those whose launches have most constants that
+   no chosen row's have. The solution's hook `launches` names them (`aot.py`): kernel, variant.
 3. Up to `GRID_ROWS` rows of the regression grid, each time the smallest one of those that show most of what no chosen
    row has yet, and then most pairs of it: dtypes, strided and absent inputs, scalars, kernels, the plain path, sizes
    that are odd or no multiple of 16 bytes.
@@ -23,9 +23,13 @@ from kda_core.sanitize.records import CheckedRow
 from kda_core.validate import grid_rows, grid_session
 from kda_core.workloads import ITEM_SIZE, Workload
 
+FROZEN_ROWS = 6
+"""A task whose sizes are constants of its kernels has a variant for every row."""
 GRID_ROWS = 12
-LARGEST = 64 << 20
-"""Bytes of inputs: larger rows of the grid are left out, because they show nothing that smaller ones do not."""
+LARGEST_FROZEN = 256 << 20
+"""Bytes of inputs. They are drawn on the CPU, twice for every tool: 256 MiB of bfloat16 take seconds."""
+LARGEST_GRID = 64 << 20
+"""The same; larger rows of the grid show nothing that smaller ones do not."""
 VECTOR_BYTES = 16
 
 Variants = Callable[[Workload], tuple[tuple[str, str], ...]]
@@ -40,7 +44,7 @@ def choose(session: Session) -> list[tuple[Workload, CheckedRow]]:
         return [(row, CheckedRow(id=row.id, op=row.op, why="asked for")) for row in rows]
     production = {row.id for row in task.workloads if row.production}
     frozen = sorted((row for row in rows if row.id in production), key=_bytes)
-    grid = sorted((row for row in rows if row.id not in production and _bytes(row) <= LARGEST), key=_bytes)
+    grid = sorted((row for row in rows if row.id not in production and _bytes(row) <= LARGEST_GRID), key=_bytes)
     return representative(frozen, grid, session.config.ops, _variants(session))
 
 
@@ -49,19 +53,24 @@ def representative(
 ) -> list[tuple[Workload, CheckedRow]]:
     """The rule on rows that are sorted by size."""
     chosen: list[tuple[Workload, CheckedRow]] = []
-    taken: set[object] = set()
+    known: set[tuple[str, str]] = set()
 
-    def take(row: Workload, why: str, seen: set[object]) -> None:
+    def take(row: Workload, why: str) -> None:
         chosen.append((row, CheckedRow(id=row.id, op=row.op, why=why)))
-        taken.update(seen)
 
     for row in frozen:
-        if ("smallest", row.op) not in taken:
-            take(row, "smallest production row", {("smallest", row.op), *variants(row)})
-    for row in frozen:
-        unseen = [variant for variant in variants(row) if variant not in taken]
-        if unseen:
-            take(row, f"variant of {unseen[0][0]}", set(unseen))
+        if row.op not in {other.op for other, _ in chosen}:
+            take(row, "smallest production row")
+            known |= _constants(variants(row))
+    constants = {row.id: _constants(variants(row)) for row in frozen}
+    rest = [row for row in frozen if _bytes(row) <= LARGEST_FROZEN]
+    for _ in range(min(FROZEN_ROWS, len(rest))):
+        best = max(rest, key=lambda row: len(constants[row.id] - known))  # the first, hence the smallest, of equals
+        kernel, _ = min(constants[best.id] - known, default=("", ""))
+        if not kernel:
+            break
+        take(best, f"variant of {kernel}")
+        known |= constants[best.id]
     traits = {row.id: _traits(row, ops[row.op], variants(row)) for row in (*frozen, *grid)}
     shown: set[str] = set().union(*(traits[row.id] for row, _ in chosen))
     pairs = set().union(*(_pairs(traits[row.id]) for row, _ in chosen))
@@ -73,10 +82,15 @@ def representative(
         if not new_pairs:
             break
         more = f" and {len(new) - 3} more" if len(new) > 3 else ""
-        take(best, f"grid: {', '.join(new[:3])}{more}" if new else f"grid: {len(new_pairs)} new combinations", set())
+        take(best, f"grid: {', '.join(new[:3])}{more}" if new else f"grid: {len(new_pairs)} new combinations")
         shown |= traits[best.id]
         pairs |= new_pairs
     return chosen
+
+
+def _constants(variants: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Kernel and one part of its variant, such as `BLOCK=1024` or `num_warps=4`, for every part."""
+    return {(name, part) for name, variant in variants for part in variant.split()}
 
 
 def _traits(row: Workload, op: Op, variants: Sequence[tuple[str, str]]) -> frozenset[str]:

@@ -29,6 +29,9 @@ ORDER = (0, 0, 1)
 other addresses."""
 FOUND = 66
 """Exit code that the tool is told to end with when it has reported an error."""
+LAUNCH_TIMEOUT_S = 300
+"""For the first CUDA call. By itself the tool gives up after 10 s, which importing torch from a cold disk can take, and
+lets the program run on unchecked."""
 PADDING = 4096
 """Bytes that memcheck keeps free behind every allocation; without them an overrun may land in the next tensor."""
 ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -161,7 +164,7 @@ def command(sanitizer: Path, tool: Tool, log_file: Path) -> list[str]:
     """The tool's command line, before the program to check. Compilers that the arm starts are not followed."""
     words = [
         str(sanitizer), "--tool", tool.value, "--log-file", str(log_file), "--error-exitcode", str(FOUND),
-        "--target-processes", "application-only", "--show-backtrace", "no",
+        "--target-processes", "application-only", "--launch-timeout", str(LAUNCH_TIMEOUT_S), "--show-backtrace", "no",
     ]  # fmt: skip
     if tool is Tool.MEMCHECK:
         # Errors of the CUDA API are PyTorch's and Triton's business: they try calls that may fail, and raise the rest.

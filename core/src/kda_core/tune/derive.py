@@ -1,10 +1,10 @@
 """From recorded sweeps to the lines of `tuned.toml`. Pure functions; nothing is chosen anywhere else.
 
 The rule, for each line of a table: a candidate's score is the geometric mean, over the rows for which the line is the
-first that fits, of its time over the row's best. Candidates that were wrong on any row of the table are out. All whose
-score is within the noise of the lowest are equal; the noise is the rows' mean of the median spread of their candidates.
-Of equal ones the configuration with the fewest departures from the dataclass's defaults is taken, then the one that the
-sweep lists first: so noise does not pick.
+first that fits, of its time over the row's best. Candidates that were wrong on any row of the table are out, and for a
+line those that were not tried on one of its rows. All whose score is within the noise of the lowest are equal; the
+noise is the rows' mean of the median spread of their candidates. Of equal ones the configuration with the fewest
+departures from the dataclass's defaults is taken, then the one that the sweep lists first: so noise does not pick.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Li
             raise UsageError(f"{where} has no row for it; add one to the sweep's rows and run `kda tune` again")
         scored = score(sweep, table, rows)
         if not scored:
-            raise UsageError(f"{where} has no candidate that was right on every row")
+            raise UsageError(f"{where} has no candidate that was tried on every row and right there")
         chosen, reason = choose(scored, rows)
         lines.append(
             Line(

@@ -133,6 +133,7 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
         attempt = _Attempt(task, trial, case, device)
         copies: list[float] = []
         places = list(twins)
+        copy = watch.copy(moved, bool(row.inplace))
         step = watch.together(size)
         for start in range(0, len(places), step):
             ready: dict[int, Sample] = {}
@@ -142,12 +143,11 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
                     wrong[place] = outcome
                 else:
                     ready[place] = outcome
-            copy = watch.copy(moved, bool(row.inplace))
             for turn in range(rounds):
                 for place in list(ready)[:: 1 if turn % 2 == 0 else -1]:
                     samples.setdefault(place, []).append(ready[place]())
                 copies.append(copy())
-            del ready, copy
+            del ready, outcome
             watch.settle()
     finally:
         case.close()

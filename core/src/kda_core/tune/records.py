@@ -28,7 +28,8 @@ class RowTimes(Strict):
     copy_us: Microseconds
     """Streaming copy of as many bytes, timed in the same rounds."""
     median_us: tuple[Microseconds | None, ...]
-    """Per call, over the rounds; None where the candidate is wrong. Candidates with equal launches share one timing."""
+    """Per call, over the rounds; None where the candidate is wrong or was not tried. Candidates with equal launches
+    share one timing."""
     spread: tuple[float | None, ...]
     """Interquartile range of the rounds over their median."""
     wrong: tuple[Wrong, ...] = ()

@@ -15,7 +15,7 @@ from kda_core.tune import sweep as tune
 from kda_core.tune import view
 from kda_core.tune.measure import FEWEST_ROUNDS, ROUNDS, GraphWatch, measure
 from kda_core.tune.records import SweepRecord
-from kda_core.tune.trial import Trial, compile_all, trials
+from kda_core.tune.trial import Trial, compile_all, fill_cache, trials
 from kda_core.workloads import Workload, select
 
 DEVICE = "cuda:0"
@@ -100,21 +100,22 @@ def plan(request: Request) -> Plan:
     found = [trial for one in sweeps for trial in trials(request.task, one, _own(one, sweeps, chosen))]
     if chosen == every:
         for one in sweeps:
-            _expect_decided(request.task, one, found)
+            _expect_decided(request.task, one, [trial for trial in found if trial.sweep is one])
     if not found:
         raise UsageError(f"--rows {' '.join(request.rows)}: none of these rows asks a tuning table")
     return Plan(request, tuple(found), whole=chosen == every)
 
 
 def _expect_decided(task: Task, one: tune.Sweep[Any], found: Sequence[Trial]) -> None:
-    """Raise the UsageError for a line of a table that no row falls into."""
-    decided = {one.line_of(trial.features) for trial in found if trial.sweep is one}
+    """Raise the UsageError for a line that no row falls into, or whose rows have no candidate in common."""
     for place, bounds in enumerate(one.lines):
-        if place not in decided:
-            raise UsageError(
-                f"{task.path / 'bench' / 'tune.py'}: table {one.table.name!r}: no row falls into line {place + 1}, "
-                f"at_most {dict(bounds)}; add one to the sweep's rows"
-            )
+        rows = [trial for trial in found if one.line_of(trial.features) == place]
+        where = f"{task.path / 'bench' / 'tune.py'}: table {one.table.name!r}"
+        line = f"line {place + 1}, at_most {dict(bounds)}"
+        if not rows:
+            raise UsageError(f"{where}: no row falls into {line}; add one to the sweep's rows")
+        if all(None in launches for launches in zip(*(trial.launches for trial in rows), strict=True)):
+            raise UsageError(f"{where}: applies: no candidate is tried on all rows of {line}; they decide it together")
 
 
 def _rows(task: Task, sweeps: Sequence[tune.Sweep[Any]]) -> tuple[Workload, ...]:
@@ -148,8 +149,8 @@ def sweep(planned: Plan) -> SweepRecord:
         raise MissingRequirement(f"the GPU is busy: {reason}. Wait: a sweep decides by differences of 1%")
     major, minor = torch.cuda.get_device_capability(0)
     git, solution, utc = provenance.git_state(checkout_root()), solution_hash(task), provenance.utc()
-    # In parallel now, so that the first call of each candidate finds its kernel in the compiler's cache.
-    compile_all(planned.trials, [f"sm_{major}{minor}{'a' if major >= 9 else ''}"])
+    fill_cache(planned.trials, f"sm_{major}{minor}{'a' if major >= 9 else ''}")
+    view.say(f"compiled: {time.monotonic() - started:.0f} s")
     until = None if request.limit_s is None else started + request.limit_s
     tables, complete = measure(task, planned.trials, GraphWatch(), DEVICE, rounds, until, view.print_row)
     after = gpu.read_state(0, own_pids=[os.getpid()])

@@ -15,7 +15,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -32,6 +32,11 @@ from kda_core.workloads import Workload
 CHECK_TIMEOUT_S = 300
 
 
+def everywhere(_config: object, _features: Features) -> bool:
+    """Every candidate on every row."""
+    return True
+
+
 @dataclass(frozen=True)
 class Sweep(Generic[C]):
     """What may be chosen for one table."""
@@ -43,6 +48,9 @@ class Sweep(Generic[C]):
     """Bounds (`at_most`) of the table's lines in the order in which they are tried; the last one has none."""
     rows: Sequence[Workload] = ()
     """Rows to measure beside the frozen ones, for lines that none of those falls into."""
+    applies: Callable[[C, Features], bool] = everywhere
+    """Whether a candidate is tried on a row with these features: not where another method would take the call, nor
+    where it cannot win. A line takes a candidate only if it was tried on all of the line's rows."""
 
     def __post_init__(self) -> None:
         where = f"Sweep of table {self.table.name!r}"

@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +27,16 @@ class Trial:
     row: Workload
     features: dict[str, float]
     """What the solution asks the table with."""
-    launches: tuple[tuple[Compilable, ...], ...]
-    """Per candidate."""
+    launches: tuple[tuple[Compilable, ...] | None, ...]
+    """Per candidate; None where it is not tried."""
 
     @property
     def twins(self) -> dict[int, list[int]]:
-        """Candidate -> the candidates, itself included, that launch the same here; each is in one list."""
+        """Candidate -> the candidates, itself included, that launch the same here; each one tried is in one list."""
         found: dict[int, list[int]] = {}
         for place, launches in enumerate(self.launches):
+            if launches is None:
+                continue
             first = next((other for other in found if self.launches[other] == launches), place)
             found.setdefault(first, []).append(place)
         return found
@@ -50,39 +53,59 @@ class Compiled:
 
 
 def trials(task: Task, sweep: Sweep[Any], rows: Iterable[Workload]) -> list[Trial]:
-    """The rows that ask the sweep's table, with what every candidate would launch there."""
+    """The rows that ask the sweep's table and have a candidate, with what every candidate would launch there."""
     hook = getattr(importlib.import_module(f"{task.package}.solution"), "launches", None)
     if hook is None:
         raise UsageError(f"{task.package}.solution: expected a function launches(op, inputs, scalars), found none")
     found = []
     for row in rows:
         inputs = meta_tensors(row)
-        launches, features = [], None
+        launches: list[tuple[Compilable, ...] | None] = []
+        features = None
         for config in sweep.candidates:
             with sweep.table.forced(config) as asked:
-                launches.append(tuple(hook(row.op, inputs, row.scalars)))
+                made = tuple(hook(row.op, inputs, row.scalars))
             if not asked:
                 break
             features = asked[0]
-        if features is not None:
+            launches.append(made if sweep.applies(config, features) else None)
+        if features is not None and any(made is not None for made in launches):
             found.append(Trial(sweep, row, features, tuple(launches)))
     return found
 
 
 def compile_all(found: Sequence[Trial], targets: Sequence[str]) -> dict[tuple[str, str, str], Compiled]:
-    """Compile every variant once per target, in parallel: (target, name, variant) -> what it uses.
+    """Compile every variant once per target, in parallel: (target, name, variant) -> what it uses."""
+    todo = [(target, one) for target in targets for one in _variants(found)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        used = pool.map(lambda item: _compile(item[1], item[0]), todo)
+        return {(target, one.name, one.variant): result for (target, one), result in zip(todo, used, strict=True)}
 
-    Also fills the compiler's cache, from which a GPU of that target then takes the kernels.
+
+def fill_cache(found: Sequence[Trial], target: str) -> None:
+    """Compile every Triton variant in parallel into the cache on disk, where the first call of a candidate finds it.
+
+    Other kernels have no such cache, so they are left to their first call, as is what a failed compilation says.
     """
+    from kda_core.launch import Launch
+
+    def attempt(one: Launch) -> None:
+        with suppress(Exception):
+            one.compile(target)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for _ in pool.map(attempt, [one for one in _variants(found) if isinstance(one, Launch)]):
+            pass
+
+
+def _variants(found: Sequence[Trial]) -> list[Compilable]:
+    """What the trials launch, every variant once."""
     from triton import knobs
 
     if knobs.runtime.interpret:
         raise MissingRequirement("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
-    variants = {(one.name, one.variant): one for trial in found for launches in trial.launches for one in launches}
-    todo = [(target, one) for target in targets for one in variants.values()]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        used = pool.map(lambda item: _compile(item[1], item[0]), todo)
-        return {(target, one.name, one.variant): result for (target, one), result in zip(todo, used, strict=True)}
+    launches = [one for trial in found for made in trial.launches for one in made or ()]
+    return list({(one.name, one.variant): one for one in launches}.values())
 
 
 def _compile(launch: Compilable, target: str) -> Compiled:

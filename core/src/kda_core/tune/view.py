@@ -63,17 +63,19 @@ def print_compiled(trials: Sequence[Trial], used: Mapping[tuple[str, str, str], 
     for name in dict.fromkeys(trial.sweep.table.name for trial in trials):
         own = [trial for trial in trials if trial.sweep.table.name == name]
         for place, config in enumerate(own[0].sweep.candidates):
-            variants = [used[target, one.name, one.variant] for trial in own for one in trial.launches[place]]
+            variants = [used[target, one.name, one.variant] for trial in own for one in trial.launches[place] or ()]
+            tried = sum(trial.launches[place] is not None for trial in own)
             failure = next((one.failure for one in variants if one.failure), None)
+            if not tried:
+                shown.add_row(name, label(config), "0")
+                continue
             if failure is not None or not variants:
-                shown.add_row(name, label(config), str(len(own)), Text(failure or "launches nothing", style="red"))
+                shown.add_row(name, label(config), str(tried), Text(failure or "launches nothing", style="red"))
                 continue
             spill = max(one.spill_bytes for one in variants)
             numbers = [_range([one.registers for one in variants]), _range([one.shared_bytes for one in variants])]
             style = "red" if spill else ""
-            shown.add_row(
-                name, Text(label(config), style=style), str(len(own)), *numbers, Text(str(spill), style=style)
-            )
+            shown.add_row(name, Text(label(config), style=style), str(tried), *numbers, Text(str(spill), style=style))
     out = console()
     out.print(shown)
     different = {key for key in used if key[0] == target}
