@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,15 @@ import triton.language as tl
 from kda_core.rows import (
     Form,
     affine,
-    broadcast_fault,
+    check_operands,
     form,
+    formless,
     load_operand_row,
     load_operand_tile,
     load_row,
     load_tile,
     operand_line,
+    per_token,
     round_to,
     row_stride,
     statistics,
@@ -99,7 +102,8 @@ def test_constants_of_a_form_carry_the_operands_name():
     "shape", [(), (1,), (96,), (2, 1), (1, 96), (2, 6, 1), (1, 1, 96), (2, 3, 1, 96), (1, 1, 1, 1)]
 )
 def test_shapes_that_broadcast(shape):
-    assert broadcast_fault(shape, 2, 6, 96) is None
+    check_operands("op", {"scale": torch.empty(shape)}, (2, 6, 96))
+    torch.broadcast_shapes(per_token(torch.empty(shape), 6).shape, (2, 6, 96))  # raises where it does not
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,22 @@ def test_shapes_that_broadcast(shape):
     ],
 )
 def test_shapes_that_do_not(shape, expected, came):
-    assert broadcast_fault(shape, 2, 6, 96) == (expected, came)
+    with pytest.raises(ValueError, match=re.escape(f"op: scale: expected {expected}, got {came}")):
+        check_operands("op", {"scale": torch.empty(shape)}, (2, 6, 96))
+
+
+def test_frames_are_repeated_for_their_tokens():
+    frames = torch.arange(6.0).view(2, 3, 1, 1)
+    assert per_token(frames, 6)[..., 0].tolist() == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]
+    assert per_token(torch.empty(2, 96), 6).shape == (2, 1, 96)
+    assert per_token(torch.empty(96), 6).shape == (96,)
+
+
+def test_an_operand_without_a_form_is_named():
+    operands = {"scale": torch.empty(96), "shift": strided((2, 6, 96), (1, 2, 12))}
+    reason = "shift has shape [2, 6, 96] and strides (1, 2, 12), for which there is no form"
+    assert formless(operands, 2, 6) == reason
+    assert formless({"scale": operands["scale"]}, 2, 6) is None
 
 
 def test_vector_width():

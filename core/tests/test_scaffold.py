@@ -1,5 +1,6 @@
 """`kda new`: the copy is a task of its own at once, and bad names are refused."""
 
+import importlib
 import os
 import re
 import shutil
@@ -9,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from core.tests.every_task import every_task
+from kda_core.aot import meta_tensors
 from kda_core.errors import UsageError
+from kda_core.oracle import load_reference
 from kda_core.publish import publish
 from kda_core.scaffold import IGNORED, new_task
 from kda_core.tasks import Task, find_task, find_tasks
+from kda_core.tune import sweep
 from kda_core.validate import problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,16 +70,41 @@ def test_the_copy_is_a_sound_task(checkout: Path, source: Task, name: str, folde
     assert not list(checkout.glob(".*"))
 
 
+@every_task
+def test_every_task_can_be_copied(
+    task: Task, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """As `kda validate --static` checks it, but for the tables in this process: a new one takes seconds to start."""
+    pytest.importorskip("torch")
+    family = f"copies_of_{task.op}"  # an import name that no other test used
+    shutil.copytree(task.path, tmp_path / task.family / task.folder, ignore=IGNORED, dirs_exist_ok=True)
+    folder = new_task(find_task(task.op), f"{family}/k01_copy")
+    monkeypatch.setattr(sweep, "problems", lambda copy: sweep.check(copy) if sweep.has_sweeps(copy) else [])
+    copy = find_task("copy")
+    assert problems(copy) == []
+    # The words of its source are left in notes alone, and in the reasons of tuned lines that were not measured for it.
+    for path in folder.rglob("*"):
+        if path.is_file():
+            lines = [line for line in path.read_text().splitlines() if re.search(rf"\b{task.folder}\b", line)]
+            assert all(line.startswith(("> From ", 'reason = "not measured: as in ')) for line in lines), (path, lines)
+    load_reference(copy)  # makes the task importable
+    solution = importlib.import_module(f"{family}.k01_copy.solution")
+    row = copy.workloads[0]
+    assert solution.launches(row.op, meta_tensors(row), row.scalars)
+
+
 def test_everything_that_identifies_the_task_is_renamed(checkout: Path, source: Task) -> None:
     (source.path / "solution" / "extra.py").write_text(
-        '"""From diffusion.k03_qknorm_rope, run by `kda bench qknorm_rope` and `nox -s bench-qknorm_rope`."""\n'
+        '"""From diffusion.k03_qknorm_rope, run by `kda bench qknorm_rope`, `kda\n'
+        'tune qknorm_rope` and `nox -s bench-qknorm_rope`."""\n'
         "from diffusion.k03_qknorm_rope.solution import fused_inplace_qknorm_rope\n"
         'OP = "kda_qknorm_rope::fused_inplace_qknorm_rope"\n'
         'UPSTREAM = "sglang/jit_kernel/diffusion/qknorm_rope.py"\n'
     )
     folder = new_task(source, "llm/k02_other")
     assert (folder / "solution" / "extra.py").read_text() == (
-        '"""From llm.k02_other, run by `kda bench other` and `nox -s bench-other`."""\n'
+        '"""From llm.k02_other, run by `kda bench other`, `kda\n'
+        'tune other` and `nox -s bench-other`."""\n'
         "from llm.k02_other.solution import fused_inplace_qknorm_rope\n"
         'OP = "kda_other::fused_inplace_qknorm_rope"\n'
         'UPSTREAM = "sglang/jit_kernel/diffusion/qknorm_rope.py"\n'
@@ -84,8 +114,15 @@ def test_everything_that_identifies_the_task_is_renamed(checkout: Path, source: 
     assert 'other = "llm.k02_other"' in project
     assert '"" = "llm/k02_other"' in project
     assert "qknorm" not in project.replace("Query/key RMSNorm", "")
-    left = [path for path in folder.rglob("*") if path.is_file() and "k03_qknorm_rope" in path.read_text()]
-    assert left == []
+    text = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert {name for name in text if "k03_qknorm_rope" in text[name]} == {"prompt.md", "dispatch.md"}
+    note = "> From diffusion/k03_qknorm_rope, of which this task is a copy (`kda new`)"
+    for name, title in (("prompt.md", "# other: "), ("dispatch.md", "# Which call takes which path, and why")):
+        first, empty, noted, *rest = text[name].splitlines()
+        assert first.startswith(title)
+        assert noted.startswith(note)
+        assert (empty, rest[rest.index("> Then remove this note.") + 1]) == ("", "")
+        assert "k03_qknorm_rope" not in "\n".join(rest)
 
 
 def test_an_op_that_is_also_a_callable_keeps_the_callable(checkout: Path, source: Task) -> None:
@@ -179,6 +216,8 @@ def test_the_copy_benches_beside_its_source(checkout: Path) -> None:
     solutions = "import diffusion.k03_qknorm_rope.solution, diffusion.k04_my_rope.solution"
     both = run(checkout, "-c", solutions)
     assert both.returncode == 0, both.stderr
-    bench = run(checkout, "-m", "kda_core", "bench", "my_rope", "--rows", "qwen-19*", "--device", "cpu")
+    bench = run(
+        checkout, "-m", "kda_core", "bench", "my_rope", "--rows", "qwen-19*", "--device", "cpu", "--generations", "1"
+    )
     assert bench.returncode == 0, bench.stdout + bench.stderr
     assert "UNVERIFIED" in bench.stdout

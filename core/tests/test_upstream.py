@@ -1,4 +1,4 @@
-"""Upstream pins: small wheels made here, fetched for real; and the two pinned releases where they can be had."""
+"""Upstream pins: small wheels made here, fetched for real. `test_pinned_arms.py` has the pinned releases."""
 
 import hashlib
 import importlib.util
@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kda_core.config import load_config
 from kda_core.errors import MissingRequirement, UpstreamError
 from kda_core.upstream import Pin, baseline_source, cache_folder, fetch, lock, read_lock
 
 ROOT = Path(__file__).resolve().parents[2]
-K03 = ROOT / "diffusion" / "k03_qknorm_rope"
 SOURCE = ROOT / "core" / "src"
 FILES = {
     "sglang/kernel.py": "from sglang.srt.utils.common import is_cuda\nVALUE = 7\n",
@@ -393,51 +391,6 @@ def test_stand_in_registers_a_real_custom_op(case: Case) -> None:
         "None",
         "no CPU implementation",
     ]
-
-
-@pytest.mark.parametrize(
-    ("release", "arm", "source"),
-    [
-        ("sglang-0.5.12.post1", "baseline", "sglang.jit_kernel.diffusion.qknorm_rope"),
-        ("sglang-0.5.23", "upstream_latest", "sglang.kernels.ops.diffusion.rope.qknorm_rope_jit"),
-    ],
-)
-def test_pinned_release_imports(release: str, arm: str, source: str) -> None:
-    pytest.importorskip("msgspec", reason="SGLang 0.5.23 imports msgspec: pip install kda-core[upstream]")
-    config = load_config(K03 / "config.toml")
-    pin, files = config.upstream[release], K03 / config.upstream[release].files
-    try:
-        tree = fetch(pin, files, cache_folder(ROOT))
-    except MissingRequirement as error:
-        pytest.skip(f"the wheel cannot be had: {error}")
-    module = f"diffusion.k03_qknorm_rope.{config.arms[arm].module}"
-    out = run(
-        f"activate(Path({str(tree)!r}), {pin.version!r})\n"
-        f"import importlib, torch\narm = importlib.import_module({module!r})\n"
-        f"print(sys.modules[{source!r}].__file__)\nprint(callable(arm.fused_inplace_qknorm_rope))\n"
-        "print(torch.ops.sglang.fused_inplace_qknorm_rope.default._schema)\n"
-        "loaded = [module for name, module in sys.modules.items() if name.startswith('sglang.')]\n"
-        "print(*(module.__file__ for module in loaded if getattr(module, '__file__', None)))"
-    )
-    path, is_callable, schema, loaded = out.splitlines()
-    assert Path(path) == tree / f"{source.replace('.', '/')}.py"
-    assert is_callable == "True"
-    assert schema.startswith(
-        "sglang::fused_inplace_qknorm_rope(Tensor(a0!) q, Tensor(a1!) k, Tensor q_weight, Tensor k_weight, "
-        "Tensor cos_sin_cache, Tensor positions, *, bool is_neox, float eps="
-    )
-    python = {str(tree / name) for name in read_lock(files) if name.endswith(".py")}
-    assert set(loaded.split()) == python  # nothing listed is idle, nothing loaded is unlisted
-
-
-@pytest.mark.parametrize("release", ["sglang-0.5.12.post1", "sglang-0.5.23"])
-def test_committed_lock_is_what_the_wheel_holds(release: str) -> None:
-    config = load_config(K03 / "config.toml")
-    pin, files = config.upstream[release], K03 / config.upstream[release].files
-    wheel = cache_folder(ROOT) / "wheels" / pin.wheel
-    if not wheel.is_file():
-        pytest.skip(f"{pin.wheel} is not in the cache; `kda fetch` brings it")
-    assert files.read_text() == lock(wheel, read_lock(files))
 
 
 def test_the_module_needs_no_torch() -> None:

@@ -1,5 +1,6 @@
 """Errors that reach the user, and the exit codes of every command."""
 
+from collections.abc import Callable
 from enum import IntEnum
 
 
@@ -56,3 +57,14 @@ class ArmFailed(KdaError):
     """An arm raised, crashed or launched nothing where a tool was to look at it."""
 
     exit_code = ExitCode.ARM_FAILED
+
+
+def expecting(op: str = "") -> Callable[[bool, str, str, object], None]:
+    """`expect(fits, argument, expected, got)`: the ValueError of a call, or a row, of `op` that has no meaning."""
+    where = f"{op}: " if op else ""
+
+    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
+        if not fits:
+            raise ValueError(f"{where}{argument}: expected {expected}, got {got}")
+
+    return expect

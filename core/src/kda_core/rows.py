@@ -15,13 +15,15 @@ reads as 0. No parameter has a default: Triton 3.6 takes no strings there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
 from triton import knobs
+
+from kda_core.errors import expecting
 
 if TYPE_CHECKING:
     import torch
@@ -289,14 +291,31 @@ def form(operand: torch.Tensor, batch: int, tokens: int) -> Form | None:
     return Form("rows", by_line, None, across) if each == 1 else Form("groups", by_line, each, across)
 
 
-def broadcast_fault(shape: Sequence[int], batch: int, tokens: int, channels: int) -> tuple[str, object] | None:
-    """What is wrong with an operand's shape for `form`: what was expected and what came; None if nothing is."""
-    if len(shape) > 4:
-        return "at most four dimensions", list(shape)
-    frames = shape[1] if len(shape) == 4 else 1
-    if frames == 0 or tokens % frames:
-        return f"frames that divide the {tokens} tokens of x", frames
-    whole = ((), (channels,), (batch, channels), (batch, tokens, channels), (batch, frames, 1, channels))[len(shape)]
-    if all(size in (1, full) for size, full in zip(shape, whole, strict=True)):
-        return None
-    return f"a shape that broadcasts to {list(whole)}", list(shape)
+def check_operands(op: str, operands: Mapping[str, torch.Tensor], shape: Sequence[int]) -> None:
+    """Raise ValueError for an operand of `op` whose shape `form` has no meaning for, x being of shape [B, L, C]."""
+    expect = expecting(op)
+    batch, tokens, channels = shape
+    for name, operand in operands.items():
+        sizes = list(operand.shape)
+        expect(len(sizes) <= 4, name, "at most four dimensions", sizes)
+        frames = sizes[1] if len(sizes) == 4 else 1
+        expect(frames > 0 and tokens % frames == 0, name, f"frames that divide the {tokens} tokens of x", frames)
+        wholes = ((), (channels,), (batch, channels), (batch, tokens, channels), (batch, frames, 1, channels))
+        whole = wholes[len(sizes)]
+        broadcasts = all(size in (1, full) for size, full in zip(sizes, whole, strict=True))
+        expect(broadcasts, name, f"a shape that broadcasts to {list(whole)}", sizes)
+
+
+def formless(operands: Mapping[str, torch.Tensor], batch: int, tokens: int) -> str | None:
+    """Why the kernel cannot read one of these operands where it lies, or None."""
+    for name, operand in operands.items():
+        if form(operand, batch, tokens) is None:
+            return f"{name} has shape {list(operand.shape)} and strides {operand.stride()}, for which there is no form"
+    return None
+
+
+def per_token(operand: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The operand as a tensor that broadcasts with x [B, L, C], for plain PyTorch paths: frames are repeated."""
+    if operand.dim() == 4:
+        return operand.squeeze(2).repeat_interleave(tokens // operand.shape[1], dim=1)
+    return operand.unsqueeze(1) if operand.dim() == 2 else operand

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,14 @@ IGNORED = shutil.ignore_patterns(
     *("*.jsonl", "results.md", "profile.md", "sanitize.md", "baseline_source.md", "*.svg", "*.png", "*.*-rep"),
 )
 """What a copy must not inherit: caches, build outputs, results, and what is generated."""
+NOTES = {
+    "prompt.md": (
+        "Say here what your op computes, for which shapes, and what counts; let config.toml, bench/ and the",
+        "description in pyproject.toml say the same.",
+    ),
+    "docs/dispatch.md": ("Write down what holds for your kernels, and what you measured.",),
+}
+"""File of a copy that is still about its source -> what to do with it, lines to be said below the file's title."""
 RESERVED = frozenset({"core", "docs", "external"})
 NAME = re.compile(r"(?:(?P<family>[a-z][a-z0-9_]*)/)?(?:k(?P<number>\d{2,})_)?(?P<op>[a-z][a-z0-9_]*)")
 
@@ -34,8 +43,8 @@ def new_task(source: Task, name: str) -> Path:
 
     Without a family the copy stays in the source's; without a number it takes the next free one there. The public
     callables keep their names, since the copy still solves the same problem; everything that identifies the task
-    (import names, op, package, entry point, sessions, registrations) is renamed, and what is generated is
-    made for the copy.
+    (import names, op, package, entry point, sessions, registrations) is renamed, what is generated is made for the
+    copy, and what is true of the source alone says so: the tuned tables, the card, the notes on dispatch.
     """
     root = checkout_root()
     if root is None:
@@ -57,6 +66,9 @@ def new_task(source: Task, name: str) -> Path:
         for path in sorted(draft.rglob("*")):
             if path.is_file():
                 _rewrite(path, rules)
+        for name, todo in NOTES.items():
+            if (draft / name).is_file():
+                _note(draft / name, f"{source.family}/{source.folder}", todo)
         for tables in draft.glob(f"solution/**/{tuning.FILE}"):
             tune.disown(tables, target.op, source.folder)
         draft.rename(folder)
@@ -102,8 +114,8 @@ def _rules(source: Task, target: Name) -> list[tuple[re.Pattern[str], str]]:
             (rf"\b{source.folder}\b", target.folder),
             (rf"\bkda-{old.replace('_', '-')}\b", f"kda-{new.replace('_', '-')}"),
             (rf"\bkda(_|::){old}(?![a-z0-9])", rf"kda\g<1>{new}"),
-            (rf"\b(bench|validate|compile|tune)-{old}\b", rf"\g<1>-{new}"),
-            (rf"\bkda (\w+) {old}\b", rf"kda \g<1> {new}"),
+            (rf"\b(bench|validate|compile|profile|sanitize|tune)-{old}\b", rf"\g<1>-{new}"),
+            (rf"\b(kda\s+\w+\s+){old}\b", rf"\g<1>{new}"),
             (rf"\bfind_task\((['\"]){old}\1\)", rf"find_task(\g<1>{new}\g<1>)"),
             (rf"^# {old}\b", f"# {new}"),
             (rf"^{old}(?= = \"{target.family}\.{target.folder}\")", new),
@@ -122,3 +134,11 @@ def _rewrite(path: Path, rules: list[tuple[re.Pattern[str], str]]) -> None:
         renamed = pattern.sub(replacement, renamed)
     if renamed != text:
         path.write_text(renamed, encoding="utf-8")
+
+
+def _note(path: Path, source: str, todo: Iterable[str]) -> None:
+    """Say below the file's title, its first line, that it is about `source` still."""
+    title, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    first = f"From {source}, of which this task is a copy (`kda new`): what follows, numbers too, is about that task."
+    note = "".join(f"> {line}\n" for line in (first, *todo, "Then remove this note."))
+    path.write_text(f"{title}\n\n{note}{rest}", encoding="utf-8")

@@ -1,7 +1,8 @@
-"""The float64 oracle, and the contract of a row."""
+"""The float64 oracles and the contract of a row. Bytes moved are the usual: inputs read once, outputs written once."""
 
 import torch
 
+from kda_core.errors import expecting
 from kda_core.workloads import ITEM_SIZE, Workload
 
 MAX_ROW_BYTES = 65536
@@ -35,11 +36,7 @@ def triton_one_pass_rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6
 
 def check(workload: Workload) -> None:
     """Raise ValueError for a row outside the ops' envelope; it names the argument, what was expected and what came."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{argument}: expected {expected}, got {got}")
-
+    expect = expecting()
     inputs, scalars = workload.inputs, workload.scalars
     general = workload.op == "norm_infer"
     needed, allowed = ({"x"}, {"x", "weight", "bias"}) if general else ({"x", "w"}, {"x", "w"})

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k01_norm_infer.solution.norm import NORM_INFER, TUNED, Config
+from diffusion.k01_norm_infer.solution.norm import OPS, TUNED, Config
 from kda_core.tune import Sweep
 from kda_core.workloads import DType, TensorSpec, Workload
 
@@ -25,7 +25,7 @@ def layer_norm(rows: int, width: int, dtype: DType) -> Workload:
     affine = TensorSpec(shape=(width,), dtype=dtype)
     return Workload(
         id=f"tune-{rows}x{width}-{dtype}",
-        op=NORM_INFER,
+        op=OPS[0],
         inputs={"x": TensorSpec(shape=(rows, width), dtype=dtype), "weight": affine, "bias": affine},
         scalars={"eps": 1e-6, "is_rms_norm": False},
     )

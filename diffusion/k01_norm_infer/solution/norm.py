@@ -18,6 +18,7 @@ chunks of one 16-byte vector a thread, so that 5120 columns are 5 x 1024 without
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +26,27 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.calls import (
+    capability,
+    check_tensors,
+    elsewhere,
+    given,
+    output_strides,
+    pdl_works,
+    register,
+    scattered,
+    unfit,
+)
+from kda_core.errors import expecting
+from kda_core.launch import MISS, Launch, Plans, is_tracing
 from kda_core.rows import load_chunk, load_row, row_stride, statistics, store_chunk, vector_width
-from kda_core.tuning import DEFAULT_CAPABILITY, Table
+from kda_core.tuning import Table
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+OPS = ("norm_infer", "triton_one_pass_rms_norm")
+"""With every argument, and RMSNorm alone."""
+INTO = "norm_infer_into"
+"""The registered op for `out`. Its argument is not called so: Dynamo takes it for that of PyTorch's own ops then, and
+refuses it where it has gaps."""
 MAX_ROW_BYTES = 65536
 """Upstream's bound on a row of x; 16 warps hold such a row in 32 (float32) or 64 registers a thread."""
 
@@ -55,7 +72,7 @@ class Config:
 
 
 TUNED = Table(__file__, "norm", Config)
-"""By width, the columns of a row, and bytes of x."""
+"""Features: `width` (columns) and `bytes` (of x)."""
 
 
 # --- kernel
@@ -134,7 +151,7 @@ def norm_kernel(
 
 
 class Call(NamedTuple):
-    """The arguments of one call: those of `norm_infer`, in the kernel's order."""
+    """The arguments of one call of either op: those of `norm_infer`, in the kernel's order."""
 
     out: torch.Tensor | None
     x: torch.Tensor
@@ -142,11 +159,7 @@ class Call(NamedTuple):
     bias: torch.Tensor | None
     eps: float
     is_rms_norm: bool
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments by name, in order, without those left out."""
-        return {name: value for name, value in zip(self._fields[:4], self[:4], strict=True) if value is not None}
+    tensors = property(given)
 
 
 def plan(call: Call) -> Launch:
@@ -154,7 +167,7 @@ def plan(call: Call) -> Launch:
     x, out = call.x, call.out
     width = x.shape[-1]
     rows = x.numel() // width
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
+    major = capability(x)
     config = TUNED.select(major, width=width, bytes=x.numel() * x.itemsize)
     vector = vector_width(config.warps, x.itemsize)
     block = min(triton.next_power_of_2(width), vector)
@@ -162,7 +175,7 @@ def plan(call: Call) -> Launch:
     tile, tiles = vector // block, config.vectors
     if block == vector:
         tile, tiles = _power_of_two_below(max(config.vectors * vector // width, 1)), 1
-    pdl = config.pdl and major >= 9 and not is_interpreted(norm_kernel)
+    pdl = config.pdl and pdl_works(norm_kernel, major)
     return Launch.make(
         norm_kernel,
         (-(-rows // (tile * tiles)),),
@@ -209,70 +222,40 @@ def _ready(call: Call) -> Call:
     x = call.x
     if x.is_contiguous():
         return call
-    fits = call.out is None and (x.stride(-1) == 1 or x.shape[-1] == 1) and row_stride(x) is not None
+    fits = call.out is None and scattered({"x": x}) is None and row_stride(x) is not None
     # The output is `empty_like` x, which keeps the order of x's strides: it has to be upstream's layout.
-    skeleton = torch.empty_strided(x.shape, x.stride(), device="meta")
-    if fits and torch.empty_like(skeleton).stride() == torch.empty_like(skeleton.contiguous()).stride():
+    if fits and output_strides(x) == torch.empty(x.shape, device="meta").stride():
         return call
     return call._replace(x=x.contiguous())
+
+
+def _call(op: str, *args: Any, **kwargs: Any) -> Call:
+    """The call of `op` with these arguments; out, weight and bias may be left out."""
+    names = ("x", "weight", "bias", "eps", "is_rms_norm", "out") if op == OPS[0] else ("x", "w", "eps")
+    named = dict(zip(names, args, strict=False)) | kwargs
+    if op == OPS[0]:
+        return Call(**dict.fromkeys(("out", "weight", "bias")) | {"is_rms_norm": False} | named)
+    return Call(None, named["x"], named["w"], None, named.get("eps", 1e-6), True)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
 
 
-NORM_INFER = "norm_infer"
-ONE_PASS = "triton_one_pass_rms_norm"
-
-
-def _norm_infer_call(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 0.0,
-    is_rms_norm: bool = False,
-    out: torch.Tensor | None = None,
-) -> Call:
-    return Call(out, x, weight, bias, eps, is_rms_norm)
-
-
-def _one_pass_call(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> Call:
-    return Call(None, x, w, None, eps, True)
-
-
-_CALLS = {NORM_INFER: _norm_infer_call, ONE_PASS: _one_pass_call}
-
-
-def _call(op: str, *args: Any, **kwargs: Any) -> Call:
-    """The call of a public function with these arguments."""
-    return _CALLS[op](*args, **kwargs)
-
-
 def _check(op: str, call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{op}: {argument}: expected {expected}, got {got}")
-
-    x, out, weight, bias = call.x, call.out, call.weight, call.bias
-    shape = list(x.shape)
-    weight_name = "w" if op == ONE_PASS else "weight"
-    if op == ONE_PASS:
-        expect(x.dim() > 0, "x", "one dimension or more [..., columns]", shape)
-        expect(weight is not None and weight.numel() == shape[-1], "w", f"{shape[-1]} elements", _shape(weight))
-    else:
-        expect(x.dim() == 2, "x", "two dimensions [rows, columns]", shape)
-        expect(weight is None or list(weight.shape) == shape[-1:], "weight", f"shape {shape[-1:]}", _shape(weight))
-        expect(bias is None or list(bias.shape) == shape[-1:], "bias", f"shape {shape[-1:]}", _shape(bias))
-        expect(out is None or list(out.shape) == shape, "out", f"shape {shape}, as x", _shape(out))
+    expect = expecting(op)
+    if op == OPS[1]:
+        x, w = call.x, call.weight
+        check_tensors(op, {"x": x, "w": w})
+        expect(x.dim() > 0, "x", "one dimension or more [..., columns]", list(x.shape))
+        expect(w.numel() == x.shape[-1], "w", f"{x.shape[-1]} elements", list(w.shape))
+        return
+    check_tensors(op, dict(zip(call._fields[:4], call[:4], strict=True)), optional=("out", "weight", "bias"))
+    shape = list(call.x.shape)
+    expect(len(shape) == 2, "x", "two dimensions [rows, columns]", shape)
     for name, tensor in call.tensors.items():
-        argument = weight_name if name == "weight" else name
-        expect(tensor.device == x.device, argument, f"device {x.device}, as x", tensor.device)
-        expect(tensor.is_floating_point(), argument, "a floating-point dtype", tensor.dtype)
-
-
-def _shape(tensor: torch.Tensor | None) -> object:
-    return None if tensor is None else list(tensor.shape)
+        wanted, why = (shape, ", as x") if name in ("x", "out") else (shape[-1:], "")
+        expect(list(tensor.shape) == wanted, name, f"shape {wanted}{why}", list(tensor.shape))
 
 
 def _uncovered(call: Call) -> str | None:
@@ -281,21 +264,13 @@ def _uncovered(call: Call) -> str | None:
     if x.shape[-1] * x.itemsize > MAX_ROW_BYTES:
         return f"a row has {x.shape[-1] * x.itemsize} bytes; the kernel takes up to {MAX_ROW_BYTES}"
     for name, tensor in call.tensors.items():
-        if tensor.dtype not in DTYPES:
-            return f"{name} has dtype {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
         if name in ("weight", "bias") and not tensor.is_contiguous():
-            return f"{name} has gaps; the kernel loads vectors along it"
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
+            return f"{name} has gaps; the kernel takes vectors along it"
     if out is not None and not out.is_contiguous():
         rows, width = out.shape
-        if width > 1 and out.stride(1) != 1:
-            return f"out has stride {out.stride(1)} in its last dimension; the kernel stores vectors along it"
-        if rows > 1 and out.stride(0) < width:
+        if rows > 1 and out.stride(1) == 1 and out.stride(0) < width:
             return f"out has stride {out.stride(0)} between rows of {width}: several of its elements share memory"
-    return None
+    return unfit(call.tensors) or (None if out is None else scattered({"out": out}))
 
 
 def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
@@ -309,10 +284,7 @@ def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
 
 
 def _why_not(call: Call) -> str | None:
-    device = call.x.device.type
-    if device == "cuda" or (device == "cpu" and is_interpreted(norm_kernel)):
-        return _uncovered(call)
-    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+    return elsewhere(call.x, norm_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> torch.Tensor:
@@ -330,13 +302,13 @@ def _plain(call: Call) -> torch.Tensor:
     return y.to(x.dtype) if out is None else out.copy_(y)
 
 
-_PLANS = {NORM_INFER: Plans(), ONE_PASS: Plans()}
+_PLANS = {op: Plans() for op in OPS}
 _NORM_INFER_PLANS, _ONE_PASS_PLANS = _PLANS.values()
 
 
 def _run(op: str, call: Call) -> torch.Tensor:
     """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
-    one_pass = op == ONE_PASS
+    one_pass = op == OPS[1]
     # What the public function passes to its entries.
     tensors: Sequence[torch.Tensor | None] = (call.x, call.weight) if one_pass else call[:4]
     scalars = (call.eps,) if one_pass else (call.eps, call.is_rms_norm)
@@ -357,46 +329,32 @@ def _run(op: str, call: Call) -> torch.Tensor:
 
 # --- custom ops and fakes: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers ops of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_SCHEMAS = {
-    NORM_INFER: "(Tensor x, Tensor? weight, Tensor? bias, float eps, bool is_rms_norm=False) -> Tensor",
-    # Not called `out`: Dynamo takes such an argument for that of PyTorch's own ops, and refuses it where it has gaps.
-    "norm_infer_into": (
-        "(Tensor(a!) target, Tensor x, Tensor? weight, Tensor? bias, float eps, bool is_rms_norm) -> ()"
-    ),
-    ONE_PASS: "(Tensor x, Tensor w, float eps=1e-06) -> Tensor",
-}
-for _name, _schema in _SCHEMAS.items():
-    torch.library.define(f"{_NAMESPACE}::{_name}", _schema)
-_ops = getattr(torch.ops, _NAMESPACE)
+
+def _impl(op: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return _run(op, _call(op, *args, **kwargs))
 
 
-@torch.library.impl(f"{_NAMESPACE}::{NORM_INFER}", ("CPU", "CUDA"))
-def _norm_infer_impl(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return _run(NORM_INFER, _norm_infer_call(*args, **kwargs))
+def _impl_into(*args: Any) -> None:
+    _run(OPS[0], Call(*args))
 
 
-@torch.library.impl(f"{_NAMESPACE}::norm_infer_into", ("CPU", "CUDA"))
-def _norm_infer_into_impl(*args: Any) -> None:
-    _run(NORM_INFER, Call(*args))
-
-
-@torch.library.impl(f"{_NAMESPACE}::{ONE_PASS}", ("CPU", "CUDA"))
-def _one_pass_impl(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return _run(ONE_PASS, _one_pass_call(*args, **kwargs))
-
-
-@torch.library.register_fake(f"{_NAMESPACE}::{ONE_PASS}")
-@torch.library.register_fake(f"{_NAMESPACE}::{NORM_INFER}")
 def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     """A contiguous tensor like x."""
     return torch.empty_like(x.contiguous())
 
 
-@torch.library.register_fake(f"{_NAMESPACE}::norm_infer_into")
 def _fake_into(*_args: Any, **_kwargs: Any) -> None:
     """Returns nothing, and leaves shape, dtype and strides of `target` as they are."""
+
+
+_FIRST = "Tensor x, Tensor? weight, Tensor? bias, float eps"
+_norm_infer_op = register(
+    __name__, OPS[0], f"({_FIRST}, bool is_rms_norm=False) -> Tensor", partial(_impl, OPS[0]), _fake
+)
+_into_op = register(__name__, INTO, f"(Tensor(a!) target, {_FIRST}, bool is_rms_norm) -> ()", _impl_into, _fake_into)
+_one_pass_op = register(
+    __name__, OPS[1], "(Tensor x, Tensor w, float eps=1e-06) -> Tensor", partial(_impl, OPS[1]), _fake
+)
 
 
 # --- public functions
@@ -435,10 +393,10 @@ def norm_infer(
                 return out if result is None else result
     call = Call(out, x, weight, bias, eps, is_rms_norm)
     if not (is_dynamo_compiling() or is_tracing(*call.tensors.values())):
-        return _run(NORM_INFER, call)
+        return _run(OPS[0], call)
     if out is None:
-        return _ops.norm_infer(x, weight, bias, eps, is_rms_norm)
-    _ops.norm_infer_into(*call)
+        return _norm_infer_op(x, weight, bias, eps, is_rms_norm)
+    _into_op(*call)
     return out
 
 
@@ -463,7 +421,7 @@ def triton_one_pass_rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6
             result = entry(x, w, eps)
             if result is not MISS:
                 return result
-    call = _one_pass_call(x, w, eps)
+    call = Call(None, x, w, None, eps, True)
     if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
-        return _ops.triton_one_pass_rms_norm(x, w, eps)
-    return _run(ONE_PASS, call)
+        return _one_pass_op(x, w, eps)
+    return _run(OPS[1], call)

@@ -1,6 +1,4 @@
-"""The kernel itself, over its envelope: on a GPU, or in Triton's interpreter (which `test_interpreted.py` starts)."""
-
-import os
+"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
 
 import pytest
 import torch
@@ -10,10 +8,6 @@ from diffusion.k01_norm_infer.solution import norm, norm_infer, why_not
 from .cases import assert_norm, assert_one_pass, make, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1 as test_interpreted.py sets",
-)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 

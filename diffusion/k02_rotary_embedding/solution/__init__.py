@@ -13,12 +13,12 @@ from .rotary import apply_rotary_embedding
 
 __all__ = ["apply_ltx2_split_rotary_emb", "apply_rotary_embedding", "launches", "why_not"]
 
-_MODULES = {"apply_rotary_embedding": rotary, "apply_ltx2_split_rotary_emb": ltx2_rotary}
+_MODULES = {module.OP: module for module in (rotary, ltx2_rotary)}
 
 
 def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
     """What `op` would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
-    return _MODULES[op].launches(inputs, scalars)
+    return _MODULES[op].launches(op, inputs, scalars)
 
 
 def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
@@ -26,4 +26,4 @@ def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
 
     Raises the same ValueError as the call for arguments that the op has no meaning for.
     """
-    return _MODULES[op].why_not(*args, **kwargs)
+    return _MODULES[op].why_not(op, *args, **kwargs)

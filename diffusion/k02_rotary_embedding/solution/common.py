@@ -5,11 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kda_core.launch import is_interpreted, is_lazy
-from kda_core.tuning import DEFAULT_CAPABILITY
+from kda_core.calls import output_strides, pdl_works, unfit
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Of x and of the tables."""
 VECTOR_BYTES = 16
 """The widest load or store of a thread."""
 LARGEST_HEAD = 4096
@@ -31,11 +28,6 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
-
-
-def capability(x: torch.Tensor) -> int:
-    """The major number of the device's compute capability; the default's for tensors elsewhere."""
-    return torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ def cut(config: Config, kernel: object, major: int, tokens: int, heads: int, wid
         # A divisor, so that no program needs to know how many tokens there are.
         tokens=next(n for n in range(config.tokens, 0, -1) if tokens % n == 0),
         parts=ceil_div(heads, tile * tiles),
-        pdl=config.pdl and major >= 9 and not is_interpreted(kernel),
+        pdl=config.pdl and pdl_works(kernel, major),
     )
 
 
@@ -83,50 +75,16 @@ def jump(batch: int, tokens: int, batch_stride: int, token_stride: int) -> int:
     return batch_stride - tokens * token_stride if batch > 1 else 0
 
 
-def expect(op: str, fits: bool, argument: str, expected: str, got: object) -> None:
-    """Raise the ValueError of a call without meaning unless it fits."""
-    if not fits:
-        raise ValueError(f"{op}: {argument}: expected {expected}, got {got}")
-
-
-def expect_floats(op: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Floating point, and all on x's device."""
-    x = tensors["x"]
-    for name, tensor in tensors.items():
-        expect(op, tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
-        expect(op, tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
-
-
 def uncovered(tensors: Mapping[str, torch.Tensor], batch: int, head: int) -> str | None:
     """Why neither kernel can take such tensors on any device, or None."""
     x = tensors["x"]
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            return f"{name} has dtype {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
     if x.stride(-1) != 1 or output_strides(x)[-1] != 1:
-        return f"x has stride {x.stride(-1)} in its last dimension; the kernel loads vectors along it"
+        return f"x has stride {x.stride(-1)} in its last dimension; the kernel takes vectors along it"
     if head > LARGEST_HEAD:
         return f"the head size is {head}; the kernel takes at most {LARGEST_HEAD}"
     if batch > LARGEST_BATCH:
         return f"the batch is {batch}; the kernel takes at most {LARGEST_BATCH}"
-    return None
-
-
-def elsewhere(x: torch.Tensor, kernel: object) -> str | None:
-    """Why the kernel does not run where x is, or None."""
-    device = x.device.type
-    if device == "cuda" or (device == "cpu" and is_interpreted(kernel)):
-        return None
-    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
-
-
-def output_strides(x: torch.Tensor) -> tuple[int, ...]:
-    """Strides of `torch.empty_like(x)`, which are x's own where it has neither gaps nor overlaps."""
-    return torch.empty_like(x, device="meta").stride()
+    return unfit(tensors)
 
 
 def half_block(head: int) -> int:

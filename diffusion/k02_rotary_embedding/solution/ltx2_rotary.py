@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
+from kda_core.calls import capability, check_tensors, elsewhere, given, output_strides, register, scattered
+from kda_core.errors import expecting
 from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_tracing
 from kda_core.tuning import Table
 
@@ -32,11 +34,11 @@ from .common import Config
 OP = "apply_ltx2_split_rotary_emb"
 
 
-# --- configuration
+# --- configuration and selection
 
 
 TUNED = Table(__file__, "ltx2_rotary", Config)
-"""By bytes of x."""
+"""Features: `bytes` (of x)."""
 
 
 # --- kernel
@@ -155,19 +157,15 @@ class Call(NamedTuple):
     x: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments by name, in order."""
-        return self._asdict()
+    tensors = property(given)
 
 
 def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, cos, sin = call
     batch, heads, tokens, half_dim = cos.shape
-    out_strides = common.output_strides(x)
-    major = common.capability(x)
+    out_strides = output_strides(x)
+    major = capability(x)
     config = TUNED.select(major, bytes=x.numel() * x.element_size())
     half = common.half_block(2 * half_dim)
     vector = common.VECTOR_BYTES // x.element_size()
@@ -204,8 +202,8 @@ def plan(call: Call) -> Launch:
     )
 
 
-def launches(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
-    """What the op would launch for these inputs."""
+def launches(_op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
+    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
     call = Call(**inputs, **scalars)
     _check(call)
     return [] if _uncovered(call) else [plan(call)]
@@ -216,32 +214,38 @@ def launches(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> 
 
 def _check(call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
+    expect = expecting(OP)
     x, cos, sin = call
-    common.expect(OP, x.dim() == 3, "x", "three dimensions [batch, tokens, heads * head size]", list(x.shape))
-    common.expect(OP, cos.dim() == 4, "cos", "four dimensions [batch, heads, tokens, half]", list(cos.shape))
+    check_tensors(OP, call._asdict())
+    expect(x.dim() == 3, "x", "three dimensions [batch, tokens, heads * head size]", list(x.shape))
+    expect(cos.dim() == 4, "cos", "four dimensions [batch, heads, tokens, half]", list(cos.shape))
     batch, heads, tokens, half = cos.shape
     expected = [batch, tokens, heads * 2 * half]
-    common.expect(OP, list(x.shape) == expected, "x", f"shape {expected}, from cos", list(x.shape))
-    common.expect(OP, sin.shape == cos.shape, "sin", f"shape {list(cos.shape)}, as cos", list(sin.shape))
-    common.expect_floats(OP, call.tensors)
+    expect(list(x.shape) == expected, "x", f"shape {expected}, from cos", list(x.shape))
+    expect(sin.shape == cos.shape, "sin", f"shape {list(cos.shape)}, as cos", list(sin.shape))
 
 
 def _uncovered(call: Call) -> str | None:
     """Why the kernel cannot take this call on any device, or None."""
     x, cos, sin = call
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.stride(-1) != 1 and table.shape[-1] > 1:
-            return f"{name} has stride {table.stride(-1)} in its last dimension; the kernel loads vectors along it"
     if {x.dtype, cos.dtype} == {torch.float16, torch.bfloat16}:
         return f"x has dtype {x.dtype} and cos {cos.dtype}, whose product is float32 in PyTorch and float16 in Triton"
-    return common.uncovered(call.tensors, batch=cos.shape[0], head=2 * cos.shape[3])
+    reason = common.uncovered(call.tensors, batch=cos.shape[0], head=2 * cos.shape[3])
+    return reason or scattered({"cos": cos, "sin": sin})
 
 
-def why_not(*args: Any, **kwargs: Any) -> str | None:
-    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None when it does not."""
+def why_not(_op: str, *args: Any, **kwargs: Any) -> str | None:
+    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
+
+    Raises the same ValueError as the call for arguments that the op has no meaning for.
+    """
     call = Call(*args, **kwargs)
     _check(call)
-    return common.elsewhere(call.x, ltx2_rotary_kernel) or _uncovered(call)
+    return _why_not(call)
+
+
+def _why_not(call: Call) -> str | None:
+    return elsewhere(call.x, ltx2_rotary_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> torch.Tensor:
@@ -262,7 +266,8 @@ def _run(call: Call) -> torch.Tensor:
     """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
     y = _PLANS.recall(call, ())
     if y is MISS:
-        if why_not(*call) is not None or call.x.numel() == 0:
+        _check(call)
+        if _why_not(call) is not None or call.x.numel() == 0:
             return _plain(call)
         y = _PLANS.launch(plan(call), call, (), outputs=[0])
     assert isinstance(y, torch.Tensor)
@@ -271,21 +276,18 @@ def _run(call: Call) -> torch.Tensor:
 
 # --- custom op and fake: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers an op of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_NAME = f"{_NAMESPACE}::{OP}"
-torch.library.define(_NAME, "(Tensor x, Tensor cos, Tensor sin) -> Tensor")
-_op = getattr(getattr(torch.ops, _NAMESPACE), OP)
+
+def _impl(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _run(Call(*args, **kwargs))
 
 
-@torch.library.impl(_NAME, ("CPU", "CUDA"))
-def _impl(*args: Any) -> torch.Tensor:
-    return _run(Call(*args))
-
-
-@torch.library.register_fake(_NAME)
-def _fake(x: torch.Tensor, *_args: Any) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """A tensor like x."""
     return torch.empty_like(x)
+
+
+_SCHEMA = "(Tensor x, Tensor cos, Tensor sin) -> Tensor"
+_op = register(__name__, OP, _SCHEMA, _impl, _fake)
 
 
 # --- public function
@@ -314,6 +316,6 @@ def apply_ltx2_split_rotary_emb(x: torch.Tensor, cos: torch.Tensor, sin: torch.T
             if result is not MISS:
                 return result
     call = Call(x, cos, sin)
-    if is_dynamo_compiling() or is_tracing(*call):
+    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
         return _op(*call)
     return _run(call)

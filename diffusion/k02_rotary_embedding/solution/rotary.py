@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
+from kda_core.calls import capability, check_tensors, elsewhere, given, output_strides, register
+from kda_core.errors import expecting
 from kda_core.launch import MISS, Launch, Plans, is_tracing
 from kda_core.tuning import Table
 
@@ -30,11 +32,11 @@ from .common import Config
 OP = "apply_rotary_embedding"
 
 
-# --- configuration
+# --- configuration and selection
 
 
 TUNED = Table(__file__, "rotary", Config)
-"""By bytes of x."""
+"""Features: `bytes` (of x)."""
 
 
 # --- kernel
@@ -126,11 +128,7 @@ class Call(NamedTuple):
     cos: torch.Tensor
     sin: torch.Tensor
     interleaved: bool = False
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments by name, in order."""
-        return dict(zip(self._fields[:3], self[:3], strict=True))
+    tensors = property(given)
 
     @property
     def step(self) -> int:
@@ -142,8 +140,8 @@ def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, cos, sin = call[:3]
     batch, tokens, heads, dim = (1, *x.shape)[-4:]
-    x_strides, out_strides = ((0, *strides)[-4:] for strides in (x.stride(), common.output_strides(x)))
-    major = common.capability(x)
+    x_strides, out_strides = ((0, *strides)[-4:] for strides in (x.stride(), output_strides(x)))
+    major = capability(x)
     config = TUNED.select(major, bytes=x.numel() * x.element_size())
     half = common.half_block(dim)
     vector = common.VECTOR_BYTES // x.element_size()
@@ -179,8 +177,8 @@ def plan(call: Call) -> Launch:
     )
 
 
-def launches(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
-    """What the op would launch for these inputs."""
+def launches(_op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
+    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
     call = Call(**inputs, **scalars)
     _check(call)
     return [] if _uncovered(call) else [plan(call)]
@@ -191,15 +189,16 @@ def launches(inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> 
 
 def _check(call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
+    expect = expecting(OP)
     x, cos, sin = call[:3]
-    common.expect(OP, x.dim() in (3, 4), "x", "[tokens, heads, head size] or [batch, ...]", list(x.shape))
+    check_tensors(OP, {"x": x, "cos": cos, "sin": sin})
+    expect(x.dim() in (3, 4), "x", "[tokens, heads, head size] or [batch, ...]", list(x.shape))
     tokens, _, dim = x.shape[-3:]
-    common.expect(OP, dim > 0 and dim % 2 == 0, "x", "an even head size", dim)
-    common.expect(OP, cos.dim() == 2, "cos", "two dimensions [tokens, columns]", list(cos.shape))
-    common.expect(OP, cos.shape[0] >= tokens, "cos", f"at least {tokens} rows, one per token", cos.shape[0])
-    common.expect(OP, cos.shape[1] >= dim // 2, "cos", f"at least {dim // 2} columns, one per pair", cos.shape[1])
-    common.expect(OP, sin.shape == cos.shape, "sin", f"shape {list(cos.shape)}, as cos", list(sin.shape))
-    common.expect_floats(OP, call.tensors)
+    expect(dim > 0 and dim % 2 == 0, "x", "an even head size", dim)
+    expect(cos.dim() == 2, "cos", "two dimensions [tokens, columns]", list(cos.shape))
+    expect(cos.shape[0] >= tokens, "cos", f"at least {tokens} rows, one per token", cos.shape[0])
+    expect(cos.shape[1] >= dim // 2, "cos", f"at least {dim // 2} columns, one per pair", cos.shape[1])
+    expect(sin.shape == cos.shape, "sin", f"shape {list(cos.shape)}, as cos", list(sin.shape))
 
 
 def _uncovered(call: Call) -> str | None:
@@ -207,11 +206,18 @@ def _uncovered(call: Call) -> str | None:
     return common.uncovered(call.tensors, batch=(1, *call.x.shape)[-4], head=call.x.shape[-1])
 
 
-def why_not(*args: Any, **kwargs: Any) -> str | None:
-    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None when it does not."""
+def why_not(_op: str, *args: Any, **kwargs: Any) -> str | None:
+    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
+
+    Raises the same ValueError as the call for arguments that the op has no meaning for.
+    """
     call = Call(*args, **kwargs)
     _check(call)
-    return common.elsewhere(call.x, rotary_kernel) or _uncovered(call)
+    return _why_not(call)
+
+
+def _why_not(call: Call) -> str | None:
+    return elsewhere(call.x, rotary_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> torch.Tensor:
@@ -235,7 +241,8 @@ def _run(call: Call) -> torch.Tensor:
     tensors, scalars = call[:3], call[3:]
     y = _PLANS.recall(tensors, scalars)
     if y is MISS:
-        if why_not(*call) is not None or call.x.numel() == 0:
+        _check(call)
+        if _why_not(call) is not None or call.x.numel() == 0:
             return _plain(call)
         y = _PLANS.launch(plan(call), tensors, scalars, outputs=[0])
     assert isinstance(y, torch.Tensor)
@@ -244,21 +251,18 @@ def _run(call: Call) -> torch.Tensor:
 
 # --- custom op and fake: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers an op of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_NAME = f"{_NAMESPACE}::{OP}"
-torch.library.define(_NAME, "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor")
-_op = getattr(getattr(torch.ops, _NAMESPACE), OP)
 
-
-@torch.library.impl(_NAME, ("CPU", "CUDA"))
 def _impl(*args: Any, **kwargs: Any) -> torch.Tensor:
     return _run(Call(*args, **kwargs))
 
 
-@torch.library.register_fake(_NAME)
 def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """A tensor like x."""
     return torch.empty_like(x)
+
+
+_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor"
+_op = register(__name__, OP, _SCHEMA, _impl, _fake)
 
 
 # --- public function
@@ -292,6 +296,6 @@ def apply_rotary_embedding(
             if result is not MISS:
                 return result
     call = Call(x, cos, sin, interleaved)
-    if is_dynamo_compiling() or is_tracing(*call[:3]):
+    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
         return _op(*call)
     return _run(call)

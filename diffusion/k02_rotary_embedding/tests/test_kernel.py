@@ -1,6 +1,4 @@
-"""The kernels themselves, over their envelopes: on a GPU, or in Triton's interpreter (see `test_interpreted.py`)."""
-
-import os
+"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
 
 import pytest
 import torch
@@ -18,10 +16,6 @@ from diffusion.k02_rotary_embedding.solution import (
 from .cases import assert_matches, halves, pairs, same_bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1 as test_interpreted.py sets",
-)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 

@@ -19,6 +19,7 @@ once, and its tanh computed once. shift, which is as large as x in production, i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,26 +27,38 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.calls import (
+    FLOATS,
+    capability,
+    check_tensors,
+    elsewhere,
+    given,
+    output_strides,
+    pdl_works,
+    register,
+    unfit,
+)
+from kda_core.errors import expecting
+from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_tracing
 from kda_core.rows import (
     Form,
-    broadcast_fault,
+    check_operands,
     form,
+    formless,
     load_operand_row,
     load_row,
     operand_line,
+    per_token,
     round_to,
     row_stride,
     statistics,
     store_chunk,
     vector_width,
 )
-from kda_core.tuning import DEFAULT_CAPABILITY, Table
+from kda_core.tuning import Table
 
 OPS = ("fused_norm_tanh_mul_add", "fused_norm_tanh_mul_add_norm_scale")
 """Without and with the second norm."""
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Of every tensor, in any mixture."""
 NORMS = ("layer", "rms")
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192
 """Upstream's envelope: the number of columns is a multiple of the one and at most the other."""
@@ -234,12 +247,7 @@ class Call(NamedTuple):
     scale2: torch.Tensor | None
     norm_type: str
     eps: float
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments that were given, by name, in order."""
-        given = zip(self._fields[:-2], self[:-2], strict=True)
-        return {name: tensor for name, tensor in given if isinstance(tensor, torch.Tensor)}
+    tensors = property(given)
 
     @property
     def operands(self) -> dict[str, torch.Tensor]:
@@ -263,12 +271,11 @@ def plan(call: Call) -> Launch:
     batch, tokens, columns = x.shape
     forms = {name: form(operand, batch, tokens) for name, operand in call.operands.items()}
     placed = [forms.get(name) or Form("one") for name in OPERANDS]
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
+    major = capability(x)
     double = call.scale2 is not None
     config = TUNED.select(major, outputs=1 + double, width=columns, bytes=x.numel() * x.itemsize)
     warps, rows, block = cut(config, columns, x.itemsize)
-    interpreted = is_interpreted(norm_tanh_mul_add_kernel)
-    pdl = config.pdl and major >= 9 and not interpreted
+    pdl = config.pdl and pdl_works(norm_tanh_mul_add_kernel, major)
     constants: dict[str, object] = {}
     for name, place in zip(OPERANDS, placed, strict=True):
         constants |= place.constants(name.upper())
@@ -289,7 +296,7 @@ def plan(call: Call) -> Launch:
         BLOCK=block,
         ROWS=rows,
         EARLY=min(config.early, 1 + double),
-        APPROXIMATE=config.approximate and x.dtype == torch.bfloat16 and not interpreted,
+        APPROXIMATE=config.approximate and x.dtype == torch.bfloat16 and not is_interpreted(norm_tanh_mul_add_kernel),
         PDL=pdl,
         LOAD=config.load,
         STORE=config.store,
@@ -320,8 +327,8 @@ def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, 
 def _call(op: str, *args: Any, **kwargs: Any) -> Call:
     """The call of `op` with these arguments; weights, biases and eps may be left out."""
     names = [name for name in Call._fields if op == OPS[1] or not name.endswith("2")]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return Call(**dict.fromkeys((*VECTORS, "scale2")) | {"eps": 1e-5} | given)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    return Call(**dict.fromkeys((*VECTORS, "scale2")) | {"eps": 1e-5} | named)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
@@ -329,28 +336,19 @@ def _call(op: str, *args: Any, **kwargs: Any) -> Call:
 
 def _check(op: str, call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{op}: {argument}: expected {expected}, got {got}")
-
+    expect = expecting(op)
+    optional = (*VECTORS, "scale2") if op == OPS[0] else VECTORS
+    check_tensors(op, dict(zip(call._fields[:-2], call[:-2], strict=True)), optional)
     x = call.x
     expect(x.dim() == 3, "x", "three dimensions [B, S, D]", list(x.shape))
-    batch, tokens, columns = x.shape
-    step, most = COLUMNS_STEP, MAX_COLUMNS
+    columns, step, most = x.shape[2], COLUMNS_STEP, MAX_COLUMNS
     expect(columns % step == 0 and 0 < columns <= most, "x", f"D a multiple of {step} up to {most}", columns)
     expect(call.norm_type in NORMS, "norm_type", "'layer' or 'rms'", repr(call.norm_type))
-    for name, value in zip(call._fields[:-2], call[:-2], strict=True):
-        absent = value is None and (name in VECTORS or (name == "scale2" and op == OPS[0]))
-        expect(absent or isinstance(value, torch.Tensor), name, "a tensor", value)
+    check_operands(op, call.operands, x.shape)
     for name, tensor in call.tensors.items():
-        expect(tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
-        expect(tensor.dtype in DTYPES, name, "dtype float16, bfloat16 or float32", tensor.dtype)
-        if name in OPERANDS:
-            expected, got = broadcast_fault(tensor.shape, batch, tokens, columns) or ("", None)
-            expect(not expected, name, expected, got)
-        else:
-            expect(name == "x" or tensor.shape == (columns,), name, f"shape {[columns]}", list(tensor.shape))
+        expect(tensor.dtype in FLOATS, name, "dtype float16, bfloat16 or float32", tensor.dtype)
+        if name in VECTORS:
+            expect(tensor.shape == (columns,), name, f"shape {[columns]}", list(tensor.shape))
         last = tensor.stride(-1) if tensor.dim() and tensor.shape[-1] > 1 else 1
         expect(last == 1, name, "stride 1 in its last dimension", last)
 
@@ -358,19 +356,10 @@ def _check(op: str, call: Call) -> None:
 def _uncovered(call: Call) -> str | None:
     """Why the kernel cannot take this call on any device, or None."""
     x = call.x
-    for name, tensor in call.tensors.items():
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
-    # The outputs are `empty_like` x, which keeps the order of x's strides.
-    like = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta"))
+    like = torch.empty_strided(x.shape, output_strides(x), device="meta")
     if row_stride(x) is None or row_stride(like) != x.shape[2]:
         return f"x has shape {list(x.shape)} and strides {x.stride()}; the kernel steps evenly from row to row"
-    for name, operand in call.operands.items():
-        if form(operand, *x.shape[:2]) is None:
-            return f"{name} has shape {list(operand.shape)} and strides {operand.stride()}, for which there is no form"
-    return None
+    return unfit(call.tensors) or formless(call.operands, *x.shape[:2])
 
 
 def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
@@ -384,10 +373,7 @@ def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
 
 
 def _why_not(call: Call) -> str | None:
-    device = call.x.device.type
-    if device == "cuda" or (device == "cpu" and is_interpreted(norm_tanh_mul_add_kernel)):
-        return _uncovered(call)
-    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+    return elsewhere(call.x, norm_tanh_mul_add_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -406,9 +392,7 @@ def _plain(call: Call) -> torch.Tensor | tuple[torch.Tensor, ...]:
         return value
 
     def lines(operand: torch.Tensor) -> torch.Tensor:
-        if operand.dim() == 4:
-            operand = operand.squeeze(2).repeat_interleave(call.x.shape[1] // operand.shape[1], dim=1)
-        return (operand.unsqueeze(1) if operand.dim() == 2 else operand).float()
+        return per_token(operand, call.x.shape[1]).float()
 
     y = _like(norm(call.x, "") * torch.tanh(lines(call.scale)) + lines(call.shift), call.x)
     if call.scale2 is None:
@@ -439,36 +423,28 @@ def _run(op: str, call: Call) -> Any:
 
 # --- custom ops and fakes: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers ops of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_FIRST = "Tensor x, Tensor? weight, Tensor? bias, Tensor scale, Tensor shift"
-_SECOND = "Tensor? weight2, Tensor? bias2, Tensor scale2"
-_REST = "str norm_type, float eps=1e-05"
-torch.library.define(f"{_NAMESPACE}::{OPS[0]}", f"({_FIRST}, {_REST}) -> Tensor")
-torch.library.define(f"{_NAMESPACE}::{OPS[1]}", f"({_FIRST}, {_SECOND}, {_REST}) -> (Tensor, Tensor)")
-_single_op, _double_op = (getattr(getattr(torch.ops, _NAMESPACE), op) for op in OPS)
+
+def _impl(op: str, *args: Any, **kwargs: Any) -> Any:
+    return _run(op, _call(op, *args, **kwargs))
 
 
-@torch.library.impl(f"{_NAMESPACE}::{OPS[0]}", ("CPU", "CUDA"))
-def _single_impl(*args: Any, **kwargs: Any) -> Any:
-    return _run(OPS[0], _call(OPS[0], *args, **kwargs))
-
-
-@torch.library.impl(f"{_NAMESPACE}::{OPS[1]}", ("CPU", "CUDA"))
-def _double_impl(*args: Any, **kwargs: Any) -> Any:
-    return _run(OPS[1], _call(OPS[1], *args, **kwargs))
-
-
-@torch.library.register_fake(f"{_NAMESPACE}::{OPS[0]}")
-def _single_fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     """A tensor like x."""
     return torch.empty_like(x)
 
 
-@torch.library.register_fake(f"{_NAMESPACE}::{OPS[1]}")
-def _double_fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fakes(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Two tensors like x."""
     return torch.empty_like(x), torch.empty_like(x)
+
+
+_FIRST = "Tensor x, Tensor? weight, Tensor? bias, Tensor scale, Tensor shift"
+_SECOND = "Tensor? weight2, Tensor? bias2, Tensor scale2"
+_REST = "str norm_type, float eps=1e-05"
+_single_op = register(__name__, OPS[0], f"({_FIRST}, {_REST}) -> Tensor", partial(_impl, OPS[0]), _fake)
+_double_op = register(
+    __name__, OPS[1], f"({_FIRST}, {_SECOND}, {_REST}) -> (Tensor, Tensor)", partial(_impl, OPS[1]), _fakes
+)
 
 
 # --- public functions

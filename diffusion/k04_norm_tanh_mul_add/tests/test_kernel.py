@@ -1,6 +1,5 @@
-"""The kernel itself, over its envelope: on a GPU, or in Triton's interpreter (which `test_interpreted.py` starts)."""
+"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -13,10 +12,6 @@ from diffusion.k04_norm_tanh_mul_add.solution import why_not
 from .cases import BOTH, assert_right, make, name_of, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1 as test_interpreted.py sets",
-)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 norms = pytest.mark.parametrize("norm", ["layer", "rms"])
 ops = pytest.mark.parametrize("double", [False, True])

@@ -19,7 +19,6 @@ from cutlass.cute.runtime import from_dlpack  # noqa: E402
 
 from diffusion.k04_norm_tanh_mul_add.lab import cutedsl  # noqa: E402
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 doubles = pytest.mark.parametrize("double", [False, True])
 
 
@@ -94,7 +93,6 @@ def test_what_it_does_not_cover_is_refused(change):
 
 
 @pytest.mark.gpu
-@gpu
 @doubles
 @pytest.mark.parametrize("tokens", [1, 5, 4128])
 @pytest.mark.parametrize("columns", [256, 3840, 8192])

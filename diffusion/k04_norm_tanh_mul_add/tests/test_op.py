@@ -1,4 +1,4 @@
-"""The ops around the kernel: paths, errors, tracing, plans."""
+"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
 
 import re
 
@@ -12,17 +12,10 @@ from diffusion.k04_norm_tanh_mul_add.solution import launches, why_not
 from diffusion.k04_norm_tanh_mul_add.solution import norm_tanh_mul_add as module
 from kda_core.aot import meta_tensors
 
-from .cases import BOTH, DOUBLE, SINGLE, assert_right, make, name_of, normal
+from .cases import BOTH, DOUBLE, assert_right, make, name_of, normal
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ops = pytest.mark.parametrize("double", [False, True])
 norms = pytest.mark.parametrize("norm", ["layer", "rms"])
-
-
-@pytest.fixture(autouse=True)
-def _fresh_plans():
-    for plans in module._PLANS.values():
-        plans.clear()
 
 
 def public(tensors, arm=solution):
@@ -48,16 +41,7 @@ def test_plain_and_eager_operands(arm, shape):
     assert_right(public(tensors, arm), tensors, "layer")
 
 
-def test_gradients_flow_through_the_plain_path():
-    tensors = make(double=True, dtype=torch.float32)
-    scale, weight2 = (tensors[name].requires_grad_() for name in ("scale", "weight2"))
-    with torch.enable_grad():
-        sum(out.sum() for out in public(tensors)(**tensors, norm_type="layer")).backward()
-    assert scale.grad.abs().sum() > 0
-    assert weight2.grad.abs().sum() > 0
-
-
-# --- what the kernel does not cover
+# --- what the kernels do not cover
 
 
 def swapped(tensor):
@@ -86,20 +70,7 @@ def test_what_the_kernel_does_not_cover(change, reason):
         assert_right(public(tensors), tensors)
 
 
-def test_recording_is_fine_without_gradients():
-    tensors = make() | {"weight": torch.nn.Parameter(normal(256))}
-    with torch.no_grad():
-        assert module._uncovered(module._call(SINGLE, **tensors, norm_type="rms")) is None
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
-@ops
-def test_why_not_on_the_cpu(double):
-    tensors = make(double=double)
-    assert why_not(name_of(tensors), *tensors.values(), "rms", 1e-5).startswith("x is on cpu")
-
-
-# --- errors
+# --- what has no meaning
 
 
 @pytest.mark.parametrize(
@@ -114,17 +85,14 @@ def test_why_not_on_the_cpu(double):
         ("weight", normal(512), r"weight: expected shape \[256\], got \[512\]"),
         ("bias", normal(1, 256), r"bias: expected shape \[256\], got \[1, 256\]"),
         ("weight2", normal(512)[::2], "weight2: expected stride 1 in its last dimension, got 2"),
-        ("bias2", normal(256).int(), "bias2: expected dtype float16, bfloat16 or float32, got torch.int32"),
+        ("bias2", normal(256).double(), "bias2: expected dtype float16, bfloat16 or float32, got torch.float64"),
         ("scale", normal(3, 256), r"scale: expected a shape that broadcasts to \[2, 256\], got \[3, 256\]"),
         ("scale", normal(2, 6, 128), r"scale: expected a shape that broadcasts to \[2, 6, 256\], got \[2, 6, 128\]"),
         ("shift", normal(2, 4, 1, 256), "shift: expected frames that divide the 6 tokens of x, got 4"),
         ("shift", normal(2, 3, 2, 256), r"shift: expected a shape that broadcasts to \[2, 3, 1, 256\], got"),
         ("scale2", normal(1, 1, 1, 1, 256), "scale2: expected at most four dimensions, got"),
         ("scale2", None, "scale2: expected a tensor, got None"),
-        ("shift", None, "shift: expected a tensor, got None"),
-        ("bias2", 0, "bias2: expected a tensor, got 0"),
         ("shift", normal(1, 1, 1).expand(1, 1, 256), "shift: expected stride 1 in its last dimension, got 0"),
-        ("scale", torch.ones(256, device="meta"), "scale: expected device cpu, as x, got meta"),
         ("norm_type", "batch", "norm_type: expected 'layer' or 'rms', got 'batch'"),
     ],
 )
@@ -134,23 +102,6 @@ def test_meaningless_arguments_are_named(argument, value, message):
         solution.fused_norm_tanh_mul_add_norm_scale(**arguments)
     with pytest.raises(ValueError, match=f"{DOUBLE}: {message}"):
         why_not(DOUBLE, **arguments)
-
-
-# --- tracing
-
-
-def test_ops_are_registered_truthfully():
-    torch.library.opcheck(module._single_op.default, (*make().values(), "layer", 1e-5))
-    torch.library.opcheck(module._double_op.default, (*make(double=True, affine=()).values(), "rms", 1e-6))
-    tensors = make() | {"x": swapped(normal(2, 6, 256))}
-    torch.library.opcheck(module._single_op.default, (*tensors.values(), "rms", 1e-5))
-
-
-@ops
-@norms
-def test_full_graph_compilation(double, norm):
-    tensors = make(double=double, affine=BOTH[: 1 + (norm == "layer")])
-    assert_right(torch.compile(public(tensors), fullgraph=True, backend="aot_eager"), tensors, norm)
 
 
 # --- how calls become launches
@@ -194,31 +145,15 @@ def test_features_of_the_table():
     assert asked == [{"outputs": 2, "width": 3072, "bytes": 4 * 512 * 3072 * 2}]
 
 
-@pytest.mark.gpu
-@gpu
-class TestOnGpu:
-    def test_second_call_runs_the_plan_of_the_first(self, monkeypatch):
-        both = [make(double=double, device="cuda") for double in (False, True)]
-        for _ in range(2):
-            for tensors in both:
-                assert_right(public(tensors), tensors)
-                assert_right(public(tensors), tensors, "layer")
-            monkeypatch.setattr(module, "_run", None)
+# --- on a GPU
 
+
+@pytest.mark.gpu
+class TestOnGpu:
     def test_eps_and_norm_are_part_of_the_signature(self):
         tensors = make(device="cuda")
         for norm, eps in (("rms", 1e-5), ("layer", 1e-5), ("rms", 0.5), ("rms", 1e-5)):
             assert_right(public(tensors), tensors, norm, eps)
-
-    @ops
-    def test_misaligned_views(self, double):
-        def misaligned(tensor):
-            buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
-            return buffer[1:].view(tensor.shape).copy_(tensor)
-
-        tensors = make(double=double, device="cuda")
-        assert_right(public(tensors), tensors)
-        assert_right(public(tensors), {name: misaligned(tensor) for name, tensor in tensors.items()})
 
     def test_approximate_tanh_moves_few_outputs_and_those_by_a_step(self):
         tensors = make(affine=(), columns=8192, device="cuda", shift=(1,))
@@ -230,39 +165,6 @@ class TestOnGpu:
         torch.testing.assert_close(close, exact, atol=0, rtol=2**-7)
         assert 0 < (close != exact).float().mean() < 0.25
 
-    def test_inference_mode(self):
-        with torch.inference_mode():
-            for _ in range(2):
-                for double in (False, True):
-                    tensors = make(double=double, device="cuda")
-                    assert_right(public(tensors), tensors)
-
-    def test_gradients_are_not_lost_to_a_plan_made_without_them(self):
-        tensors = make(device="cuda") | {"weight": torch.nn.Parameter(normal(256, device="cuda"))}
-        with torch.no_grad():
-            public(tensors)(**tensors, norm_type="rms")
-        assert public(tensors)(**tensors, norm_type="rms").requires_grad
-
-    def test_every_call_returns_memory_of_its_own(self):
-        tensors = make(double=True, device="cuda")
-        outputs = [out for _ in range(2) for out in public(tensors)(**tensors, norm_type="rms")]
-        assert len({out.data_ptr() for out in outputs}) == 4
-
-    @ops
-    def test_cuda_graph_follows_its_inputs(self, double):
-        tensors = make(double=double, device="cuda")
-        public(tensors)(**tensors, norm_type="rms")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outputs = public(tensors)(**tensors, norm_type="rms")
-        tensors["x"].copy_(normal(2, 6, 256, seed=9))
-
-        def replay(*_, **__):
-            graph.replay()
-            return outputs
-
-        assert_right(replay, tensors)
-
     def test_offsets_beyond_32_bits(self):
         tokens = 2**31 // 8192 + 9
         x = torch.empty(1, tokens, 8192, dtype=torch.bfloat16, device="cuda")
@@ -271,8 +173,3 @@ class TestOnGpu:
         y = solution.fused_norm_tanh_mul_add(x, None, None, scale, shift, "layer")
         last = x[:, -3:].contiguous()
         assert torch.equal(y[:, -3:], solution.fused_norm_tanh_mul_add(last, None, None, scale, shift, "layer"))
-
-    @ops
-    def test_full_graph_compilation_with_inductor(self, double):
-        tensors = make(double=double, device="cuda")
-        assert_right(torch.compile(public(tensors), fullgraph=True), tensors)

@@ -2,6 +2,7 @@
 
 import torch
 
+from kda_core.errors import expecting
 from kda_core.workloads import Workload
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -51,11 +52,7 @@ def fused_scale_residual_norm_scale_shift(
 
 def check(workload: Workload) -> None:
     """Raise ValueError for a row outside the ops' envelope; it names the argument, what was expected and what came."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{argument}: expected {expected}, got {got}")
-
+    expect = expecting()
     inputs, scalars = workload.inputs, workload.scalars
     sums = workload.op == "fused_scale_residual_norm_scale_shift"
     needed = {"x", "scale", "shift"} | ({"residual"} if sums else set())

@@ -20,6 +20,7 @@ y is the norm of the r that the caller gets, and a 16-bit row takes half the reg
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,32 +28,45 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.calls import (
+    FLOATS,
+    capability,
+    check_tensors,
+    elsewhere,
+    given,
+    output_strides,
+    pdl_works,
+    register,
+    unfit,
+)
+from kda_core.errors import expecting
+from kda_core.launch import MISS, Launch, Plans, is_tracing
 from kda_core.rows import (
     Form,
-    broadcast_fault,
+    check_operands,
     form,
+    formless,
     load_chunk,
     load_operand_chunk,
     load_operand_row,
     load_row,
     operand_line,
+    per_token,
     round_to,
     row_stride,
     statistics,
     store_chunk,
     vector_width,
 )
-from kda_core.tuning import DEFAULT_CAPABILITY, Table
+from kda_core.tuning import Table
 
 OPS = ("fused_norm_scale_shift", "fused_scale_residual_norm_scale_shift")
 """Without and with a residual."""
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Of every tensor, in any mixture."""
 NORMS = ("layer", "rms")
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192
 """Upstream's envelope: the number of columns is a multiple of the one and at most the other."""
 OPERANDS = ("gate", "scale", "shift")
+OPTIONAL = ("gate", "weight", "bias")
 MOST_PER_THREAD = 40
 """Elements of its rows that a thread holds before a row gets more warps: 5120 columns at 4 warps."""
 MOST_BYTES_HELD = 320
@@ -237,17 +251,12 @@ class Call(NamedTuple):
     shift: torch.Tensor
     norm_type: str
     eps: float
+    tensors = property(given)
 
     @property
     def op(self) -> str:
         """The public op that this is a call of."""
         return OPS[self.residual is not None]
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments that were given, by name, in order."""
-        given = zip(self._fields[:-2], self[:-2], strict=True)
-        return {name: tensor for name, tensor in given if isinstance(tensor, torch.Tensor)}
 
     @property
     def operands(self) -> dict[str, torch.Tensor]:
@@ -272,7 +281,7 @@ def plan(call: Call) -> Launch:
         for name, operand in call.operands.items()
         if (at := forms[name]) is not None and at.across and at.name in ("rows", "cycle")
     )
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
+    major = capability(x)
     config = TUNED.select(
         major,
         bytes=x.numel() * x.itemsize,
@@ -281,7 +290,7 @@ def plan(call: Call) -> Launch:
         streamed=streamed,
     )
     warps, rows, block = cut(config, columns, x.itemsize)
-    pdl = config.pdl and major >= 9 and not is_interpreted(norm_scale_shift_kernel)
+    pdl = config.pdl and pdl_works(norm_scale_shift_kernel, major)
     constants: dict[str, object] = {}
     for name, place in zip(OPERANDS, placed, strict=True):
         constants |= place.constants(name.upper())
@@ -348,8 +357,8 @@ def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, 
 def _call(op: str, *args: Any, **kwargs: Any) -> Call:
     """The call of `op` with these arguments; gate, weight, bias and eps may be left out."""
     names = [name for name in Call._fields if op == OPS[1] or name not in ("residual", "gate")]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return Call(**dict.fromkeys(("residual", "gate", "weight", "bias")) | {"eps": 1e-5} | given)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    return Call(**dict.fromkeys(("residual", *OPTIONAL)) | {"eps": 1e-5} | named)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
@@ -357,30 +366,20 @@ def _call(op: str, *args: Any, **kwargs: Any) -> Call:
 
 def _check(op: str, call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{op}: {argument}: expected {expected}, got {got}")
-
+    expect = expecting(op)
+    optional = ("residual", *OPTIONAL) if op == OPS[0] else OPTIONAL
+    check_tensors(op, dict(zip(call._fields[:-2], call[:-2], strict=True)), optional)
     x = call.x
     expect(x.dim() == 3, "x", "three dimensions [B, S, D]", list(x.shape))
-    batch, tokens, columns = x.shape
-    step, most = COLUMNS_STEP, MAX_COLUMNS
+    columns, step, most = x.shape[2], COLUMNS_STEP, MAX_COLUMNS
     expect(columns % step == 0 and 0 < columns <= most, "x", f"D a multiple of {step} up to {most}", columns)
     expect(call.norm_type in NORMS, "norm_type", "'layer' or 'rms'", repr(call.norm_type))
-    expect(op == call.op, "residual", "a tensor", call.residual)
-    shapes = dict.fromkeys(("x", "residual"), x.shape) | dict.fromkeys(("weight", "bias"), x.shape[2:])
-    for name, value in zip(call._fields[:-2], call[:-2], strict=True):
-        absent = value is None and name in ("residual", "gate", "weight", "bias")
-        expect(absent or isinstance(value, torch.Tensor), name, "a tensor", value)
+    check_operands(op, call.operands, x.shape)
     for name, tensor in call.tensors.items():
-        expect(tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
-        expect(tensor.dtype in DTYPES, name, "dtype float16, bfloat16 or float32", tensor.dtype)
-        if name in OPERANDS:
-            expected, got = broadcast_fault(tensor.shape, batch, tokens, columns) or ("", None)
-            expect(not expected, name, expected, got)
-        else:
-            expect(tensor.shape == shapes[name], name, f"shape {list(shapes[name])}", list(tensor.shape))
+        expect(tensor.dtype in FLOATS, name, "dtype float16, bfloat16 or float32", tensor.dtype)
+        if name not in OPERANDS:
+            shape = x.shape if name in ("x", "residual") else x.shape[2:]
+            expect(tensor.shape == shape, name, f"shape {list(shape)}", list(tensor.shape))
         last = tensor.stride(-1) if tensor.dim() and tensor.shape[-1] > 1 else 1
         expect(last == 1, name, "stride 1 in its last dimension", last)
 
@@ -389,20 +388,12 @@ def _uncovered(call: Call) -> str | None:
     """Why the kernel cannot take this call on any device, or None."""
     x = call.x
     for name, tensor in call.tensors.items():
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
         if name in ("x", "residual") and row_stride(tensor) is None:
             return f"{name} has strides {tensor.stride()}; the kernel steps evenly from row to row"
-    # The outputs are `empty_like` x, which keeps the order of x's strides.
-    like = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta"))
+    like = torch.empty_strided(x.shape, output_strides(x), device="meta")
     if row_stride(like) != x.shape[2]:
         return f"x has strides {x.stride()}; an output like it is not written row after row"
-    for name, operand in call.operands.items():
-        if form(operand, *x.shape[:2]) is None:
-            return f"{name} has shape {list(operand.shape)} and strides {operand.stride()}, for which there is no form"
-    return None
+    return unfit(call.tensors) or formless(call.operands, *x.shape[:2])
 
 
 def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
@@ -416,19 +407,14 @@ def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
 
 
 def _why_not(call: Call) -> str | None:
-    device = call.x.device.type
-    if device == "cuda" or (device == "cpu" and is_interpreted(norm_scale_shift_kernel)):
-        return _uncovered(call)
-    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+    return elsewhere(call.x, norm_scale_shift_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The same maths in PyTorch, for whatever the kernel does not cover."""
 
     def lines(operand: torch.Tensor) -> torch.Tensor:
-        if operand.dim() == 4:
-            operand = operand.squeeze(2).repeat_interleave(call.x.shape[1] // operand.shape[1], dim=1)
-        return (operand.unsqueeze(1) if operand.dim() == 2 else operand).float()
+        return per_token(operand, call.x.shape[1]).float()
 
     def like_x(value: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(call.x, requires_grad=False).copy_(value)
@@ -471,35 +457,25 @@ def _run(op: str, call: Call) -> Any:
 
 # --- custom ops and fakes: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers ops of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_REST = "Tensor? weight, Tensor? bias, Tensor scale, Tensor shift, str norm_type, float eps=1e-05"
-torch.library.define(f"{_NAMESPACE}::{OPS[0]}", f"(Tensor x, {_REST}) -> Tensor")
-_FIRST = "Tensor residual, Tensor x, Tensor? gate"
-torch.library.define(f"{_NAMESPACE}::{OPS[1]}", f"({_FIRST}, {_REST}) -> (Tensor, Tensor)")
-_single_op, _residual_op = (getattr(getattr(torch.ops, _NAMESPACE), op) for op in OPS)
+
+def _impl(op: str, *args: Any, **kwargs: Any) -> Any:
+    return _run(op, _call(op, *args, **kwargs))
 
 
-@torch.library.impl(f"{_NAMESPACE}::{OPS[0]}", ("CPU", "CUDA"))
-def _single_impl(*args: Any, **kwargs: Any) -> Any:
-    return _run(OPS[0], _call(OPS[0], *args, **kwargs))
-
-
-@torch.library.impl(f"{_NAMESPACE}::{OPS[1]}", ("CPU", "CUDA"))
-def _residual_impl(*args: Any, **kwargs: Any) -> Any:
-    return _run(OPS[1], _call(OPS[1], *args, **kwargs))
-
-
-@torch.library.register_fake(f"{_NAMESPACE}::{OPS[0]}")
-def _single_fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     """A tensor like x."""
     return torch.empty_like(x)
 
 
-@torch.library.register_fake(f"{_NAMESPACE}::{OPS[1]}")
-def _residual_fake(_residual: torch.Tensor, x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, ...]:
+def _fakes(_residual: torch.Tensor, x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Two tensors like x."""
     return torch.empty_like(x), torch.empty_like(x)
+
+
+_FIRST = "Tensor residual, Tensor x, Tensor? gate"
+_REST = "Tensor? weight, Tensor? bias, Tensor scale, Tensor shift, str norm_type, float eps=1e-05"
+_single_op = register(__name__, OPS[0], f"(Tensor x, {_REST}) -> Tensor", partial(_impl, OPS[0]), _fake)
+_residual_op = register(__name__, OPS[1], f"({_FIRST}, {_REST}) -> (Tensor, Tensor)", partial(_impl, OPS[1]), _fakes)
 
 
 # --- public functions

@@ -1,4 +1,4 @@
-"""The ops around the kernel: paths, errors, tracing, plans."""
+"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
 
 import re
 from pathlib import Path
@@ -14,18 +14,11 @@ from diffusion.k05_norm_scale_shift.solution import norm_scale_shift as module
 from kda_core.aot import meta_tensors
 from kda_core.workloads import load_workloads
 
-from .cases import BOTH, RESIDUAL, SINGLE, assert_right, make, name_of, normal
+from .cases import BOTH, RESIDUAL, assert_right, make, name_of, normal
 
 WORKLOADS = Path(__file__).parents[1] / "bench" / "workloads.toml"
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ops = pytest.mark.parametrize("residual", [False, True])
 norms = pytest.mark.parametrize("norm", ["layer", "rms"])
-
-
-@pytest.fixture(autouse=True)
-def _fresh_plans():
-    for plans in module._PLANS.values():
-        plans.clear()
 
 
 def public(tensors, arm=solution):
@@ -57,16 +50,7 @@ def test_plain_and_eager_without_a_gate(arm):
     assert_right(public(tensors, arm), tensors, "layer")
 
 
-def test_gradients_flow_through_the_plain_path():
-    tensors = make(residual=True, dtype=torch.float32)
-    gate, scale = (tensors[name].requires_grad_() for name in ("gate", "scale"))
-    with torch.enable_grad():
-        sum(out.sum() for out in public(tensors)(**tensors, norm_type="layer")).backward()
-    assert gate.grad.abs().sum() > 0
-    assert scale.grad.abs().sum() > 0
-
-
-# --- what the kernel does not cover
+# --- what the kernels do not cover
 
 
 def swapped(tensor):
@@ -96,20 +80,7 @@ def test_what_the_kernel_does_not_cover(change, reason):
         assert_right(public(tensors), tensors)
 
 
-def test_recording_is_fine_without_gradients():
-    tensors = make() | {"weight": torch.nn.Parameter(normal(256))}
-    with torch.no_grad():
-        assert module._uncovered(module._call(SINGLE, **tensors, norm_type="rms")) is None
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
-@ops
-def test_why_not_on_the_cpu(residual):
-    tensors = make(residual=residual)
-    assert why_not(name_of(tensors), *tensors.values(), "rms", 1e-5).startswith("x is on cpu")
-
-
-# --- errors
+# --- what has no meaning
 
 
 @pytest.mark.parametrize(
@@ -126,7 +97,7 @@ def test_why_not_on_the_cpu(residual):
         ("weight", normal(512), r"weight: expected shape \[256\], got \[512\]"),
         ("bias", normal(1, 256), r"bias: expected shape \[256\], got \[1, 256\]"),
         ("weight", normal(512)[::2], "weight: expected stride 1 in its last dimension, got 2"),
-        ("bias", normal(256).int(), "bias: expected dtype float16, bfloat16 or float32, got torch.int32"),
+        ("bias", normal(256).double(), "bias: expected dtype float16, bfloat16 or float32, got torch.float64"),
         ("gate", 1, "gate: expected a tensor, got 1"),
         ("gate", normal(3, 1, 256), r"gate: expected a shape that broadcasts to \[2, 6, 256\], got \[3, 1, 256\]"),
         ("scale", normal(3, 256), r"scale: expected a shape that broadcasts to \[2, 256\], got \[3, 256\]"),
@@ -136,7 +107,6 @@ def test_why_not_on_the_cpu(residual):
         ("shift", normal(2, 3, 2, 256), r"shift: expected a shape that broadcasts to \[2, 3, 1, 256\], got"),
         ("gate", normal(1, 1, 1, 1, 256), "gate: expected at most four dimensions, got"),
         ("shift", normal(1, 1, 1).expand(1, 1, 256), "shift: expected stride 1 in its last dimension, got 0"),
-        ("scale", torch.ones(256, device="meta"), "scale: expected device cpu, as x, got meta"),
         ("norm_type", "batch", "norm_type: expected 'layer' or 'rms', got 'batch'"),
     ],
 )
@@ -146,23 +116,6 @@ def test_meaningless_arguments_are_named(argument, value, message):
         solution.fused_scale_residual_norm_scale_shift(**arguments)
     with pytest.raises(ValueError, match=f"{RESIDUAL}: {message}"):
         why_not(RESIDUAL, **arguments)
-
-
-# --- tracing
-
-
-def test_ops_are_registered_truthfully():
-    torch.library.opcheck(module._single_op.default, (*make().values(), "layer", 1e-5))
-    torch.library.opcheck(module._residual_op.default, (*make(residual=True, affine=()).values(), "rms", 1e-6))
-    tensors = make() | {"x": swapped(normal(2, 6, 256))}
-    torch.library.opcheck(module._single_op.default, (*tensors.values(), "rms", 1e-5))
-
-
-@ops
-@norms
-def test_full_graph_compilation(residual, norm):
-    tensors = make(residual=residual, affine=BOTH[: 1 + (norm == "layer")])
-    assert_right(torch.compile(public(tensors), fullgraph=True, backend="aot_eager"), tensors, norm)
 
 
 # --- how calls become launches
@@ -231,64 +184,15 @@ def test_features_of_the_table(id, features):
     assert asked == [features]
 
 
-@pytest.mark.gpu
-@gpu
-class TestOnGpu:
-    def test_second_call_runs_the_plan_of_the_first(self, monkeypatch):
-        both = [make(residual=residual, device="cuda") for residual in (False, True)]
-        for _ in range(2):
-            for tensors in both:
-                assert_right(public(tensors), tensors)
-                assert_right(public(tensors), tensors, "layer")
-            monkeypatch.setattr(module, "_run", None)
+# --- on a GPU
 
+
+@pytest.mark.gpu
+class TestOnGpu:
     def test_eps_and_norm_are_part_of_the_signature(self):
         tensors = make(device="cuda")
         for norm, eps in (("rms", 1e-5), ("layer", 1e-5), ("rms", 0.5), ("rms", 1e-5)):
             assert_right(public(tensors), tensors, norm, eps)
-
-    @ops
-    def test_misaligned_views(self, residual):
-        def misaligned(tensor):
-            buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")
-            return buffer[1:].view(tensor.shape).copy_(tensor)
-
-        tensors = make(residual=residual, device="cuda")
-        assert_right(public(tensors), tensors)
-        assert_right(public(tensors), {name: misaligned(tensor) for name, tensor in tensors.items()})
-
-    def test_inference_mode(self):
-        with torch.inference_mode():
-            for _ in range(2):
-                for residual in (False, True):
-                    tensors = make(residual=residual, device="cuda")
-                    assert_right(public(tensors), tensors)
-
-    def test_gradients_are_not_lost_to_a_plan_made_without_them(self):
-        tensors = make(device="cuda") | {"weight": torch.nn.Parameter(normal(256, device="cuda"))}
-        with torch.no_grad():
-            public(tensors)(**tensors, norm_type="rms")
-        assert public(tensors)(**tensors, norm_type="rms").requires_grad
-
-    def test_every_call_returns_memory_of_its_own(self):
-        tensors = make(residual=True, device="cuda")
-        outputs = [out for _ in range(2) for out in public(tensors)(**tensors, norm_type="rms")]
-        assert len({out.data_ptr() for out in outputs}) == 4
-
-    @ops
-    def test_cuda_graph_follows_its_inputs(self, residual):
-        tensors = make(residual=residual, device="cuda")
-        public(tensors)(**tensors, norm_type="rms")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outputs = public(tensors)(**tensors, norm_type="rms")
-        tensors["x"].copy_(normal(2, 6, 256, seed=9))
-
-        def replay(*_, **__):
-            graph.replay()
-            return outputs
-
-        assert_right(replay, tensors)
 
     def test_offsets_beyond_32_bits(self):
         tokens = 2**31 // 8192 + 9
@@ -298,8 +202,3 @@ class TestOnGpu:
         y = solution.fused_norm_scale_shift(x, None, None, scale, shift, "layer")
         last = x[:, -3:].contiguous()
         assert torch.equal(y[:, -3:], solution.fused_norm_scale_shift(last, None, None, scale, shift, "layer"))
-
-    @ops
-    def test_full_graph_compilation_with_inductor(self, residual):
-        tensors = make(residual=residual, device="cuda")
-        assert_right(torch.compile(public(tensors), fullgraph=True), tensors)

@@ -2,6 +2,7 @@
 
 import torch
 
+from kda_core.errors import expecting
 from kda_core.workloads import TensorSpec, Workload
 
 FLOATS = ("float16", "bfloat16", "float32")
@@ -107,9 +108,7 @@ def _choose(index: torch.Tensor, zero: torch.Tensor, one: torch.Tensor) -> torch
     return torch.where((index != 0)[..., None], one.double()[:, None], zero.double()[:, None])
 
 
-def _expect(fits: bool, argument: str, expected: str, got: object) -> None:
-    if not fits:
-        raise ValueError(f"{argument}: expected {expected}, got {got}")
+_expect = expecting()
 
 
 def _check_scale_shift(workload: Workload, x: TensorSpec) -> None:

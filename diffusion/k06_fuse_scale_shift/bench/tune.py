@@ -3,28 +3,28 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k06_fuse_scale_shift.solution.tuning import SCALE_SHIFT, SELECT01, Config
+from diffusion.k06_fuse_scale_shift.solution import scale_shift, select01
 from kda_core.tune import Sweep
 
 
-def scale_shift() -> Iterator[Config]:
+def scale_shifts() -> Iterator[scale_shift.Config]:
     """Warps, rows and stores; launches without PDL only with few rows a program."""
     for warps, rows, store in product((4, 2, 8, 1), (1, 2, 4, 8), ("", ".cs")):
-        yield Config(warps, rows, store=store)
+        yield scale_shift.Config(warps, rows, store=store)
         if rows <= 2:
-            yield Config(warps, rows, pdl=False, store=store)
+            yield scale_shift.Config(warps, rows, pdl=False, store=store)
 
 
-def select01() -> Iterator[Config]:
+def selections() -> Iterator[select01.Config]:
     """Warps and rows, which share them evenly; launches without PDL only with one row a program."""
     for warps, rows, early, store in product((4, 2, 8), (1, 2, 4, 8), (True, False), ("", ".cs")):
         if rows < warps or (rows == warps and not early):  # early, with one warp a row, spills
-            yield Config(warps, rows, store=store, early=early)
+            yield select01.Config(warps, rows, store=store, early=early)
         if rows == 1:
-            yield Config(warps, rows, pdl=False, store=store, early=early)
+            yield select01.Config(warps, rows, pdl=False, store=store, early=early)
 
 
 SWEEPS = (
-    Sweep(table=SCALE_SHIFT, candidates=tuple(scale_shift()), lines=({"elements": 4_000_000}, {})),
-    Sweep(table=SELECT01, candidates=tuple(select01()), lines=({},)),
+    Sweep(table=scale_shift.TUNED, candidates=tuple(scale_shifts()), lines=({"elements": 4_000_000}, {})),
+    Sweep(table=select01.TUNED, candidates=tuple(selections()), lines=({},)),
 )

@@ -22,7 +22,6 @@ __all__ = [
     "why_not",
 ]
 
-
 _MODULES = {scale_shift.OP: scale_shift} | dict.fromkeys(select01.OPS, select01)
 
 

@@ -16,6 +16,7 @@ loads are issued before the first use.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,15 +24,43 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
-from kda_core.rows import broadcast_fault, form, load_operand_tile, load_tile, operand_line, store_tile, vector_width
-from kda_core.tuning import DEFAULT_CAPABILITY
-
-from .tuning import SCALE_SHIFT, Config
+from kda_core.calls import capability, check_tensors, elsewhere, given, pdl_works, register, unfit
+from kda_core.errors import expecting
+from kda_core.launch import MISS, Launch, Plans, is_tracing
+from kda_core.rows import (
+    check_operands,
+    form,
+    formless,
+    load_operand_tile,
+    load_tile,
+    operand_line,
+    per_token,
+    store_tile,
+    vector_width,
+)
+from kda_core.tuning import Table
 
 OP = "fuse_scale_shift_kernel"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Of x, scale and shift, in any mixture."""
+
+
+# --- configuration and selection
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut. A tile is as many channels as the program's threads hold in one 16-byte vector of x each."""
+
+    warps: int
+    rows: int = 1
+    """Rows of a tile: a thread has a vector of each, so the loads in flight."""
+    pdl: bool = True
+    """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    store: str = ""
+    """Cache modifier of the stores."""
+
+
+TUNED = Table(__file__, "scale_shift", Config)
+"""Features: `elements` (of x)."""
 
 
 # --- kernel
@@ -97,6 +126,7 @@ class Call(NamedTuple):
     scale: torch.Tensor
     shift: torch.Tensor
     scale_constant: float = 1.0
+    tensors = property(given)
 
     @property
     def operands(self) -> dict[str, torch.Tensor]:
@@ -119,10 +149,10 @@ def plan(call: Call) -> Launch:
     scale, shift = (form(operand, batch, tokens) for operand in call.operands.values())
     assert scale is not None, "plan() is for covered calls"
     assert shift is not None, "plan() is for covered calls"
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
-    config = SCALE_SHIFT.select(major, elements=x.numel())
+    major = capability(x)
+    config = TUNED.select(major, elements=x.numel())
     rows, cols = block(config, channels, x.element_size())
-    pdl = config.pdl and major >= 9 and not is_interpreted(scale_shift_kernel)
+    pdl = config.pdl and pdl_works(scale_shift_kernel, major)
     return Launch.make(
         scale_shift_kernel,
         (triton.cdiv(batch * tokens, rows) * triton.cdiv(channels, cols),),
@@ -155,10 +185,16 @@ def block(config: Config, channels: int, item_size: int) -> tuple[int, int]:
 
 
 def launches(_op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
-    """What the op would launch for these inputs."""
-    call = Call(**inputs, scale_constant=scalars.get("scale_constant", 1.0))
+    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
+    call = _call(**inputs, **scalars)
     _check(call)
     return [] if _uncovered(call) else [plan(call)]
+
+
+def _call(*args: Any, **kwargs: Any) -> Call:
+    """The call with these arguments; upstream's tiles are left out."""
+    named = {name: value for name, value in kwargs.items() if name not in ("block_l", "block_c")}
+    return Call(*args[: len(Call._fields)], **named)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
@@ -166,53 +202,33 @@ def launches(_op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str,
 
 def _check(call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{OP}: {argument}: expected {expected}, got {got}")
-
-    x = call.x
-    expect(x.dim() == 3, "x", "three dimensions [B, L, C]", list(x.shape))
-    batch, tokens, channels = x.shape
-    for name, tensor in (("x", x), *call.operands.items()):
-        expect(tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
-        expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
-        fault = broadcast_fault(tensor.shape, batch, tokens, channels)
-        expect(fault is None, name, *(fault or ("", "")))
+    expect = expecting(OP)
+    check_tensors(OP, {"x": call.x, "scale": call.scale, "shift": call.shift})
+    expect(call.x.dim() == 3, "x", "three dimensions [B, L, C]", list(call.x.shape))
+    check_operands(OP, call.operands, call.x.shape)
 
 
 def _uncovered(call: Call) -> str | None:
     """Why the kernel cannot take this call on any device, or None."""
     if not call.x.is_contiguous():
         return f"x is not contiguous, its strides are {call.x.stride()}"
-    for name, tensor in zip(call._fields, call[:3], strict=False):
-        if tensor.dtype not in DTYPES:
-            return f"{name} has dtype {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
     if call.operands["shift"].shape != call.shift.shape and not call.shift.is_contiguous():
         return f"shift has shape {list(call.shift.shape)} and gaps; only a copy brings it to x's shape"
-    for name, operand in call.operands.items():
-        if form(operand, *call.x.shape[:2]) is None:
-            return f"{name} has shape {list(operand.shape)} and strides {operand.stride()}, for which there is no form"
-    return None
+    return unfit(call.tensors) or formless(call.operands, *call.x.shape[:2])
 
 
 def why_not(_op: str, *args: Any, **kwargs: Any) -> str | None:
-    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None when it does not."""
-    for tile in ("block_l", "block_c"):
-        kwargs.pop(tile, None)
-    return _why_not(Call(*args[:4], **kwargs))
+    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
+
+    Raises the same ValueError as the call for arguments that the op has no meaning for.
+    """
+    call = _call(*args, **kwargs)
+    _check(call)
+    return _why_not(call)
 
 
 def _why_not(call: Call) -> str | None:
-    _check(call)
-    device = call.x.device.type
-    if device == "cuda" or (device == "cpu" and is_interpreted(scale_shift_kernel)):
-        return _uncovered(call)
-    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+    return elsewhere(call.x, scale_shift_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> torch.Tensor:
@@ -221,14 +237,7 @@ def _plain(call: Call) -> torch.Tensor:
     wide = torch.float32
     for tensor in call[:3]:
         wide = torch.promote_types(wide, tensor.dtype)
-
-    def lines(operand: torch.Tensor) -> torch.Tensor:
-        operand = operand.to(wide)
-        if operand.dim() == 4:
-            return operand.squeeze(2).repeat_interleave(tokens // operand.shape[1], dim=1)
-        return operand.unsqueeze(1) if operand.dim() == 2 else operand
-
-    scale, shift = map(lines, call.operands.values())
+    scale, shift = (per_token(operand.to(wide), tokens) for operand in call.operands.values())
     y = (x.to(wide) * (call.scale_constant + scale) + shift).to(x.dtype)
     if call.scalars:
         y = torch.where((scale == 0) & (shift == 0), x, y)
@@ -243,6 +252,7 @@ def _run(call: Call) -> torch.Tensor:
     tensors, scalars = call[:3], call[3:]
     y = _PLANS.recall(tensors, scalars)
     if y is MISS:
+        _check(call)
         if _why_not(call) is not None or call.x.numel() == 0:
             return _plain(call)
         y = _PLANS.launch(plan(call), tensors, scalars, outputs=[0])
@@ -252,22 +262,18 @@ def _run(call: Call) -> torch.Tensor:
 
 # --- custom op and fake: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers an op of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_NAME = f"{_NAMESPACE}::{OP}"
-torch.library.define(_NAME, "(Tensor x, Tensor scale, Tensor shift, float scale_constant=1.0) -> Tensor")
-_op = getattr(getattr(torch.ops, _NAMESPACE), OP)
 
-
-@torch.library.impl(_NAME, ("CPU", "CUDA"))
 def _impl(*args: Any, **kwargs: Any) -> torch.Tensor:
     return _run(Call(*args, **kwargs))
 
 
-@torch.library.register_fake(_NAME)
 def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     """A tensor of x's shape, dtype and device, contiguous."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_SCHEMA = "(Tensor x, Tensor scale, Tensor shift, float scale_constant=1.0) -> Tensor"
+_op = register(__name__, OP, _SCHEMA, _impl, _fake)
 
 
 # --- public function
@@ -305,6 +311,7 @@ def fuse_scale_shift_kernel(
             result = entry(x, scale, shift, scale_constant)
             if result is not MISS:
                 return result
-    if is_dynamo_compiling() or is_tracing(x, scale, shift):
-        return _op(x, scale, shift, scale_constant)
-    return _run(Call(x, scale, shift, scale_constant))
+    call = Call(x, scale, shift, scale_constant)
+    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
+        return _op(*call)
+    return _run(call)

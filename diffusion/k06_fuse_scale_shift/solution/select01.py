@@ -16,6 +16,8 @@ few and stay in the caches; a token's index chooses between their addresses, so 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,19 +25,17 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.calls import capability, check_tensors, elsewhere, given, pdl_works, register, scattered, unfit
+from kda_core.errors import expecting
+from kda_core.launch import MISS, Launch, Plans, is_tracing
 from kda_core.rows import affine, load_chunk, statistics, store_chunk, vector_width
-from kda_core.tuning import DEFAULT_CAPABILITY
-
-from .tuning import SELECT01, Config
+from kda_core.tuning import Table
 
 OPS = (
     "fuse_layernorm_scale_shift_gate_select01_kernel",
     "fuse_residual_layernorm_scale_shift_gate_select01_kernel",
 )
 """Without and with a residual."""
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Of every tensor but index, in any mixture."""
 MODULATION = ("scale0", "shift0", "gate0", "scale1", "shift1", "gate1")
 MOST_BYTES = 65536
 """Of a row of x: upstream's envelope."""
@@ -43,6 +43,28 @@ MOST_PER_THREAD = 32
 """Elements of a row that a thread holds, in float32, before the row gets more warps; with several rows a program up to
 three times as many."""
 MOST_WARPS = 16
+
+
+# --- configuration and selection
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut. A tile is as many channels as the threads of a row hold in one 16-byte vector of x each."""
+
+    warps: int
+    rows: int = 1
+    """Rows of a program, with warps / rows warps each; equal to `warps`, a row stays within one warp."""
+    pdl: bool = True
+    """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    store: str = ""
+    """Cache modifier of the stores."""
+    early: bool = True
+    """Scale, shift and gate are loaded before the statistics instead of behind them."""
+
+
+TUNED = Table(__file__, "select01", Config)
+"""Features: `elements` (of x)."""
 
 
 # --- kernel
@@ -164,32 +186,17 @@ class Call(NamedTuple):
     gate1: torch.Tensor
     index: torch.Tensor
     eps: float
-
-    @property
-    def op(self) -> str:
-        """The public op that this is a call of."""
-        return OPS[self.residual is not None]
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments that were given, by name, in order."""
-        given = zip(self._fields[:-1], self[:-1], strict=True)
-        return {name: tensor for name, tensor in given if isinstance(tensor, torch.Tensor)}
-
-    @property
-    def outputs(self) -> int:
-        """How many tensors the op returns."""
-        return 2 if self.residual is None else 3
+    tensors = property(given)
 
 
 def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, index = call.x, call.index
     batch, tokens, channels = x.shape
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
-    config = SELECT01.select(major, elements=x.numel())
+    major = capability(x)
+    config = TUNED.select(major, elements=x.numel())
     warps, rows, cols = block(config, channels, x.element_size())
-    pdl = config.pdl and major >= 9 and not is_interpreted(select01_kernel)
+    pdl = config.pdl and pdl_works(select01_kernel, major)
     strides = {f"{name.upper()}_STRIDE": getattr(call, name).stride(0) if batch > 1 else 0 for name in MODULATION}
     return Launch.make(
         select01_kernel,
@@ -236,43 +243,35 @@ def _index_stride(index: torch.Tensor) -> int | None:
 
 
 def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
-    """What the op would launch for these inputs."""
+    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
     call = _call(op, **inputs, **scalars)
-    _check(call)
+    _check(op, call)
     return [] if _uncovered(call) else [plan(call)]
 
 
 def _call(op: str, *args: Any, **kwargs: Any) -> Call:
     """The call of `op` with these arguments; weight and bias may be left out."""
     names = [name for name in Call._fields if op == OPS[1] or not name.startswith("residual")]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return Call(**dict.fromkeys(("residual", "residual_gate", "weight", "bias")) | given)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    return Call(**dict.fromkeys(("residual", "residual_gate", "weight", "bias")) | named)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
 
 
-def _check(call: Call) -> None:
+def _check(op: str, call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{call.op}: {argument}: expected {expected}, got {got}")
-
+    expect = expecting(op)
+    optional = ("weight", "bias") if op == OPS[1] else ("residual", "residual_gate", "weight", "bias")
+    check_tensors(op, dict(zip(call._fields[:-1], call[:-1], strict=True)), optional, integers=("index",))
     x = call.x
     expect(x.dim() == 3, "x", "three dimensions [B, L, C]", list(x.shape))
-    expect((call.residual is None) == (call.residual_gate is None), "residual_gate", "a tensor", call.residual_gate)
     batch, tokens, channels = x.shape
     shapes = dict.fromkeys(MODULATION, (batch, channels))
     shapes |= {"x": (batch, tokens, channels), "index": (batch, tokens), "weight": (channels,), "bias": (channels,)}
     for name, tensor in call.tensors.items():
         shape = shapes.get(name, shapes["x"])
         expect(tensor.shape == shape, name, f"shape {list(shape)}", list(tensor.shape))
-        expect(tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
-        if name == "index":
-            expect(not tensor.is_floating_point(), name, "an integer dtype or bool", tensor.dtype)
-        else:
-            expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
 
 
 def _uncovered(call: Call) -> str | None:
@@ -280,35 +279,29 @@ def _uncovered(call: Call) -> str | None:
     if call.x.shape[2] * call.x.element_size() > MOST_BYTES:
         return f"x has {call.x.shape[2]} channels; the kernel takes rows of up to {MOST_BYTES} bytes"
     for name, tensor in call.tensors.items():
-        if name != "index" and tensor.dtype not in DTYPES:
-            return f"{name} has dtype {tensor.dtype}; the kernel takes float16, bfloat16 and float32"
         if name in ("x", "residual", "residual_gate") and not tensor.is_contiguous():
             return f"{name} is not contiguous, its strides are {tensor.stride()}"
-        if name != "index" and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-            return f"{name} has stride {tensor.stride(-1)} in its last dimension; the kernel loads vectors along it"
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
     for zero, one in zip(MODULATION[:3], MODULATION[3:], strict=True):
         if getattr(call, zero).dtype != getattr(call, one).dtype:
             return f"{one} has dtype {getattr(call, one).dtype}, {zero} another; the kernel chooses between addresses"
     if _index_stride(call.index) is None:
         return f"index has strides {call.index.stride()}; the kernel steps evenly from row to row"
-    return None
+    vectors = {name: tensor for name, tensor in call.tensors.items() if name != "index"}
+    return unfit(call.tensors) or scattered(vectors)
 
 
 def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
-    """Why a call of `op` with these arguments takes the plain PyTorch path; None when it does not."""
-    return _why_not(_call(op, *args, **kwargs))
+    """Why a call of `op` with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
+
+    Raises the same ValueError as the call for arguments that the op has no meaning for.
+    """
+    call = _call(op, *args, **kwargs)
+    _check(op, call)
+    return _why_not(call)
 
 
 def _why_not(call: Call) -> str | None:
-    _check(call)
-    device = call.x.device.type
-    if device == "cuda" or (device == "cpu" and is_interpreted(select01_kernel)):
-        return _uncovered(call)
-    return f"x is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+    return elsewhere(call.x, select01_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> tuple[torch.Tensor, ...]:
@@ -339,53 +332,45 @@ _PLANS = {op: Plans() for op in OPS}
 _PLAIN_PLANS, _RESIDUAL_PLANS = _PLANS.values()
 
 
-def _run(call: Call) -> tuple[torch.Tensor, ...]:
+def _run(op: str, call: Call) -> tuple[torch.Tensor, ...]:
     """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
     tensors, scalars = call[:-1], call[-1:]
-    plans = _PLANS[call.op]
-    made = plans.recall(tensors, scalars)
+    made = _PLANS[op].recall(tensors, scalars)
     if made is MISS:
+        _check(op, call)
         if _why_not(call) is not None or call.x.numel() == 0:
             return _plain(call)
-        made = plans.launch(plan(call), tensors, scalars, outputs=[0] * call.outputs)
+        outputs = [0, 0] if op == OPS[0] else [0, 0, 0]  # like x
+        made = _PLANS[op].launch(plan(call), tensors, scalars, outputs)
     assert isinstance(made, tuple)
     return made
 
 
 # --- custom ops and fakes: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers ops of its own.
-_NAMESPACE = __name__.replace(".", "_")
+
+def _impl(op: str, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return _run(op, _call(op, *args, **kwargs))
+
+
+def _fakes(count: int, x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """So many tensors of x's shape, dtype and device, contiguous."""
+    return tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)])
+
+
 _PAIR = "Tensor residual, Tensor residual_gate, "
 _REST = (
     "Tensor? weight, Tensor? bias, Tensor scale0, Tensor shift0, Tensor gate0, "
     "Tensor scale1, Tensor shift1, Tensor gate1, Tensor index, float eps"
 )
-torch.library.define(f"{_NAMESPACE}::{OPS[0]}", f"(Tensor x, {_REST}) -> (Tensor, Tensor)")
-torch.library.define(f"{_NAMESPACE}::{OPS[1]}", f"(Tensor x, {_PAIR}{_REST}) -> (Tensor, Tensor, Tensor)")
-_op, _residual_op = (getattr(getattr(torch.ops, _NAMESPACE), op) for op in OPS)
-
-
-@torch.library.impl(f"{_NAMESPACE}::{OPS[0]}", ("CPU", "CUDA"))
-def _impl(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    return _run(_call(OPS[0], *args, **kwargs))
-
-
-@torch.library.impl(f"{_NAMESPACE}::{OPS[1]}", ("CPU", "CUDA"))
-def _residual_impl(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    return _run(_call(OPS[1], *args, **kwargs))
-
-
-@torch.library.register_fake(f"{_NAMESPACE}::{OPS[0]}")
-def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Two tensors of x's shape, dtype and device, contiguous."""
-    return tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2)])
-
-
-@torch.library.register_fake(f"{_NAMESPACE}::{OPS[1]}")
-def _residual_fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Three such tensors."""
-    return tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(3)])
+_op = register(__name__, OPS[0], f"(Tensor x, {_REST}) -> (Tensor, Tensor)", partial(_impl, OPS[0]), partial(_fakes, 2))
+_residual_op = register(
+    __name__,
+    OPS[1],
+    f"(Tensor x, {_PAIR}{_REST}) -> (Tensor, Tensor, Tensor)",
+    partial(_impl, OPS[1]),
+    partial(_fakes, 3),
+)
 
 
 # --- public functions
@@ -435,7 +420,7 @@ def fuse_layernorm_scale_shift_gate_select01_kernel(
     call = Call(x, None, None, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
     if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
         return _op(x, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
-    return _run(call)
+    return _run(OPS[0], call)
 
 
 def fuse_residual_layernorm_scale_shift_gate_select01_kernel(
@@ -483,11 +468,7 @@ def fuse_residual_layernorm_scale_shift_gate_select01_kernel(
             )
             if result is not MISS:
                 return result
-    if residual is None:  # which would make it a call of the other op
-        raise ValueError(f"{OPS[1]}: residual: expected a tensor, got None")
     call = Call(x, residual, residual_gate, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
     if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
-        return _residual_op(
-            x, residual, residual_gate, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps
-        )
-    return _run(call)
+        return _residual_op(*call)
+    return _run(OPS[1], call)

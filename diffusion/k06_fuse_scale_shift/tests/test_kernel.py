@@ -1,13 +1,11 @@
-"""The kernels themselves, over their envelopes: on a GPU, or in Triton's interpreter (see `test_interpreted.py`)."""
-
-import os
+"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
 
 import pytest
 import torch
 
 from diffusion.k06_fuse_scale_shift import solution
 from diffusion.k06_fuse_scale_shift.bench import reference
-from diffusion.k06_fuse_scale_shift.solution import fuse_scale_shift_kernel, tuning, why_not
+from diffusion.k06_fuse_scale_shift.solution import fuse_scale_shift_kernel, scale_shift, select01, why_not
 
 from .cases import (
     SCALE_SHIFT,
@@ -20,10 +18,6 @@ from .cases import (
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1 as test_interpreted.py sets",
-)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -186,23 +180,23 @@ def test_zero_tokens():
         assert [tuple(out.shape) for out in outputs] == [(2, 0, 96)] * (3 if residual else 2)
 
 
-@pytest.mark.parametrize("config", tuning.SCALE_SHIFT.configs, ids=str)
+@pytest.mark.parametrize("config", scale_shift.TUNED.configs, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_tuned_configuration(config, dtype):
-    with tuning.SCALE_SHIFT.forced(config) as asked:
+    with scale_shift.TUNED.forced(config) as asked:
         for batch, tokens in ((1, 1), (1, 7), (1, 8), (2, 6)):
             check_scale_shift(batch=batch, tokens=tokens, channels=1536, dtype=dtype)
             check_scale_shift(batch=batch, tokens=tokens, scale=(1, 1, 96), dtype=dtype)
     assert asked
 
 
-SOME = {tuning.Config(4, rows=4, early=False), tuning.Config(8, early=False), tuning.Config(2, rows=2)}
+SOME = {select01.Config(4, rows=4, early=False), select01.Config(8, early=False), select01.Config(2, rows=2)}
 
 
-@pytest.mark.parametrize("config", {*tuning.SELECT01.configs, *SOME}, ids=str)
+@pytest.mark.parametrize("config", {*select01.TUNED.configs, *SOME}, ids=str)
 @pytest.mark.parametrize("residual", [False, True])
 def test_every_tuned_configuration_of_select01(config, residual):
-    with tuning.SELECT01.forced(config) as asked:
+    with select01.TUNED.forced(config) as asked:
         for batch, tokens, channels in ((1, 1, 1536), (1, 7, 1536), (2, 5, 96), (2, 4, 3072)):
             check_select01(residual=residual, batch=batch, tokens=tokens, channels=channels)
     assert asked

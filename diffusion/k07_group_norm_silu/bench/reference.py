@@ -4,6 +4,7 @@ from math import prod
 
 import torch
 
+from kda_core.errors import expecting
 from kda_core.workloads import Workload
 
 L2_BYTES = 60_000_000
@@ -37,11 +38,7 @@ def bytes_moved(workload: Workload) -> int:
 
 def check(workload: Workload) -> None:
     """Raise ValueError for a row outside the op's envelope; it names the argument, what was expected and what came."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{argument}: expected {expected}, got {got}")
-
+    expect = expecting()
     inputs, scalars = workload.inputs, workload.scalars
     expect(set(inputs) == {"x", "weight", "bias"}, "inputs", "x, weight, bias", sorted(inputs))
     expect({"num_groups"} <= set(scalars) <= {"num_groups", "eps"}, "scalars", "num_groups, eps", sorted(scalars))

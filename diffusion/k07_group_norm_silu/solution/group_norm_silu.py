@@ -23,18 +23,22 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.calls import check_tensors, elsewhere, register, unfit
+from kda_core.errors import expecting
+from kda_core.launch import MISS, Plans, is_interpreted, is_tracing
 
 from .kernels import whole_kernel
 from .plans import Call, Plan, make_entry, plan, run_once
 
 OP = "triton_group_norm_silu"
 MODULE_OP = "apply_group_norm_silu"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_GROUP = 2**30
 """Elements of a group: the kernels count them in 32 bits, a last part included."""
 INTERPRETED = 100_000
 """Elements of x that Triton's interpreter is given: a program takes it 10 ms, and these rows have hundreds of them."""
+
+
+# --- launcher
 
 
 def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Any]:
@@ -49,58 +53,43 @@ def _ready(call: Call) -> Call:
     return call if call.x.is_contiguous() else call._replace(x=call.x.contiguous())
 
 
-# --- what is wrong with a call, what the kernels cover, and the path for the rest
-
-
 def _triton_call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float = 1e-5) -> Call:
     return Call(x, weight, bias, num_groups, eps)
 
 
-def _module_call(x: torch.Tensor, norm: nn.GroupNorm, _activation: nn.SiLU) -> Call:
+def _module_call(x: torch.Tensor, norm: nn.GroupNorm, activation: nn.SiLU) -> Call:  # noqa: ARG001
     return Call(x, norm.weight, norm.bias, norm.num_groups, norm.eps)
 
 
-_CALLS = {OP: _triton_call, MODULE_OP: _module_call}
-
-
 def _call(op: str, *args: Any, **kwargs: Any) -> Call:
-    """The call of a public function with these arguments."""
-    return _CALLS[op](*args, **kwargs)
+    """The call of `op` with these arguments; eps may be left out."""
+    return (_triton_call if op == OP else _module_call)(*args, **kwargs)
+
+
+# --- what is wrong with a call, what the kernels cover, and the path for the rest
 
 
 def _check(call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{OP}: {argument}: expected {expected}, got {got}")
-
+    expect = expecting(OP)
+    check_tensors(OP, {"x": call.x, "weight": call.weight, "bias": call.bias})
     x, groups = call.x, call.num_groups
     expect(x.dim() >= 2, "x", "two dimensions or more [batch, channels, ...]", list(x.shape))
     expect(isinstance(groups, int) and groups > 0, "num_groups", "a positive integer", groups)
     expect(x.shape[1] % groups == 0, "num_groups", f"a divisor of x's {x.shape[1]} channels", groups)
     for name, tensor in call.tensors.items():
-        if name != "x":
-            shape = None if tensor is None else list(tensor.shape)
-            expect(shape == [x.shape[1]], name, f"shape {[x.shape[1]]}", shape)
-            expect(tensor.device == x.device, name, f"device {x.device}, as x", tensor.device)
-        expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
+        shape = list(tensor.shape)
+        expect(name == "x" or shape == [x.shape[1]], name, f"shape {[x.shape[1]]}", shape)
 
 
 def _uncovered(call: Call) -> str | None:
     """Why the kernels cannot take this call on any device, or None."""
     for name, tensor in call.tensors.items():
-        if tensor.dtype not in DTYPES:
-            return f"{name} has dtype {tensor.dtype}; the kernels take float16, bfloat16 and float32"
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernels have no backward pass"
         if name != "x" and not tensor.is_contiguous():
             return f"{name} has gaps; the kernels take it for contiguous"
     if call.x.numel() > 0 and call.elements > MAX_GROUP:
         return f"a group has {call.elements} elements; the kernels count up to {MAX_GROUP}"
-    return None
+    return unfit(call.tensors)
 
 
 def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
@@ -116,14 +105,9 @@ def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
 
 
 def _why_not(call: Call) -> str | None:
-    device = call.x.device.type
-    if device == "cpu" and is_interpreted(whole_kernel):
-        if call.x.numel() > INTERPRETED:
-            return f"x has {call.x.numel()} elements; Triton's interpreter is given up to {INTERPRETED}"
-        return _uncovered(call)
-    if device == "cuda":
-        return _uncovered(call)
-    return f"x is on {device}; the kernels run on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+    if call.x.is_cpu and is_interpreted(whole_kernel) and call.x.numel() > INTERPRETED:
+        return f"x has {call.x.numel()} elements; Triton's interpreter is given up to {INTERPRETED}"
+    return elsewhere(call.x, whole_kernel) or _uncovered(call)
 
 
 def _plain(call: Call) -> torch.Tensor:
@@ -171,22 +155,18 @@ def _run(call: Call) -> torch.Tensor:
 
 # --- custom op and fake: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers an op of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps=1e-05) -> Tensor"
-torch.library.define(f"{_NAMESPACE}::{OP}", _SCHEMA)
-_op = getattr(getattr(torch.ops, _NAMESPACE), OP)
 
-
-@torch.library.impl(f"{_NAMESPACE}::{OP}", ("CPU", "CUDA"))
 def _impl(*args: Any, **kwargs: Any) -> torch.Tensor:
     return _run(_triton_call(*args, **kwargs))
 
 
-@torch.library.register_fake(f"{_NAMESPACE}::{OP}")
 def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     """A contiguous tensor like x."""
     return torch.empty_like(x.contiguous())
+
+
+_SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps=1e-05) -> Tensor"
+_op = register(__name__, OP, _SCHEMA, _impl, _fake)
 
 
 # --- public functions
@@ -219,7 +199,7 @@ def triton_group_norm_silu(
             if result is not MISS:
                 return result
     call = Call(x, weight, bias, num_groups, eps)
-    if is_dynamo_compiling() or is_tracing(*(t for t in call[:3] if isinstance(t, torch.Tensor))):
+    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
         return _op(*call)
     return _run(call)
 
@@ -252,6 +232,4 @@ def _not_fused(x: torch.Tensor, norm: nn.Module, activation: nn.Module) -> str |
         return "activation is no torch.nn.SiLU that works out of place"
     if any(chain.from_iterable((m._forward_hooks, m._forward_pre_hooks) for m in (norm, activation))):
         return "a module has hooks, which fusing would skip"
-    if not (x.is_cuda or is_interpreted(whole_kernel)):
-        return f"x is on {x.device.type}; the kernels run on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
-    return None
+    return elsewhere(x, whole_kernel)

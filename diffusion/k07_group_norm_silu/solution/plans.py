@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from kda_core.launch import MISS, Entry, Launch, guard, is_interpreted
+from kda_core.calls import capability, given, pdl_works
+from kda_core.launch import MISS, Entry, Launch, guard
 from kda_core.native import allocation
-from kda_core.tuning import DEFAULT_CAPABILITY
 
 from .kernels import stretch_kernel, whole_kernel
 from .tuning import CLUSTER_VECTORS, EARLY_TILES, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config, cut, wave_groups
@@ -25,11 +25,7 @@ class Call(NamedTuple):
     bias: torch.Tensor
     num_groups: int
     eps: float
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments by name, in order."""
-        return {"x": self.x, "weight": self.weight, "bias": self.bias}
+    tensors = property(given)
 
     @property
     def groups(self) -> int:
@@ -60,10 +56,10 @@ class Plan:
 def plan(call: Call) -> Plan:
     """The launches for a call that the kernels cover; its tensors may be on any device, meta included."""
     x = call.x
-    major = torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
+    major = capability(x)
     size = call.elements * x.itemsize
     config = TUNED.select(major, group_bytes=size, bytes=call.groups * size)
-    pdl = config.pdl and major >= 9 and not is_interpreted(whole_kernel)
+    pdl = config.pdl and pdl_works(whole_kernel, major)
     if config.method == "whole" and size <= WHOLE_BYTES:
         return _whole(call, config, pdl)
     made = _cluster(call, config, pdl) if config.method == "cluster" and major >= 9 else None

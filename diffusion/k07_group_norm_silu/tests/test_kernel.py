@@ -1,6 +1,4 @@
-"""The kernels themselves, over their envelope: on a GPU, or in the interpreter (which `test_interpreted.py` starts)."""
-
-import os
+"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
 
 import pytest
 import torch
@@ -12,10 +10,6 @@ from diffusion.k07_group_norm_silu.solution.tuning import TUNED, Config
 from .cases import assert_op, make, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1 as test_interpreted.py sets",
-)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 OP = "triton_group_norm_silu"
 METHODS = {

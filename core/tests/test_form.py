@@ -1,0 +1,128 @@
+"""All tasks have one form: the same files, headings and tables in the same order, the same names in the same places."""
+
+import importlib
+import re
+import sys
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from core.tests.every_task import TASKS, every_task
+
+FILES = (
+    *("prompt.md", "config.toml", "pyproject.toml"),
+    *("baseline/__init__.py", "baseline/primary.py", "baseline/eager.py", "solution/__init__.py"),
+    *("bench/workloads.toml", "bench/reference.py", "bench/grid.py"),
+    *("docs/dispatch.md", "docs/results.md", "docs/baseline_source.md"),
+    *("tests/__init__.py", "tests/cases.py", "tests/test_kernel.py", "tests/test_op.py"),
+)
+TOGETHER = (("bench/tune.py", "solution/tuned.toml"), ("lab", "tests/test_lab.py"))
+"""Both or neither."""
+FOLDERS = {"baseline", "bench", "docs", "lab", "solution", "tests"}
+CARD = ["The maths", "The shapes", "What counts", "The envelope", "Out of scope", "Rules"]
+DISPATCH = ["Paths", "The kernels?", "Configurations", ".*", "The plain path", "Beside upstream"]
+"""Whatever else a task has to say stands between its configurations and its plain path."""
+TABLES = ["task", "ops", "upstream", "arms", "tolerance", "targets", "bench", "cpu"]
+ARMS = ["baseline", "upstream_latest", "solution", "", "eager", "compile"]
+"""A task's own arms stand in the gap."""
+SECTIONS = [
+    "configuration and selection",
+    "kernel",
+    "launcher",
+    "what is wrong with a call, what the kernels? covers?, and the path for the rest",
+    "custom ops? and fakes?: what torch.compile and other tracers see",
+    "public functions?",
+]
+NAMES = ("Call", "plan", "launches", "_check", "_uncovered", "why_not", "_plain", "_run")
+OLDER = {"qknorm_rope"}
+"""Solutions whose `why_not` does not take the op yet."""
+
+
+def headings(text):
+    return re.findall(r"^## (.*)$", text, re.MULTILINE)
+
+
+def assert_in_order(found, patterns):
+    """Every one of `found` matches a pattern, none of an earlier one than the one before it."""
+    places = [next((i for i, pattern in enumerate(patterns) if re.fullmatch(pattern, name)), name) for name in found]
+    assert places == sorted(places, key=lambda place: (isinstance(place, str), place)), found
+    assert not [place for place in places if isinstance(place, str)], found
+
+
+@every_task
+def test_files(task):
+    assert [name for name in FILES if not (task.path / name).exists()] == []
+    for one, other in TOGETHER:
+        assert (task.path / one).exists() == (task.path / other).exists(), (one, other)
+    assert ("upstream_latest" in task.config.arms) == (task.path / "baseline" / "latest.py").exists()
+    assert {path.name for path in task.path.iterdir() if path.is_dir()} - {"__pycache__"} <= FOLDERS
+
+
+@every_task
+def test_card(task):
+    text = (task.path / "prompt.md").read_text()
+    assert text.splitlines()[0].lower() == f"# {task.op}: {task.config.task.title}".lower()
+    assert headings(text) == CARD
+
+
+@every_task
+def test_notes_on_dispatch(task):
+    text = (task.path / "docs" / "dispatch.md").read_text()
+    assert text.startswith("# Which call takes which path, and why\n")
+    found = headings(text)
+    assert [name for name in DISPATCH if name != ".*" and not any(re.fullmatch(name, given) for given in found)] == []
+    first, last = found.index("Configurations") + 1, found.index("The plain path")
+    assert_in_order([*found[:first], *found[last:]], DISPATCH)
+
+
+@every_task
+def test_contract(task):
+    tables = re.findall(r"^\[([^\[\]]+)\]$", (task.path / "config.toml").read_text(), re.MULTILINE)
+    assert_in_order([table.split(".")[0] for table in tables], TABLES)
+    arms = [table.removeprefix("arms.") for table in tables if table.startswith("arms.")]
+    assert_in_order([arm if arm in ARMS else "" for arm in arms], ARMS)
+
+
+def test_packages():
+    """Equal but for what names the task."""
+    texts = []
+    for task in TASKS:
+        text = (task.path / "pyproject.toml").read_text()
+        names = {f"kda-{task.op.replace('_', '-')}": "NAME", f"{task.op} = ": "OP = ", task.package: "PACKAGE"}
+        for name, neutral in (names | {f"{task.family}/{task.folder}": "FOLDER"}).items():
+            text = text.replace(name, neutral)
+        texts.append(re.sub(r"^description = .*$", "DESCRIPTION", text, flags=re.MULTILINE))
+    assert texts == texts[:1] * len(TASKS)
+
+
+@every_task
+def test_solution(task):
+    solution = importlib.import_module(f"{task.package}.solution")
+    assert solution.__doc__ == "The optimised arm: public callables with exactly the upstream signatures."
+    assert {*task.config.ops, "launches", "why_not"} <= set(solution.__all__)
+    assert list(signature(solution.launches).parameters) in (["op", "inputs", "scalars"], ["_op", "inputs", "scalars"])
+    if task.op not in OLDER:
+        assert next(iter(signature(solution.why_not).parameters)) == "op"
+
+    inside = f"{solution.__name__}."
+    modules = [module for name, module in sys.modules.items() if name.startswith(inside) and hasattr(module, "_run")]
+    assert modules, "a module with the ops"
+    for module in modules:
+        assert [name for name in NAMES if not hasattr(module, name)] == []
+        assert "TUNED" in module.plan.__globals__, "the table that its configurations come from"
+        found = re.findall(r"^# --- (.*)$", Path(module.__file__).read_text(), re.MULTILINE)
+        assert_in_order(found, SECTIONS)
+        assert found[-4] == "launcher", "and all that follows it"
+
+
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [(["a", "c"], True), (["a", "a", "b"], True), (["b", "a"], False), (["a", "x"], False), (["x", "a"], False)],
+)
+def test_the_order_is_told(found, fits):
+    if fits:
+        assert_in_order(found, ["a", "b", "c"])
+    else:
+        with pytest.raises(AssertionError):
+            assert_in_order(found, ["a", "b", "c"])
