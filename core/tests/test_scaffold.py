@@ -115,7 +115,7 @@ def test_everything_that_identifies_the_task_is_renamed(checkout: Path, source: 
     assert '"" = "llm/k02_other"' in project
     assert "qknorm" not in project.replace("Query/key RMSNorm", "")
     text = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert {name for name in text if "k03_qknorm_rope" in text[name]} == {"prompt.md", "dispatch.md"}
+    assert {name for name in text if "k03_qknorm_rope" in text[name]} == {"prompt.md", "dispatch.md", "tuned.toml"}
     note = "> From diffusion/k03_qknorm_rope, of which this task is a copy (`kda new`)"
     for name, title in (("prompt.md", "# other: "), ("dispatch.md", "# Which call takes which path, and why")):
         first, empty, noted, *rest = text[name].splitlines()
