@@ -1,5 +1,6 @@
 """The tuning table as a solution reads it: which line is taken, what is refused, and what forcing a choice does."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import kda_core
 from kda_core.errors import UsageError
 from kda_core.tuning import Table
 
@@ -128,5 +130,6 @@ def test_importing_and_selecting_needs_no_torch(tmp_path: Path) -> None:
         "with table.forced(Config(1)): pass\n"
         "print(table.select(9).warps, sorted({'torch', 'triton'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(kda_core.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "4 []\n", done.stderr
