@@ -1,13 +1,15 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kda_core import aot
+from kda_core import aot, cli
 from kda_core.aot import compile_task, meta_tensors
-from kda_core.errors import MissingRequirement, UsageError
+from kda_core.errors import ExitCode, MissingRequirement, UsageError
+from kda_core.occupancy import Occupancy, Resource
 from kda_core.workloads import TensorSpec, Workload
 
 SOLUTION = """
@@ -61,13 +63,25 @@ def test_equal_variants_are_compiled_once_per_target(package):
         assert kernel.shared_bytes == 0
         assert kernel.spill_bytes == 0
         assert kernel.seconds > 0
+        assert kernel.threads == 128
+        assert kernel.code.stores
+    whole, half, odd = kernels[:3]
+    assert (whole.code.loads, half.code.loads, odd.code.loads) == (((4, 1),), ((2, 1),), ((4, 1),))
+    assert whole.occupancy == Occupancy(16, 64, Resource.WARPS)
+    assert (whole.in_flight, half.in_flight) == (2048 * 4, 2048 * 2)
     assert kernels[0].variant == "y:float32 x:float32 n:i32%16 BLOCK=128 num_warps=4"
     assert kernels[2].variant == "y:float32 x:float32 n:i32 BLOCK=128 num_warps=4"
 
 
-def test_solution_without_the_hook_is_named(package, tmp_path):
-    next(tmp_path.glob("*/task/solution/__init__.py")).write_text("")
-    with pytest.raises(UsageError, match=rf"{package}.solution: expected a function launches"):
+def test_plain_pytorch_needs_no_hook(package, tmp_path):
+    next(tmp_path.glob("*/task/solution/__init__.py")).write_text("import torch\n")
+    assert compile_task(package, [row("a", 4)], ["sm_90a"]) is None
+
+
+def test_kernels_without_the_hook_are_named(package, tmp_path):
+    init = next(tmp_path.glob("*/task/solution/__init__.py"))
+    init.write_text(SOLUTION.replace("def launches", "def forgotten"))
+    with pytest.raises(UsageError, match=rf"^{init}: imports triton or cutlass and exports no launches\(op, "):
         compile_task(package, [row("a", 4)], ["sm_90a"])
 
 
@@ -94,3 +108,24 @@ def test_meta_tensors_have_the_rows_strides():
 def test_unreadable_cubin_is_an_error():
     with pytest.raises(MissingRequirement, match="cuobjdump cannot read"):
         aot.resources(b"not a cubin")
+
+
+def test_the_command_takes_rows(toy, monkeypatch, capsys):
+    def kda(*arguments):
+        monkeypatch.setattr(sys, "argv", ["kda", "compile", "axpy", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capsys.readouterr()
+
+    every_op = SOLUTION.replace('assert op == "double"', "").replace('scalars["plain"]', "op == 'axpy_'")
+    (toy.path / "solution" / "__init__.py").write_text(every_op)
+    code, said = kda("--rows", "out*")
+    assert code == ExitCode.OK, said.err
+    assert "\n  out-64x16\n" in said.out
+    assert re.findall(r"^    (sm_\w+)", said.out, re.MULTILINE) == ["sm_90a"]
+    code, said = kda("--rows", "inplace*")
+    assert code == ExitCode.OK, said.err
+    assert "no kernel: these rows take the plain path" in said.out
+    code, said = kda("--rows", "none*")
+    assert code == ExitCode.USAGE
+    assert "--rows 'none*': no such row" in said.err

@@ -38,6 +38,7 @@ OUTSIDE = {
     "records", "scaffold", "schema", "suggest", "tasks", "terminal", "toml", "validate", "view",
     "compare", "comparison_view", "rerun", "watch", "watcher",
     "family", "plots", "publish", "report", "site", "tables",
+    "kernels_view", "occupancy", "sass",
     "alone", "evidence", "jsonl", "profile", "sanitize", "tools", "tune",
 }  # fmt: skip
 """Modules that find, show, store or compile, or choose what a solution then holds, and so cannot change a number."""

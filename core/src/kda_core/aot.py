@@ -5,6 +5,7 @@ A task takes part by exporting one function from its solution package:
     launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, ...]) -> list of Compilable
 
 It returns what a call of `op` with these inputs would launch, and nothing where the call takes the plain PyTorch path.
+A solution in plain PyTorch needs no hook; one with kernels that lacks it is an error, here and in `kda validate`.
 The inputs are meta tensors (no memory, no device), None left out. `kda_core.launch.Launch` is Compilable; so is
 any object with its `name`, `variant` and `compile(target)`, which is how CuTe DSL kernels join.
 Nothing here is a measurement: compile time is the compiler's, not the kernel's.
@@ -13,16 +14,17 @@ Nothing here is a measurement: compile time is the compiler's, not the kernel's.
 from __future__ import annotations
 
 import importlib
-import re
-import subprocess
-import tempfile
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kda_core import sass, sources
 from kda_core.errors import MissingRequirement, UsageError
+from kda_core.occupancy import Occupancy, multiprocessor, occupancy
 
 if TYPE_CHECKING:
     from kda_core.launch import Binary
@@ -61,24 +63,53 @@ class CompiledKernel:
     """Local memory per thread, which is where spilled registers go."""
     seconds: float
     """Wall time of the compilation, or of finding it in the compiler's cache."""
+    threads: int | None
+    """Per block, where they were fixed when it was compiled."""
+    code: sass.Code
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """What a multiprocessor of the target holds of it; None where that GPU or the threads are not known."""
+        sm = multiprocessor(self.target)
+        if sm is None or self.threads is None:
+            return None
+        return occupancy(sm, self.threads, self.registers, self.shared_bytes)
+
+    @property
+    def in_flight(self) -> int | None:
+        """Bytes that the global loads of all resident threads have on the way at most; an estimate, see `sass.Code`."""
+        held = self.occupancy
+        if held is None or self.threads is None or self.code.in_flight is None:
+            return None
+        return held.blocks * self.threads * self.code.in_flight
 
 
-def compile_task(task_package: str, workloads: Iterable[Workload], targets: Sequence[str]) -> list[CompiledKernel]:
+def compile_task(
+    task_package: str, workloads: Iterable[Workload], targets: Sequence[str]
+) -> list[CompiledKernel] | None:
     """Compile what the solution of `task_package` launches for these rows, once per variant and target.
 
-    Raises UsageError when the solution has no `launches` hook, MissingRequirement when kernels cannot be compiled here.
+    None for a solution that has no hook and imports nothing that kernels are written with.
+
+    Raises UsageError when a solution with kernels has no hook, MissingRequirement when they cannot be compiled here.
     """
     solution = importlib.import_module(f"{task_package}.solution")
-    hook = getattr(solution, "launches", None)
+    hook = getattr(solution, sources.HOOK, None)
     if hook is None:
-        raise UsageError(f"{task_package}.solution: expected a function launches(op, inputs, scalars), found none")
+        path = Path(str(solution.__file__))
+        if sources.has_kernels(path.parent):
+            raise UsageError(f"{path}: {sources.without_hook()}")
+        return None
     if _interpreting():
         raise MissingRequirement("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
-    found: dict[tuple[str, str], tuple[Compilable, list[str]]] = {}
+    found: dict[tuple[str, str], tuple[Compilable, dict[str, None]]] = {}
     for row in workloads:
         for launch in hook(row.op, meta_tensors(row), row.scalars):
-            found.setdefault((launch.name, launch.variant), (launch, []))[1].append(row.id)
-    return [_compile(launch, target, tuple(rows)) for target in targets for launch, rows in found.values()]
+            found.setdefault((launch.name, launch.variant), (launch, {}))[1][row.id] = None
+    # Compilers are asked one after the other; meanwhile processes of their own look into what was made.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made = [_compile(launch, target, tuple(rows), pool) for target in targets for launch, rows in found.values()]
+        return [described() for described in made]
 
 
 def meta_tensors(row: Workload) -> dict[str, Any]:
@@ -91,43 +122,35 @@ def meta_tensors(row: Workload) -> dict[str, Any]:
     }
 
 
-def _compile(launch: Compilable, target: str, rows: tuple[str, ...]) -> CompiledKernel:
+def _compile(
+    launch: Compilable, target: str, rows: tuple[str, ...], pool: ThreadPoolExecutor
+) -> Callable[[], CompiledKernel]:
     start = time.perf_counter()
     binary = launch.compile(target)
     seconds = time.perf_counter() - start
-    registers, static_shared, local = resources(binary.cubin)
-    return CompiledKernel(
-        name=launch.name,
-        variant=launch.variant,
-        target=target,
-        rows=rows,
-        registers=registers,
-        shared_bytes=static_shared + binary.dynamic_shared_bytes,
-        spill_bytes=local,
-        seconds=seconds,
-    )
+    looked_into = pool.submit(sass.contents, binary.cubin)
+
+    def described() -> CompiledKernel:
+        found = looked_into.result()
+        return CompiledKernel(
+            name=launch.name,
+            variant=launch.variant,
+            target=target,
+            rows=rows,
+            registers=found.registers,
+            shared_bytes=found.shared_bytes + binary.dynamic_shared_bytes,
+            spill_bytes=found.local_bytes,
+            seconds=seconds,
+            threads=found.threads,
+            code=found.code,
+        )
+
+    return described
 
 
 def resources(cubin: bytes) -> tuple[int, int, int]:
     """Registers per thread, static shared bytes per block and local bytes per thread of a one-kernel cubin."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=False)
-    used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", done.stdout)
-    if used is None:
-        raise MissingRequirement(f"cuobjdump cannot read the cubin: {(done.stderr or done.stdout).strip()}")
-    registers, stack, shared, local = map(int, used.groups())
-    return registers, shared, stack + local
-
-
-def _cuobjdump() -> str:
-    from triton import knobs
-
-    path = Path(knobs.nvidia.cuobjdump.path)
-    if not path.is_file():
-        raise MissingRequirement(f"cuobjdump, which triton brings, is missing: {path}; reinstall triton")
-    return str(path)
+    return sass.used(cubin, sass.dump(cubin, "-res-usage"))
 
 
 def _interpreting() -> bool:

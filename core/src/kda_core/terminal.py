@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kda_core import view
+from kda_core import kernels_view, view
 from kda_core.records import RunRecord, Verdict
 
 if TYPE_CHECKING:
@@ -63,19 +62,8 @@ def print_tasks(tasks: Sequence[Task]) -> None:
 
 
 def print_kernels(kernels: Sequence[CompiledKernel]) -> None:
-    """What the compiler made of each kernel. Resources only: nothing here was run."""
-    table = Table(title="compiled ahead of time, not run", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("target", no_wrap=True)
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("what differs between variants")
-    for column in ("rows", "registers", "shared\nbytes", "spill\nbytes"):
-        table.add_column(column, justify="right")
-    for kernel in kernels:
-        twins = [set(other.variant.split()) for other in kernels if other.name == kernel.name]
-        own = [part for part in kernel.variant.split() if not all(part in twin for twin in twins)]
-        numbers = (len(kernel.rows), kernel.registers, kernel.shared_bytes, kernel.spill_bytes)
-        table.add_row(kernel.target, kernel.name, " ".join(own), *map(str, numbers))
-    console().print(table)
+    """What the compiler made of each kernel."""
+    kernels_view.print_kernels(console(), kernels)
 
 
 def print_checks(checks: Sequence[Check]) -> None:

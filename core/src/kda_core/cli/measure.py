@@ -71,7 +71,7 @@ def bench(
     _keep(found, result, json, record)
     code = _exit_code(result)
     if session.kind == "cpu" and code is ExitCode.OK:
-        _compile(found)
+        _compile(found, rows or [])
     raise typer.Exit(code)
 
 
@@ -154,11 +154,11 @@ def validate(
 
 
 @app.command()
-def compile(task: TaskName) -> None:
-    """Compile every kernel of a task ahead of time for each target GPU."""
+def compile(task: TaskName, rows: Rows = None) -> None:
+    """Compile every kernel of a task ahead of time for each target GPU, and read off how it will use memory there."""
     from kda_core.tasks import find_task
 
-    _compile(find_task(task))
+    _compile(find_task(task), rows or [])
 
 
 def _tasks(name: str | None) -> "list[Task]":
@@ -196,12 +196,19 @@ def _compare(old: "RunRecord", new: "RunRecord") -> ExitCode:
     return ExitCode.OK if comparison.agree else ExitCode.UNFIT_ROWS
 
 
-def _compile(task: "Task") -> None:
+def _compile(task: "Task", rows: list[str]) -> None:
     from kda_core.aot import compile_task
+    from kda_core.oracle import load_reference
     from kda_core.terminal import print_kernels
+    from kda_core.workloads import select
 
+    load_reference(task)  # makes the task importable
     targets = [target.capability for target in task.config.targets.values()]
-    print_kernels(compile_task(task.package, task.workloads, targets))
+    kernels = compile_task(task.package, select(task.workloads, rows), targets)
+    if kernels is None:
+        typer.echo("no kernels to compile: solution has no launches(op, inputs, scalars)")
+    else:
+        print_kernels(kernels)
 
 
 def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:
