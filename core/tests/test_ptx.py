@@ -1,0 +1,252 @@
+"""The kernels as compiled for sm_90a, executed on the CPU by the machine of `core/tests/ptx`: no GPU has to be there.
+
+What runs is the PTX that an H200 would load, for the launches that the public functions make. Beside the results,
+the machine checks every access of memory and every wait, shared memory for races, and what is done before the kernel
+ahead has ended.
+"""
+
+import dataclasses
+import importlib
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from core.tests.every_task import TASKS
+from core.tests.ptx import kernels
+from core.tests.ptx.kernels import modules_of, on_the_machine
+from core.tests.ptx.parse import PtxError
+from core.tests.ptx.run import DEFAULT, Options
+from core.tests.test_conformance import Case
+from kda_core.alone import _place
+from kda_core.correctness import compare
+from kda_core.inputs import Family, make
+from kda_core.oracle import load_reference
+from kda_core.tuning import Table
+from kda_core.workloads import shrink
+
+PRODUCTION_ROWS, GRID_ROWS = 3, 2
+"""Of every op, spread over its frozen rows and over its thinned grid."""
+
+
+def spread(rows, count):
+    """So many of the rows, evenly apart, the first one included."""
+    return rows[:: max(-(-len(rows) // count), 1)]
+
+
+def cases_of(task):
+    """Rows of every op: frozen ones, shrunken as on any CPU, and some of the grid."""
+    grid = importlib.import_module(f"{task.package}.bench.grid")
+    thin = grid.thin(grid.grid())
+    return [
+        Case(task, row)
+        for op in task.config.ops
+        for row in (
+            *(
+                shrink(r, task.config.cpu.keep)
+                for r in spread([r for r in task.workloads if r.op == op], PRODUCTION_ROWS)
+            ),
+            *spread([r for r in thin if r.op == op], GRID_ROWS),
+        )
+    ]
+
+
+def tables_of(task):
+    """The solution's tuning tables, each once."""
+    held = [value for module in modules_of(task) for value in vars(module).values() if isinstance(value, Table)]
+    return list({id(table): table for table in held}.values())
+
+
+def check(case, family=Family.NORMAL, options=DEFAULT):
+    """Call the op once on the machine and compare with the oracle; the launches."""
+    values, specs = make(case.row, family, 1, "cpu"), case.row.inputs
+    op = case.task.config.ops[case.row.op]
+    arguments = {name: _place(values[name], specs[name], "cpu") if name in specs else None for name in op.inputs}
+    kept = {name: value.clone() for name, value in arguments.items() if value is not None}
+    want = case.want(arguments)
+    with torch.no_grad(), on_the_machine(case.task, options) as launched:
+        got = case.call(arguments)
+    assert launched
+    for name, out, expected in zip(op.outputs, got, want, strict=True):
+        tolerance = case.task.config.tolerance[str(out.dtype).removeprefix("torch.")]
+        assert compare(name, out, expected, tolerance, family.magnitude).failure is None
+    for name, value in kept.items():
+        assert name in case.row.inplace or torch.equal(arguments[name], value)
+    return launched
+
+
+def named(cases):
+    """Parametrise over cases."""
+    ids = [f"{case.task.op}-{case.row.op}-{case.row.id}" for case in cases]
+    return pytest.mark.parametrize("case", cases, ids=ids)
+
+
+def first_of_each_op(task):
+    """The first of the task's cases for every op."""
+    return list({case.row.op: case for case in reversed(cases_of(task))}.values())
+
+
+@named([case for task in TASKS for case in cases_of(task)])
+def test_rows(case):
+    check(case)
+
+
+@named([case for task in TASKS for case in first_of_each_op(task)])
+@pytest.mark.parametrize("family", [Family.OFFSET, Family.MIXED], ids=lambda family: family.value)
+@pytest.mark.parametrize("error", [-1, 1], ids=["below", "above"])
+def test_other_draws_with_approximations_as_far_off_as_they_may_be(case, family, error):
+    check(case, family, Options(error=error))
+
+
+TABLES = [(task, table) for task in TASKS for table in tables_of(task)]
+
+
+@pytest.mark.parametrize(
+    ("task", "table", "config"),
+    [(task, table, config) for task, table in TABLES for config in table.configs],
+    ids=lambda value: getattr(value, "op", None) or getattr(value, "name", None) or str(value),
+)
+def test_every_tuned_configuration(task, table, config):
+    ran = 0
+    for case in first_of_each_op(task):
+        with table.forced(config) as asked:
+            launched = check(case)
+        ran += bool(asked)
+    assert ran
+    assert launched
+
+
+def task_of(op):
+    """The task with this name."""
+    (task,) = (task for task in TASKS if task.op == op)
+    return task
+
+
+def test_k03_in_both_of_its_configurations():
+    task = task_of("qknorm_rope")
+    (module,) = (module for module in modules_of(task) if hasattr(module, "TUNED"))
+    for choice in module.TUNED[module.DEFAULT]:
+        with patch.object(module, "select", lambda *_, config=choice.config: config):
+            for case in cases_of(task):
+                (launch,) = check(case)
+                assert launch.options["num_warps"] == choice.config.warps
+
+
+WAVES = {
+    "a group a wave": {"warps": 1, "tiles": 2, "wave_mb": 1e-6, "hints": True, "store": ".cs"},
+    "uneven waves": {"warps": 2, "tiles": 1, "wave_mb": 0.018},
+    "front to back": {"warps": 4, "tiles": 1, "wave_mb": 0.03, "reverse": False, "early": False},
+}
+
+
+@pytest.mark.parametrize("name", WAVES)
+def test_k07_in_waves_of_launches(name):
+    task = task_of("group_norm_silu")
+    (table,) = tables_of(task)
+    with table.forced(table.config("stretch", **WAVES[name])):
+        assert len(check(first_of_each_op(task)[0])) > 2
+
+
+# --- faults put into real kernels
+
+
+def without(program, opcode, number):
+    """The program with its so-many-th instruction of this kind replaced by one that does nothing."""
+    places = [i for i, instruction in enumerate(program.instructions) if instruction.opcode == opcode]
+    instructions = list(program.instructions)
+    instructions[places[number]] = dataclasses.replace(instructions[places[number]], opcode="membar.gl", operands=())
+    return dataclasses.replace(program, instructions=tuple(instructions))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "message"),
+    [("bar.sync", "a race: "), ("griddepcontrol.wait", "before the thread has waited for the kernel ahead")],
+)
+def test_a_missing_wait_is_found_in_a_compiled_kernel(opcode, message, monkeypatch):
+    case = first_of_each_op(task_of("norm_tanh_mul_add"))[0]
+    (launch,) = check(case)
+    made = kernels.compiled(launch, (True,) * sum(isinstance(arg, torch.dtype) for arg in launch.args))
+    number = sum(instruction.opcode == opcode for instruction in made.program.instructions)
+    assert number
+    for i in range(number):
+        broken = dataclasses.replace(made, program=without(made.program, opcode, i))
+        monkeypatch.setattr(kernels, "compiled", lambda *_, broken=broken: broken)
+        with pytest.raises(PtxError, match=message):
+            check(case)
+
+
+# --- CuTe DSL
+
+
+def assert_near(got, want):
+    """Half a step of a 16-bit dtype, twenty of float32, whose sums are rounded too, and 1e-5 for terms that cancel."""
+    steps = 20 if got.dtype == torch.float32 else 0.51
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=steps * torch.finfo(got.dtype).eps)
+
+
+CLUSTERS = [
+    # dtype, blocks, warps, shape of x, groups
+    (torch.bfloat16, 8, 4, (2, 16, 4, 8, 8), 4),
+    (torch.float16, 8, 1, (1, 6, 9, 8), 3),  # most blocks have nothing
+    (torch.float32, 16, 2, (1, 4, 1000), 2),  # the last block has less
+    (torch.bfloat16, 16, 16, (1, 8, 128, 132), 1),
+    (torch.float16, 2, 1, (3, 10, 1024), 5),
+    (torch.float32, 4, 8, (2, 2, 12), 2),  # of the last block's warps all but one
+]
+
+
+@pytest.mark.parametrize(("dtype", "blocks", "warps", "shape", "groups"), CLUSTERS)
+def test_k07_cluster(dtype, blocks, warps, shape, groups):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from core.tests.ptx.cute import run_cluster
+
+    task = task_of("group_norm_silu")
+    (table,) = tables_of(task)
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.randn(shape, generator=generator) + 3).to(dtype)
+    weight, bias = (torch.randn(shape[1], generator=generator).to(dtype) for _ in range(2))
+    given = {"x": x.to("meta"), "weight": weight.to("meta"), "bias": bias.to("meta")}
+    scalars = {"num_groups": groups, "eps": 1e-5}
+    with table.forced(table.config("cluster", warps=warps, blocks=blocks)):
+        op = "triton_group_norm_silu"
+        (launch,) = importlib.import_module(f"{task.package}.solution").launches(op, given, scalars)
+    outputs = []
+    for options in (Options(), Options(late=False, apart=True), Options(error=1), Options(error=-1)):
+        y = torch.full_like(x, float("nan"))
+        run_cluster(launch, y, x, weight, bias, options=options)
+        assert_near(y, load_reference(task).triton_group_norm_silu(x, weight, bias, **scalars)[0])
+        outputs.append(y)
+    assert torch.equal(outputs[0], outputs[1]), "whenever blocks run, and what they send arrives"
+
+
+LABS = [
+    # dtype, columns, batch, tokens, blocks
+    (torch.bfloat16, 3840, 2, 7, 3),
+    (torch.float16, 256, 1, 9, 2),
+    (torch.bfloat16, 8192, 1, 3, 1),
+    (torch.float16, 1280, 1, 2, 2),  # fewer rows than a block has stages
+]
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize(("dtype", "columns", "batch", "tokens", "blocks"), LABS)
+def test_k04_blocks_that_stay(dtype, columns, batch, tokens, blocks, double):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from core.tests.ptx.cute import run_lab
+
+    oracle = load_reference(task_of("norm_tanh_mul_add")).fused_norm_tanh_mul_add
+    generator = torch.Generator().manual_seed(1)
+    x, shift = (torch.randn(batch, tokens, columns, generator=generator).to(dtype) for _ in range(2))
+    weight, weight2 = (torch.randn(columns, generator=generator).to(dtype) for _ in range(2))
+    scale, scale2 = (torch.randn(1, 1, columns, generator=generator).to(dtype) for _ in range(2))
+    outputs = []
+    for options in (Options(), Options(late=False, apart=True)):
+        y, y2 = (torch.full_like(x, float("nan")) for _ in range(2))
+        second = (y2, weight2, scale2) if double else None
+        run_lab(y, x, weight, scale, shift, 1e-5, blocks, second, options)
+        outputs.append((y, y2) if double else (y,))
+        assert_near(y, oracle(x, weight, None, scale, shift, "rms", 1e-5)[0])
+        if double:  # of the y that is returned
+            normed = y.double() * torch.rsqrt(y.double().square().mean(-1, keepdim=True) + 1e-5) * weight2
+            assert_near(y2, normed * (1 + scale2.double()))
+    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True)), "whenever blocks run, and copies arrive"
