@@ -164,8 +164,9 @@ def _combine(
 def _block_sum(value: Float32, sWarp: cute.Tensor, first: cutlass.Constexpr, warps: cutlass.Constexpr) -> Float32:
     """The sum over all threads of a block, in a fixed order, through `warps` numbers of shared memory from `first`."""
     value = cute.arch.warp_reduction_sum(value)
+    warp = cute.arch.warp_idx()  # a shuffle, which needs all lanes
     if cute.arch.lane_idx() == 0:
-        sWarp[first + cute.arch.warp_idx()] = value
+        sWarp[first + warp] = value
     cute.arch.sync_threads()
     total = Float32(0.0)
     for i in cutlass.range_constexpr(warps):
