@@ -137,11 +137,22 @@ def extra(name: str) -> tuple[str, ...]:
     return tuple(nox.project.load_toml(CORE / "pyproject.toml")["project"]["optional-dependencies"][name])
 
 
+def kda(session: nox.Session, *args: str, tools: tuple[str, ...] = ()) -> None:
+    """Run a kda command. Where its session is the only one, its exit code is nox's too, not the 1 of any failure."""
+    try:
+        run(session, "-m", "kda_core", *args, tools=tools)
+    except nox.command.CommandFailed as failed:
+        code = getattr(failed, "return_code", None)  # older releases of nox do not keep it
+        if code and len(session._runner.manifest) == 1:
+            sys.exit(code)
+        raise
+
+
 def kda_session(name: str, command: str, op: str, description: str) -> None:
     """One session that runs `kda COMMAND OP` with the arguments after `--`."""
 
     def run_command(session: nox.Session) -> None:
-        run(session, "-m", "kda_core", command, op, *session.posargs)
+        kda(session, command, op, *session.posargs)
 
     define(name, description, run_command)
 
@@ -202,10 +213,16 @@ def build(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def publish(session: nox.Session) -> None:
     """Generate results, plots and tables from the ledgers (-- --check compares them)"""
-    run(session, "-m", "kda_core", "publish", *session.posargs, tools=extra("plots"))
+    kda(session, "publish", *session.posargs, tools=extra("plots"))
 
 
 @nox.session(venv_backend="none")
 def site(session: nox.Session) -> None:
     """Build the static site into _site/: open _site/index.html"""
-    run(session, "-m", "kda_core", "site", *session.posargs, tools=(*extra("plots"), *extra("site")))
+    kda(session, "site", *session.posargs, tools=(*extra("plots"), *extra("site")))
+
+
+@nox.session(venv_backend="none")
+def doctor(session: nox.Session) -> None:
+    """Show what this machine has, what is missing, and the command that brings it"""
+    kda(session, "doctor", *session.posargs)

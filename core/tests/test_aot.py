@@ -129,3 +129,13 @@ def test_the_command_takes_rows(toy, monkeypatch, capsys):
     code, said = kda("--rows", "none*")
     assert code == ExitCode.USAGE
     assert "--rows 'none*': no such row" in said.err
+
+
+def test_the_command_says_that_plain_pytorch_has_nothing_to_compile(toy, monkeypatch, capsys):
+    solution = toy.path / "solution" / "__init__.py"
+    solution.write_text(solution.read_text().partition("def launches")[0])
+    monkeypatch.setattr(sys, "argv", ["kda", "compile", "axpy"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == ExitCode.OK
+    assert capsys.readouterr().out == "no kernels to compile: solution has no launches(op, inputs, scalars)\n"

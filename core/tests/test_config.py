@@ -67,6 +67,11 @@ def config_error(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
+def test_a_check_of_the_whole_file_does_not_show_all_of_it(tmp_path: Path) -> None:
+    said = config_error(tmp_path, GOOD.replace('upstream = "pkg-1.0"', 'upstream = "pgk-1.0"'))
+    assert said.endswith("[arms.baseline] upstream = 'pgk-1.0': no such [upstream] table, got ['pkg-1.0']")
+
+
 def make_task(root: Path, config: str = GOOD, rows: str = ROWS, folder: str = "k01_double") -> Task:
     path = root / "family" / folder
     (path / "bench").mkdir(parents=True)
@@ -173,7 +178,9 @@ def test_tasks_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     make_task(tmp_path, folder="k02_treble")
     monkeypatch.setenv("KDA_ROOT", str(tmp_path))
     assert [task.op for task in find_tasks()] == ["double", "treble"]
-    assert find_task("k01_double").package == "family.k01_double"
+    monkeypatch.chdir(tmp_path / "family" / "k02_treble")
+    for name in ("double", "k01_double", "family/k01_double", "family/k01_double/", "../k01_double", "../k01_double/"):
+        assert find_task(name).package == "family.k01_double"
     with pytest.raises(UsageError, match="unknown task 'duoble'; nearest: double"):
         find_task("duoble")
 

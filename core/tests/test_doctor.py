@@ -1,14 +1,18 @@
 """`kda doctor` on machines where things are missing, broken or busy: it reports, and never fails itself."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from kda_core import doctor, gpu
+from kda_core import __version__, doctor, gpu
 from kda_core.doctor import Check, checks
 from kda_core.errors import MissingRequirement, UpstreamError
 from kda_core.gpu import GpuState
+from kda_core.provenance import GitState
+from kda_core.tasks import find_task
+from kda_core.upstream import Pin
 
 STATE = GpuState.model_construct(name="NVIDIA Test", driver="580.1", cuda="13.0", processes=(), utilisation=0)
 
@@ -22,9 +26,9 @@ def no_gpu(*args: object, **kwargs: object) -> GpuState:
 
 
 @pytest.fixture(autouse=True)
-def nothing_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*args: object, **kwargs: object) -> Path:
-        raise UpstreamError("the wheel is not in the cache\nmore lines")
+        raise MissingRequirement("offline, and no good wheel")
 
     monkeypatch.setattr(doctor, "fetch", absent)
 
@@ -101,17 +105,45 @@ def test_python_that_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (check("python").ok, check("python").remedy) == (False, "use Python 3.0 to 3.1")
 
 
-def test_upstream_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned = check("sglang-0.5.12.post1, qknorm_rope")
-    assert not pinned.ok
-    assert (pinned.found, pinned.remedy) == ("the wheel is not in the cache", "kda fetch qknorm_rope")
-    monkeypatch.setattr(doctor, "fetch", lambda *args, **kwargs: tmp_path / "tree")
-    assert check("sglang-0.5.12.post1, qknorm_rope").ok
+def test_a_release_that_nobody_fetched_is_one_line() -> None:
+    releases = [check for check in checks() if check.name.startswith("sglang")]
+    assert len({check.name for check in releases}) == len(releases)
+    pinned = check("sglang-0.5.12.post1")
+    assert (pinned.ok, pinned.found, pinned.remedy) == (False, "not fetched", "kda fetch")
+    assert "qknorm_rope" in pinned.needed_for
+    assert "norm_infer" in pinned.needed_for
+
+
+def test_a_release_that_some_tasks_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(pin: Pin, lock: Path, cache: Path, *, offline: bool) -> Path:
+        if "k03" in str(lock):
+            return tmp_path
+        if "k01" in str(lock):
+            raise UpstreamError("a file was changed\nmore lines")
+        raise MissingRequirement("offline, and no good wheel")
+
+    monkeypatch.setattr(doctor, "fetch", fetch)
+    assert check("sglang-0.5.12.post1").found == "not fetched, but for qknorm_rope"
+    damaged = check("sglang-0.5.12.post1, norm_infer")
+    assert (damaged.ok, damaged.found) == (False, "a file was changed")
+    assert damaged.remedy == "kda fetch norm_infer --refresh"
+    monkeypatch.setattr(doctor, "fetch", lambda *args, **kwargs: tmp_path)
+    assert check("sglang-0.5.12.post1").ok
+
+
+def test_the_report_begins_with_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "git_state", lambda root: GitState("0123456789abcdef", dirty=True))
+    assert checks()[0].found == f"{__version__}, commit 0123456789 with changes"
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path / "nowhere"))
+    assert not checks()[0].ok
+    assert "KDA_ROOT: expected a folder" in checks()[0].found
 
 
 def test_a_broken_task_does_not_break_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "family" / "k01_broken" / "config.toml"
     broken.parent.mkdir(parents=True)
     broken.write_text("[task]\n")
+    shutil.copytree(find_task("qknorm_rope").path, tmp_path / "family" / "k03_qknorm_rope")
     monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    assert str(broken) in check("tasks").found
+    assert str(broken) in check("task broken").found
+    assert check("sglang-0.5.23").needed_for == "the upstream arms of qknorm_rope"

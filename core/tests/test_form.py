@@ -20,7 +20,7 @@ FILES = (
 TOGETHER = (("bench/tune.py", "solution/tuned.toml"), ("lab", "tests/test_lab.py"))
 """Both or neither."""
 FOLDERS = {"baseline", "bench", "docs", "lab", "solution", "tests"}
-CARD = ["The maths", "The shapes", "What counts", "The envelope", "Out of scope", "Rules"]
+CARD = ["The maths", "The shapes", "What counts", "How to work", "The envelope", "Out of scope", "Rules"]
 DISPATCH = ["Paths", "The kernels?", "Configurations", ".*", "The plain path", "Beside upstream"]
 """Whatever else a task has to say stands between its configurations and its plain path."""
 TABLES = ["task", "ops", "upstream", "arms", "tolerance", "targets", "bench", "cpu"]
@@ -64,6 +64,23 @@ def test_card(task):
     text = (task.path / "prompt.md").read_text()
     assert text.splitlines()[0].lower() == f"# {task.op}: {task.config.task.title}".lower()
     assert headings(text) == CARD
+
+
+def test_cards_say_in_the_same_words_how_to_work():
+    """But for the task's name: an agent that knows one card knows all."""
+    sections = []
+    for task in TASKS:
+        text = (task.path / "prompt.md").read_text()
+        section = text.partition("## How to work\n")[2].partition("\n## ")[0]
+        sections.append(section.replace(f"{task.family}/{task.folder}", "FOLDER").replace(task.op, "OP"))
+    assert sections == sections[:1] * len(TASKS)
+    for words in (
+        "bench-OP -- --rows",
+        "TRITON_INTERPRET=1 nox -s tests -- FOLDER/tests/test_kernel.py",
+        "-k 'OP or",
+        "validate-OP",
+    ):
+        assert words in sections[0]
 
 
 @every_task

@@ -5,16 +5,17 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.tests.records_factory import make_checkout, make_record
+from core.tests.records_factory import ROWS, cpu_record, make_checkout, make_record
 from kda_core import ledger
 from kda_core.derive import mismatches
-from kda_core.errors import LedgerError
-from kda_core.ledger import append, encode, merge, read
+from kda_core.errors import LedgerError, UsageError
+from kda_core.ledger import append, encode, merge, read, unfit
 from kda_core.records import OutputError, RunRecord, Verdict
 from kda_core.tasks import Task
 
@@ -69,6 +70,10 @@ def test_infinite_errors_survive(task: Task, record: RunRecord) -> None:
     kept = read(task.ledger)[0].rows[0].arms["solution"].correctness.outputs[0]
     assert kept.max_abs == float("inf")
     assert kept.max_rel != kept.max_rel
+
+
+def whatever(_record: RunRecord) -> None:
+    """For `merge`: every run is fit."""
 
 
 def broken(line: bytes) -> dict[str, tuple[bytes, str]]:
@@ -154,7 +159,7 @@ def _append_many(path: str, root: str, writer: int, count: int) -> None:
 
 def _merge_many(path: str, other: str, times: int) -> None:
     for _ in range(times):
-        merge(Path(path), Path(other))
+        merge(Path(path), Path(other), whatever)
 
 
 def _at_once(*calls: tuple[Callable[..., None], tuple[Any, ...]]) -> list[multiprocessing.process.BaseProcess]:
@@ -215,9 +220,9 @@ def test_merge_appends_what_is_new_byte_for_byte(task: Task, record: RunRecord, 
     append(other, make_record(task, seed=1))
     spaced = json.dumps(json.loads(other.read_bytes().splitlines()[1]), indent=None).encode() + b"\n"
     other.write_bytes(other.read_bytes().splitlines(keepends=True)[0] + spaced)
-    assert merge(task.ledger, other) == 1
+    assert merge(task.ledger, other, whatever) == 1
     assert task.ledger.read_bytes() == other.read_bytes()
-    assert merge(task.ledger, other) == 0
+    assert merge(task.ledger, other, whatever) == 0
 
 
 def test_merge_mends_line_ends_alone(task: Task, record: RunRecord, tmp_path: Path) -> None:
@@ -226,12 +231,12 @@ def test_merge_mends_line_ends_alone(task: Task, record: RunRecord, tmp_path: Pa
     append(task.ledger, record)
     known, new = task.ledger.read_bytes(), encode(make_record(task, seed=1))
     other.write_bytes(known.replace(b"\n", b"\r\n") + new.rstrip(b"\n"))
-    assert merge(task.ledger, other) == 1
+    assert merge(task.ledger, other, whatever) == 1
     assert task.ledger.read_bytes() == known + new
-    assert merge(task.ledger, other) == 0
+    assert merge(task.ledger, other, whatever) == 0
     other.write_bytes(known + new[:-100])
     with pytest.raises(LedgerError, match=r"other.jsonl:2: not valid JSON"):
-        merge(task.ledger, other)
+        merge(task.ledger, other, whatever)
 
 
 def test_merge_into_a_ledger_without_its_last_newline(task: Task, record: RunRecord, tmp_path: Path) -> None:
@@ -242,25 +247,27 @@ def test_merge_into_a_ledger_without_its_last_newline(task: Task, record: RunRec
     task.ledger.write_bytes(task.ledger.read_bytes()[:-1])
     before = task.ledger.read_bytes()
     with pytest.raises(LedgerError, match=r"ledger.jsonl:1: unfinished line"):
-        merge(task.ledger, other)
+        merge(task.ledger, other, whatever)
     assert task.ledger.read_bytes() == before
 
 
 def test_merge_of_nothing_and_of_itself(task: Task, record: RunRecord, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").touch()
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
     append(task.ledger, record)
-    assert merge(task.ledger, tmp_path / "empty.jsonl") == 0
-    assert merge(task.ledger, task.ledger) == 0
+    with pytest.raises(UsageError, match=r"empty.jsonl: expected the line of a run, or several, got an empty file"):
+        merge(task.ledger, empty, whatever)
+    assert merge(task.ledger, task.ledger, whatever) == 0
 
 
 def test_merge_keeps_the_version_of_each_line(task: Task, record: RunRecord, tmp_path: Path) -> None:
     append(task.ledger, record.model_copy(update={"run_id": "new"}))
     ours = task.ledger.read_bytes()
-    assert merge(task.ledger, OLD) == 2
+    assert merge(task.ledger, OLD, whatever) == 2
     assert task.ledger.read_bytes() == ours + OLD.read_bytes()
     other = tmp_path / "old.jsonl"
     other.write_bytes(OLD.read_bytes())
-    assert merge(other, task.ledger) == 1
+    assert merge(other, task.ledger, whatever) == 1
     assert other.read_bytes() == OLD.read_bytes() + ours
     assert [record.schema_version for record in read(other)] == [2, 2, 2]
 
@@ -271,7 +278,7 @@ def test_merge_takes_a_migrated_copy_for_another_version_of_the_run(task: Task, 
     task.ledger.write_bytes(OLD.read_bytes())
     append(tmp_path / "other.jsonl", read(OLD)[0])
     with pytest.raises(LedgerError, match="one was edited"):
-        merge(task.ledger, tmp_path / "other.jsonl")
+        merge(task.ledger, tmp_path / "other.jsonl", whatever)
     assert task.ledger.read_bytes() == OLD.read_bytes()
 
 
@@ -281,7 +288,40 @@ def test_merge_refuses_two_versions_of_one_run(task: Task, record: RunRecord, tm
     append(other, record.model_copy(update={"seconds": 1.0}))
     before = task.ledger.read_bytes()
     with pytest.raises(LedgerError, match=f"run {record.run_id} differs"):
-        merge(task.ledger, other)
-    with pytest.raises(LedgerError, match=r"absent.jsonl: file not found"):
-        merge(task.ledger, tmp_path / "absent.jsonl")
+        merge(task.ledger, other, whatever)
+    with pytest.raises(UsageError, match=r"absent.jsonl: file not found"):
+        merge(task.ledger, tmp_path / "absent.jsonl", whatever)
     assert task.ledger.read_bytes() == before
+
+
+def test_merge_refuses_what_a_ledger_must_not_hold(task: Task, record: RunRecord, tmp_path: Path) -> None:
+    """Nothing of the file is taken, and each refused line is named; a fit run and one that is there already are not."""
+    first, *rest = record.rows
+    attained = first.model_copy(update={"attained": 0.99, "attained_device": 0.98})
+    lines = {
+        "there": record,
+        "fit": record,
+        "foreign": record.model_copy(update={"task": "other"}),
+        "unmeasured": cpu_record(task),
+        "edited": record.model_copy(update={"rows": (attained, *rest)}),
+    }
+    other = tmp_path / "other.jsonl"
+    for name, one in lines.items():
+        append(other, one.model_copy(update={"run_id": name}))
+    with pytest.raises(LedgerError) as refused:
+        merge(task.ledger, other, partial(unfit, op="fake"))
+    assert not task.ledger.exists()
+    said = str(refused.value).splitlines()
+    assert said[:2] == [
+        f"{other}:3: run foreign is refused: it is a run of other, expected one of fake",
+        f"{other}:4: run unmeasured is refused: it was made without a GPU and measured nothing",
+    ]
+    why = f"row {ROWS[0]}: attained: the record says 0.99, its samples give "
+    assert said[2].startswith(f"{other}:5: run edited is refused: {why}")
+    assert said[2].endswith(" (and 1 more)")
+    assert said[3:] == [f"nothing was appended to {task.ledger}"]
+    for name in ("there", "unmeasured"):
+        append(task.ledger, lines[name].model_copy(update={"run_id": name}))
+    other.write_bytes(b"".join(other.read_bytes().splitlines(keepends=True)[n] for n in (0, 1, 3)))
+    assert merge(task.ledger, other, partial(unfit, op="fake")) == 1
+    assert [one.run_id for one in read(task.ledger)] == ["there", "unmeasured", "fit"]

@@ -122,7 +122,40 @@ def test_nox_lists_every_session() -> None:
         for task in find_tasks()
         for command in (*commands, *(["tune"] if task.op in tuned else []))
     ]
-    assert sessions == [*of_tasks, "tests", "adversaries", "lint", "typecheck", "build", "publish", "site"]
+    assert sessions == [*of_tasks, "tests", "adversaries", "lint", "typecheck", "build", "publish", "site", "doctor"]
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 2), (("validate-norm_infer",), 1)], ids=["alone", "beside another"])
+def test_nox_ends_with_the_exit_code_of_its_only_command(more: tuple[str, ...], code: int) -> None:
+    pytest.importorskip("nox")
+    pytest.importorskip("torch")
+    sessions = ("bench-qknorm_rope", *more)
+    done = run(sys.executable, "-m", "nox", "--no-venv", "-s", *sessions, "--", "--rows", "no-such-row")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stdout.count("'no-such-row': no such row") == len(sessions)
+
+
+def test_workflows_and_documents_name_sessions_that_exist(noxfile: ModuleType) -> None:
+    """What stands behind `nox ... -s` in them; a task's op may be left open."""
+    listed = set(re.findall(r"^[*-] (\S+)", run(sys.executable, "-m", "nox", "-l").stdout, re.MULTILINE))
+    files = [ROOT / ".ci" / "run", ROOT / "README.md", *(ROOT / ".github").rglob("*.yml")]
+    named = {
+        name
+        for path in files
+        for words in re.findall(r"\bnox[\" ](?:--no-venv )?-s ([^`\n]+)", path.read_text(encoding="utf-8"))
+        for name in words.split(" -- ")[0].split()
+    }
+    assert {"bench-qknorm_rope", "doctor", "tests"} <= named
+    assert not {name for name in named if "$OP" not in name} - listed
+
+
+def test_the_gpu_workflow_hands_back_the_run(noxfile: ModuleType) -> None:
+    """One file, which the run writes and the next step uploads; a diff would not show a task's first ledger."""
+    text = (ROOT / ".github" / "workflows" / "gpu.yml").read_text(encoding="utf-8")
+    (written,) = re.findall(r"--record --json (\S+)", text)
+    (uploaded,) = re.findall(r"^ +path: (.+)$", text, re.MULTILINE)
+    assert written == uploaded
+    assert "git diff" not in text
 
 
 def test_no_venv_takes_this_interpreter_and_no_network() -> None:

@@ -38,7 +38,7 @@ OUTSIDE = {
     "records", "scaffold", "schema", "suggest", "tasks", "terminal", "toml", "validate", "view",
     "compare", "comparison_view", "rerun", "watch", "watcher",
     "family", "plots", "publish", "report", "site", "tables",
-    "kernels_view", "occupancy", "sass",
+    "documents", "kernels_view", "occupancy", "sass", "sources",
     "alone", "evidence", "jsonl", "profile", "sanitize", "tools", "tune",
 }  # fmt: skip
 """Modules that find, show, store or compile, or choose what a solution then holds, and so cannot change a number."""
@@ -97,6 +97,14 @@ def test_the_library_follows_imports_inside_core(task: Task) -> None:
     found = provenance.library(task.path / "solution")
     assert {"scaffold", "tasks", "suggest", "publish"} <= set(found)
     assert not {"errors", "toml", *provenance.HARNESS} & set(found)
+
+
+@pytest.mark.parametrize("content", [b"import kda_core.rows\ndef (\n", b"\0", b"\xff"])
+def test_a_file_that_is_no_python_is_left_to_its_worker(task: Task, content: bytes) -> None:
+    before = provenance.hashes(task)
+    (task.path / "solution" / "broken.py").write_bytes(content)
+    assert provenance.library(task.path / "solution") == provenance.library(task.path / "baseline")
+    assert provenance.hashes(task)["solution"] != before["solution"]
 
 
 def test_what_tuning_may_choose_from_is_no_part(task: Task) -> None:

@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 
 from core.tests.every_task import every_task
+from core.tests.records_factory import make_record
 from kda_core.aot import meta_tensors
 from kda_core.errors import UsageError
 from kda_core.oracle import load_reference
 from kda_core.publish import publish
+from kda_core.report import publishable
 from kda_core.scaffold import IGNORED, new_task
 from kda_core.tasks import Task, find_task, find_tasks
 from kda_core.tune import sweep
-from kda_core.validate import problems
+from kda_core.validate import problems, remarks
 
 ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = ("tasks", "models", "shapes")
 README = "# Test\n\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
 
 
@@ -86,7 +89,8 @@ def test_every_task_can_be_copied(
     for path in folder.rglob("*"):
         if path.is_file():
             lines = [line for line in path.read_text().splitlines() if re.search(rf"\b{task.folder}\b", line)]
-            assert all(line.startswith(("> From ", 'reason = "not measured: as in ')) for line in lines), (path, lines)
+            said = ("> From ", "# From ", 'reason = "not measured: as in ')
+            assert all(line.startswith(said) for line in lines), (path, lines)
     load_reference(copy)  # makes the task importable
     solution = importlib.import_module(f"{family}.k01_copy.solution")
     row = copy.workloads[0]
@@ -101,7 +105,13 @@ def test_everything_that_identifies_the_task_is_renamed(checkout: Path, source: 
         'OP = "kda_qknorm_rope::fused_inplace_qknorm_rope"\n'
         'UPSTREAM = "sglang/jit_kernel/diffusion/qknorm_rope.py"\n'
     )
+    (source.path / "docs" / "more.md").write_text(
+        "nox -s tests -- diffusion/k03_qknorm_rope core/tests -k 'qknorm_rope or take_a_kernel'\n"
+    )
     folder = new_task(source, "llm/k02_other")
+    assert (folder / "docs" / "more.md").read_text() == (
+        "nox -s tests -- llm/k02_other core/tests -k 'other or take_a_kernel'\n"
+    )
     assert (folder / "solution" / "extra.py").read_text() == (
         '"""From llm.k02_other, run by `kda bench other`, `kda\n'
         'tune other` and `nox -s bench-other`."""\n'
@@ -115,14 +125,39 @@ def test_everything_that_identifies_the_task_is_renamed(checkout: Path, source: 
     assert '"" = "llm/k02_other"' in project
     assert "qknorm" not in project.replace("Query/key RMSNorm", "")
     text = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert {name for name in text if "k03_qknorm_rope" in text[name]} == {"prompt.md", "dispatch.md"}
-    note = "> From diffusion/k03_qknorm_rope, of which this task is a copy (`kda new`)"
+    assert {name for name in text if "k03_qknorm_rope" in text[name]} == {"prompt.md", "config.toml", "dispatch.md"}
+    note = "From diffusion/k03_qknorm_rope, of which this task is a copy (`kda new`)"
+    assert text["config.toml"].splitlines()[2].startswith(f"# {note}")
     for name, title in (("prompt.md", "# other: "), ("dispatch.md", "# Which call takes which path, and why")):
         first, empty, noted, *rest = text[name].splitlines()
         assert first.startswith(title)
-        assert noted.startswith(note)
+        assert noted.startswith(f"> {note}")
         assert (empty, rest[rest.index("> Then remove this note.") + 1]) == ("", "")
         assert "k03_qknorm_rope" not in "\n".join(rest)
+
+
+def test_while_its_note_stands_a_copy_is_not_on_the_map_nor_published(checkout: Path, source: Task) -> None:
+    page = checkout / "diffusion" / "README.md"
+    page.write_text("".join(f"<!-- kda:{name}:begin -->\n<!-- kda:{name}:end -->\n" for name in BLOCKS))
+    publish(find_tasks(), check=False)
+    before = page.read_text()
+    folder = new_task(source, "other")
+    copy = find_task("other")
+    names = ["prompt.md", "config.toml", "docs/dispatch.md"]
+    assert page.read_text() == before
+    assert "k03_qknorm_rope" in before
+    assert problems(copy) == []
+    assert [line.partition(": ")[0] for line in remarks(copy)] == [str(folder / name) for name in names]
+    record = make_record(copy)
+    reason = f"the note of `kda new` still stands in {', '.join(names)}"
+    assert reason in publishable(copy, record)
+    for name in names:
+        path = folder / name
+        path.write_text("".join(line for line in path.open() if "of which this task is a copy" not in line))
+    assert remarks(copy) == []
+    assert reason not in publishable(copy, record)
+    publish(find_tasks(), check=False)
+    assert "k04_other" in page.read_text()
 
 
 def test_an_op_that_is_also_a_callable_keeps_the_callable(checkout: Path, source: Task) -> None:

@@ -9,13 +9,23 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import kda_core
 from kda_core import gpu
-from kda_core.errors import KdaError
-from kda_core.tasks import checkout_root, find_tasks
-from kda_core.upstream import cache_folder, fetch
+from kda_core.errors import KdaError, MissingRequirement
+from kda_core.provenance import git_state
+from kda_core.tasks import Task, checkout_root, find_tasks
+from kda_core.upstream import Pin, cache_folder, fetch
 
 TESTED = ((3, 10), (3, 12))
 """First and last Python version that CI runs."""
+REMEDIES = {
+    "torch": "pip install 'torch>=2.11'",
+    "triton": "pip install 'triton>=3.6'",
+    "nvidia-cutlass-dsl": "pip install 'nvidia-cutlass-dsl[cu13]>=4.8'",
+    "apache-tvm-ffi": "pip install 'apache-tvm-ffi>=0.1.15'",
+    "ninja": "pip install ninja",
+}
+"""Distribution -> the command that brings it; core itself needs none of them."""
 TOOLKIT = "install the CUDA toolkit of your driver's version and put its bin folder on PATH, or set CUDA_HOME"
 
 
@@ -34,18 +44,30 @@ class Check:
 def checks() -> list[Check]:
     """Look at everything; nothing that is missing or broken makes this raise."""
     return [
+        _kda(),
         _python(),
         _gpu(),
         _torch(),
-        _package("triton", "Triton kernels, interpreted and compiled", "pip install 'triton>=3.6'"),
-        _package("nvidia-cutlass-dsl", "CuTe DSL kernels", "pip install 'nvidia-cutlass-dsl[cu13]>=4.8'"),
-        _package("apache-tvm-ffi", "JIT CUDA and CuTe DSL kernels", "pip install 'apache-tvm-ffi>=0.1.15'"),
-        _package("ninja", "JIT CUDA kernels of the upstream arms", "pip install ninja"),
+        _package("triton", "Triton kernels, interpreted and compiled"),
+        _package("nvidia-cutlass-dsl", "CuTe DSL kernels"),
+        _package("apache-tvm-ffi", "JIT CUDA and CuTe DSL kernels"),
+        _package("ninja", "JIT CUDA kernels of the upstream arms"),
         _tool("nvcc", "JIT CUDA kernels of the upstream arms", TOOLKIT),
         _tool("ncu", "profiling a kernel; not for results", TOOLKIT),
         _tool("compute-sanitizer", "looking for races and stray accesses; not for results", TOOLKIT),
         *_upstream(),
     ]
+
+
+def _kda() -> Check:
+    needed_for, remedy = "everything", "run it in a checkout"
+    try:
+        root = checkout_root()
+        state = git_state(root)
+    except KdaError as error:
+        return Check("kda", False, f"{kda_core.__version__}, {error}", needed_for, "mend what it names")
+    where = f"commit {state.commit[:10]}{' with changes' * state.dirty}" if root else "no checkout"
+    return Check("kda", True, f"{kda_core.__version__}, {where}", needed_for, remedy)
 
 
 def _python() -> Check:
@@ -67,7 +89,7 @@ def _gpu() -> Check:
 
 
 def _torch() -> Check:
-    needed_for, remedy = "every arm", "pip install 'torch>=2.11'"
+    needed_for, remedy = "every arm", REMEDIES["torch"]
     try:
         import torch
 
@@ -80,11 +102,11 @@ def _torch() -> Check:
     return Check("torch", usable or not gpu.has_gpu(), found, needed_for, "install a torch built for CUDA")
 
 
-def _package(name: str, needed_for: str, remedy: str) -> Check:
+def _package(name: str, needed_for: str) -> Check:
     try:
-        return Check(name, True, version(name), needed_for, remedy)
+        return Check(name, True, version(name), needed_for, REMEDIES[name])
     except PackageNotFoundError:
-        return Check(name, False, "not installed", needed_for, remedy)
+        return Check(name, False, "not installed", needed_for, REMEDIES[name])
 
 
 def _tool(name: str, needed_for: str, remedy: str) -> Check:
@@ -102,24 +124,44 @@ def _tool(name: str, needed_for: str, remedy: str) -> Check:
 
 
 def _upstream() -> list[Check]:
-    """One line per task and release: whether the cache holds every pinned file, each with its sha256."""
-    found = []
+    """One line per release: which tasks' pinned files the cache holds; one for each task whose files do not verify."""
+    found: list[Check] = []
+    users: dict[str, list[tuple[Task, Pin]]] = {}
     try:
         cache = cache_folder(checkout_root())
-        for task in find_tasks():
+        tasks = find_tasks()
+    except KdaError as error:
+        return [Check("tasks", False, str(error), "every command", "mend what it names")]
+    for task in tasks:
+        try:
             for name, pin in task.config.upstream.items():
-                needed_for = f"the upstream arms of {task.op}"
-                remedy = f"kda fetch {task.op}"
-                label = f"{name}, {task.op}"
-                try:
-                    tree = fetch(pin, task.path / pin.files, cache, offline=True)
-                except KdaError as error:
-                    found.append(Check(label, False, str(error).splitlines()[0], needed_for, remedy))
-                else:
-                    found.append(Check(label, True, _short(tree), needed_for, remedy))
-    except KdaError as error:  # a task's own files are broken: the rest of the report still helps
-        found.append(Check("tasks", False, str(error), "every command", "mend the file it names"))
-    return found
+                users.setdefault(name, []).append((task, pin))
+        except KdaError as error:  # the rest of the report still helps
+            found.append(Check(f"task {task.op}", False, str(error), "every command on it", "mend the file it names"))
+    return [*found, *(check for name, pairs in users.items() for check in _release(name, pairs, cache))]
+
+
+def _release(name: str, users: list[tuple[Task, Pin]], cache: Path) -> list[Check]:
+    """What the cache holds of one release, for the tasks whose arms stand on it."""
+    fetched, absent, damaged = [], [], []
+    for task, pin in users:
+        try:
+            fetch(pin, task.path / pin.files, cache, offline=True)
+        except MissingRequirement:
+            absent.append(task.op)
+        except KdaError as error:
+            remedy = f"kda fetch {task.op} --refresh"
+            said = str(error).splitlines()[0]
+            damaged.append(Check(f"{name}, {task.op}", False, said, f"the upstream arms of {task.op}", remedy))
+        else:
+            fetched.append(task.op)
+    if absent:
+        some = f", but for {', '.join(fetched)}" if fetched else ""
+        summary = Check(name, False, f"not fetched{some}", f"the upstream arms of {', '.join(absent)}", "kda fetch")
+    else:
+        found = f"{_short(cache)}, for {', '.join(fetched)}"
+        summary = Check(name, True, found, f"the upstream arms of {', '.join(fetched)}", "kda fetch")
+    return [*([summary] if absent or fetched else []), *damaged]
 
 
 def _short(path: Path) -> str:

@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     REQUIREMENT = 3
     """Something this command needs is missing: a GPU, a compiler, the network, a pinned file."""
     LEDGER = 4
-    """A ledger holds a line that cannot be read."""
+    """A ledger holds a line that cannot be read, or is offered one that it must not take in."""
     ARM_FAILED = 5
     """At least one row ended as ERROR or TIMEOUT, or is missing."""
     INTERNAL = 70
@@ -48,7 +48,7 @@ class UpstreamError(KdaError):
 
 
 class LedgerError(KdaError):
-    """A ledger line that is broken or of an unknown schema version."""
+    """A ledger line that is broken, of an unknown schema version, or of a run that does not belong there."""
 
     exit_code = ExitCode.LEDGER
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from kda_core.documents import copied
 from kda_core.report import NONE, interval, line, published
 from kda_core.tables import Ledgers, against_pins, all_pins
 from kda_core.tasks import Task
@@ -12,7 +13,11 @@ NOT_MEASURED = "not measured"
 
 
 def blocks(ledgers: Ledgers) -> dict[str, str]:
-    """Name of the block -> its Markdown, for the tasks of one family."""
+    """Name of the block -> its Markdown, for the tasks of one family; a copy's rows are its source's until it says not.
+
+    The map leaves out a task in which the note of `kda new` still stands.
+    """
+    ledgers = [(task, records) for task, records in ledgers if not copied(task)]
     tasks = [task for task, _ in ledgers]
     return {"tasks": _tasks(ledgers), "models": _models(tasks), "shapes": "\n".join(map(_shapes, tasks))}
 

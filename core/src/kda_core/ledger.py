@@ -3,14 +3,14 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from kda_core.derive import rounded
-from kda_core.errors import LedgerError
+from kda_core.derive import mismatches, rounded
+from kda_core.errors import LedgerError, UsageError
 from kda_core.migrations import MIGRATIONS, is_known, migrate
 from kda_core.records import SCHEMA_VERSION, RunRecord
 
@@ -45,19 +45,32 @@ def read(path: Path) -> list[RunRecord]:
     return [record for record, _ in _lines(_content(path), path).values()]
 
 
-def merge(path: Path, other: Path) -> int:
+def merge(path: Path, other: Path, unfit: Callable[[RunRecord], str | None]) -> int:
     """Append the lines of `other` whose run id `path` lacks, byte for byte; returns how many.
 
-    What a transfer does to the ends of lines is mended: they may be CRLF, and the last one may be missing. Lines of an
-    older schema version stay what they are.
+    A ledger never loses a line again, so each new one has to be fit for it: `unfit` says why one is not. What a
+    transfer does to the ends of lines is mended: they may be CRLF, and the last one may be missing. Lines of an older
+    schema version stay what they are.
 
     Raises:
-        LedgerError: `other` does not exist, either file is broken, or both hold the same run id with different content.
+        UsageError: `other` does not exist, or holds no line.
+        LedgerError: either file is broken, both hold the same run id with different content, or a new line is unfit;
+            nothing is appended then.
     """
     if not other.is_file():
-        raise LedgerError(f"{other}: file not found")
+        raise UsageError(f"{other}: file not found")
     received = _content(other)
-    theirs = _lines(received if received.endswith(b"\n") or not received else received + b"\n", other)
+    if not received.strip():
+        raise UsageError(f"{other}: expected the line of a run, or several, got an empty file")
+    theirs = _lines(received if received.endswith(b"\n") else received + b"\n", other)
+    known = _lines(_content(path), path)
+    refused = [
+        f"{other}:{number}: run {run_id} is refused: {why}"
+        for number, (run_id, (record, _)) in enumerate(theirs.items(), start=1)
+        if run_id not in known and (why := unfit(record))
+    ]
+    if refused:  # before the lock, which makes the file where there is none
+        raise LedgerError("\n".join([*refused, f"nothing was appended to {path}"]))
     with _locked(path) as file:
         ours = _lines(_all_of(file), path)
         for run_id in theirs.keys() & ours.keys():
@@ -67,6 +80,17 @@ def merge(path: Path, other: Path) -> int:
         if new:
             _write(file, b"".join(new))
     return len(new)
+
+
+def unfit(record: RunRecord, op: str) -> str | None:
+    """Why a run cannot enter the ledger of `op`; None for one that can, whatever its verdicts."""
+    if record.task != op:
+        return f"it is a run of {record.task}, expected one of {op}"
+    if record.machine.kind != "cuda":
+        return "it was made without a GPU and measured nothing"
+    if wrong := mismatches(record):
+        return f"{wrong[0]}{f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''}"
+    return None
 
 
 def _content(path: Path) -> bytes:

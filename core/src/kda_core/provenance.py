@@ -145,9 +145,16 @@ def library(solution: Path) -> list[str]:
 
 
 def _core_imports(path: Path) -> set[str]:
-    """Names that may be modules of `kda_core`, from the import statements of one file, type checking's included."""
+    """Names that may be modules of `kda_core`, from the import statements of one file, type checking's included.
+
+    None of a file that is no Python: its arm cannot be imported, and the row says why.
+    """
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError):
+        return set()
     names = set()
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

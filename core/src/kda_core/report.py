@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from kda_core import gpu, provenance, watch
 from kda_core.derive import MEASURED
+from kda_core.documents import copied
 from kda_core.records import Interval, Metric, RowResult, RunRecord
 from kda_core.tasks import Task
 
@@ -129,6 +130,8 @@ def _setup_problems(task: Task, record: RunRecord) -> list[str]:
     problems += [f"noisy: {reason}" for reason in _noise(record)]
     if record.partial:
         problems.append("interrupted")
+    if still := copied(task):
+        problems.append(f"the note of `kda new` still stands in {', '.join(still)}")
     return [*problems, *_settings_problems(task, record)]
 
 

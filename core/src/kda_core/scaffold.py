@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kda_core import tuning
+from kda_core.documents import COPIED
 from kda_core.errors import UsageError
 from kda_core.publish import publish
 from kda_core.tasks import Task, checkout_root, find_tasks
@@ -22,9 +23,14 @@ NOTES = {
         "Say here what your op computes, for which shapes, and what counts; let config.toml, bench/ and the",
         "description in pyproject.toml say the same.",
     ),
+    "config.toml": (
+        "Set title, models, ops, pins, the tolerances with the reason of each, targets and [cpu] to what is yours, and",
+        "leave targets out where you have none.",
+    ),
     "docs/dispatch.md": ("Write down what holds for your kernels, and what you measured.",),
 }
-"""File of a copy that is still about its source -> what to do with it, lines to be said below the file's title."""
+"""File of a copy that is still about its source -> what to do with it, said below the file's first line. While a note
+stands, the task cannot be published and is not on its family's map."""
 RESERVED = frozenset({"core", "docs", "external"})
 NAME = re.compile(r"(?:(?P<family>[a-z][a-z0-9_]*)/)?(?:k(?P<number>\d{2,})_)?(?P<op>[a-z][a-z0-9_]*)")
 
@@ -116,6 +122,7 @@ def _rules(source: Task, target: Name) -> list[tuple[re.Pattern[str], str]]:
             (rf"\bkda(_|::){old}(?![a-z0-9])", rf"kda\g<1>{new}"),
             (rf"\b(bench|validate|compile|profile|sanitize|tune)-{old}\b", rf"\g<1>-{new}"),
             (rf"\b(kda\s+\w+\s+){old}\b", rf"\g<1>{new}"),
+            (rf"(?<=-k '){old}\b", new),
             (rf"\bfind_task\((['\"]){old}\1\)", rf"find_task(\g<1>{new}\g<1>)"),
             (rf"^# {old}\b", f"# {new}"),
             (rf"^{old}(?= = \"{target.family}\.{target.folder}\")", new),
@@ -139,6 +146,7 @@ def _rewrite(path: Path, rules: list[tuple[re.Pattern[str], str]]) -> None:
 def _note(path: Path, source: str, todo: Iterable[str]) -> None:
     """Say below the file's title, its first line, that it is about `source` still."""
     title, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    first = f"From {source}, of which this task is a copy (`kda new`): what follows, numbers too, is about that task."
-    note = "".join(f"> {line}\n" for line in (first, *todo, "Then remove this note."))
+    first = f"From {source}, {COPIED}: what follows, numbers too, is about that task."
+    mark = ">" if path.suffix == ".md" else "#"
+    note = "".join(f"{mark} {line}\n" for line in (first, *todo, "Then remove this note."))
     path.write_text(f"{title}\n\n{note}{rest}", encoding="utf-8")

@@ -112,14 +112,24 @@ def find_tasks() -> list[Task]:
     return tasks
 
 
-def find_task(name: str) -> Task:
-    """The task called `name`: its op (`qknorm_rope`) or its folder (`k03_qknorm_rope`)."""
+def all_tasks() -> list[Task]:
+    """As `find_tasks`, for what makes no sense without any: none is a UsageError."""
     tasks = find_tasks()
-    for task in tasks:
-        if name in (task.op, task.folder):
-            return task
     if not tasks:
-        raise UsageError(f"unknown task {name!r}: no tasks found; run inside a checkout or install a task's wheel")
+        raise UsageError("no tasks found; run inside a checkout, set KDA_ROOT, or install a task's wheel")
+    return tasks
+
+
+def find_task(name: str) -> Task:
+    """The task called `name`: its op (`qknorm_rope`), its folder (`k03_qknorm_rope`), both with the family, or a path.
+
+    A path is what a shell completes: `diffusion/k03_qknorm_rope/` in the checkout, `../k03_qknorm_rope` beside it.
+    """
+    tasks = all_tasks()
+    plain, place = name.rstrip("/"), Path(name).resolve()
+    for task in tasks:
+        if plain in (task.op, task.folder, f"{task.family}/{task.folder}") or place == task.path.resolve():
+            return task
     raise UsageError(f"unknown task {name!r}; nearest: {', '.join(nearest(name, [task.op for task in tasks]))}")
 
 

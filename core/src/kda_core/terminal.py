@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kda_core import kernels_view, view
+from kda_core.case import traffic
+from kda_core.errors import KdaError
 from kda_core.records import RunRecord, Verdict
 
 if TYPE_CHECKING:
@@ -18,14 +23,14 @@ if TYPE_CHECKING:
     from kda_core.tasks import Task
 
 PLAIN_WIDTH = 200
-"""Columns when output is not a terminal: tables must not wrap in a log."""
+"""Columns when output is not a terminal and COLUMNS says nothing: tables must not wrap in a log."""
 SHOWN_FAILURES = 20
 
 
 def console() -> Console:
     """The console of standard output."""
     plain = Console()
-    return plain if plain.is_terminal else Console(width=PLAIN_WIDTH)
+    return plain if plain.is_terminal or os.environ.get("COLUMNS") else Console(width=PLAIN_WIDTH)
 
 
 def print_run(record: RunRecord) -> None:
@@ -52,13 +57,40 @@ def print_grid(record: RunRecord) -> None:
     )
 
 
-def print_tasks(tasks: Sequence[Task]) -> None:
-    """One line per task."""
-    table = Table("op", "task", "title", "rows", "arms")
+def print_tasks(tasks: Sequence[Task]) -> list[str]:
+    """One line per task; returns what is wrong with those that cannot be read.
+
+    Where the terminal is narrow the titles wrap: what is typed elsewhere is never cut.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    table.add_column("task", no_wrap=True)
+    table.add_column("rows", no_wrap=True, justify="right")
+    table.add_column("title")
+    wrong = []
     for task in tasks:
-        arms = ", ".join(task.config.arms)
-        table.add_row(task.op, f"{task.family}/{task.folder}", task.config.task.title, str(len(task.workloads)), arms)
+        try:
+            title, rows = Text(task.config.task.title), str(len(task.workloads))
+        except KdaError as error:
+            wrong.append(str(error))
+            title, rows = Text("cannot be read", style="red"), "-"
+        table.add_row(task.op, f"{task.family}/{task.folder}", rows, title)
     console().print(table)
+    return wrong
+
+
+def print_rows(task: Task) -> None:
+    """The task's arms, then every frozen row: its id, the bytes of all tensors it touches, and below it the call."""
+    out = console()
+    out.print(Text(f"{task.op}: {task.config.task.title}"))
+    arms = [f"{name} ({', '.join(arm.devices)})" for name, arm in task.config.arms.items()]
+    out.print(Text(f"arms: {', '.join(arms)}\n"))
+    width = max(len(row.id) for row in task.workloads)
+    for row in task.workloads:
+        out.print(Text(f"{row.id:{width}}  {traffic(task.config.ops[row.op], row, None)[1] / 1e6:8.3f} MB"))
+        tensors = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in row.inputs.items()]
+        scalars = [f"{name}={value!r}" for name, value in row.scalars.items()]
+        out.print(Padding(Text(f"{row.op}({', '.join([*tensors, *scalars])})"), (0, 0, 0, 4)))
 
 
 def print_kernels(kernels: Sequence[CompiledKernel]) -> None:
@@ -67,9 +99,13 @@ def print_kernels(kernels: Sequence[CompiledKernel]) -> None:
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """What is there, and for what is missing the command that brings it."""
-    table = Table("", "what", "found", "needed for", "remedy")
+    """What is there, and for what is missing what it is for and the command that brings it."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for check in checks:
         mark = Text("ok", style="green") if check.ok else Text("missing", style="yellow")
-        table.add_row(mark, check.name, check.found, check.needed_for, "" if check.ok else check.remedy)
+        more = "" if check.ok else f" (for {check.needed_for})\n{check.remedy}"
+        table.add_row(mark, Text(check.name), Text(f"{check.found}{more}"))
     console().print(table)

@@ -52,7 +52,9 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
         elif item["type"] == "missing":
             lines.append(f"missing key {key!r}")
         else:
-            lines.append(f"key {key!r}: {item['msg']}, got {item['input']!r}")
+            whole = item["type"] == "value_error" and isinstance(item["input"], dict)
+            # A check of a whole table says itself what it got; the table would bury it.
+            lines.append(f"key {key!r}: {item['msg']}" + ("" if whole else f", got {item['input']!r}"))
     return lines
 
 

@@ -6,10 +6,12 @@ import importlib
 from dataclasses import replace
 from pathlib import Path
 
-from kda_core import derive, ledger, plots, publish, report
+from kda_core import derive, ledger, plots, publish, report, sources
 from kda_core.bench import Session, fit
-from kda_core.errors import KdaError, UsageError
+from kda_core.documents import copied, dead_links
+from kda_core.errors import KdaError, LedgerError, UsageError
 from kda_core.oracle import load_reference
+from kda_core.suggest import expect_matches
 from kda_core.tasks import Task
 from kda_core.tune import sweep as tune
 from kda_core.upstream import read_lock
@@ -20,14 +22,27 @@ FILES = ("prompt.md", "config.toml", "bench/workloads.toml", "bench/reference.py
 
 
 def problems(task: Task) -> list[str]:
-    """Everything wrong with the task's files and published numbers, one line each; empty when it is sound."""
+    """Everything wrong with the task's files and published numbers, one line each; empty when it is sound.
+
+    Raises:
+        LedgerError: the ledger is broken, so that nothing can be said of its numbers; the other lines are in it too.
+    """
     found = [f"{task.path / name}: missing" for name in FILES if not (task.path / name).exists()]
-    for check in (_contract, tune.problems, _published):
+    for check in (_contract, _imports, dead_links, tune.problems, _published):
         try:
             found += check(task)
+        except LedgerError as error:
+            raise LedgerError("\n".join([*found, str(error)])) from None
         except KdaError as error:
             found.append(str(error))
     return found
+
+
+def remarks(task: Task) -> list[str]:
+    """What is no fault and keeps the task from being published, one line each."""
+    return [
+        f"{task.path / name}: the note of `kda new` still stands; not published until then" for name in copied(task)
+    ]
 
 
 def uncompared(task: Task) -> str | None:
@@ -48,6 +63,10 @@ def _contract(task: Task) -> list[str]:
     for pin in task.config.upstream.values():
         read_lock(task.path / pin.files)
     return found
+
+
+def _imports(task: Task) -> list[str]:
+    return sources.problems(task.path / "solution", f"{task.package}.solution")
 
 
 def _sources(task: Task, row: Workload) -> list[str]:
@@ -77,7 +96,9 @@ def grid_rows(session: Session, full: bool) -> tuple[Workload, ...]:
     task = session.request.task
     path = task.path / "bench" / "grid.py"
     grid = _grid(task, path, thin=session.kind == "cpu" and not full)
-    wanted = select((*task.workloads, *grid), session.request.rows)
+    every = (*task.workloads, *grid)
+    expect_matches("--rows", session.request.rows, [row.id for row in every])
+    wanted = select(every, session.request.rows)
     frozen = tuple(row for row in wanted if row in task.workloads)
     rest = tuple(row for row in wanted if row not in task.workloads)
     return (*fit(session, frozen, task.path / "bench" / "workloads.toml"), *fit(session, rest, path))

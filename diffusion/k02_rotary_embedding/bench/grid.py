@@ -7,7 +7,8 @@ apply_rotary_embedding, bfloat16 x [1, tokens, heads, dim] and float32 tables wh
   that each way is for (every angle twice, or once): 784 rows.
 - Layouts: tokens {9, 129} x heads {3, 8, 33} x dims {6, 96, 128} x {no batch, batch 2, a view into a packed qkv, such a
   view in a batch of 2, rows of the tables apart and more of them than tokens, tables as wide as the head without
-  interleaved, tables half as wide with it}: 126 rows.
+  interleaved, tables half as wide with it, rows of sin apart and those of cos not, rows of cos apart and those of sin
+  not}: 162 rows.
 - Dtypes: tokens {9, 257} x heads {3, 8} x dims {64, 96, 128} x interleaved both ways x {float16 and float32 x; bfloat16
   x and tables; float16 x and tables; float32 x and bfloat16 tables}: 120 rows.
 
@@ -17,24 +18,34 @@ apply_ltx2_split_rotary_emb:
   (32, 64), (8, 64), (3, 32), (33, 64), (5, 20), (1, 3)} x bfloat16 tables {a view of [batch, tokens, heads, half],
   contiguous}: 84 rows.
 - Dtypes and layouts: (1, 9), (2, 126) x (32, 32), (3, 64), (5, 20) x {float16, float32; bfloat16 and float16 x with
-  float32 tables; one table for all batches}: 30 rows.
+  float32 tables; one table for all batches; one of cos and sin contiguous, the other a view of [batch, tokens, heads,
+  half] with gaps, so that batches, heads and tokens are at other distances}: 42 rows.
+
+Where cos and sin lie differently their values are N(0, 1), other ones for every batch, head and token: the angles of
+other rows are the same for all batches, and along the shorter of heads and tokens, so that a kernel which reads another
+line of the table there still finds what it should.
 
 Layouts that upstream reads wrongly (LTX2's x with gaps) or answers with permuted strides are in `tests/`.
 
 Thinning for machines without a GPU (`thin`): rows of 9 tokens (8 where counts are powers of two, 126 in LTX2's batches
-of 2) and 3, 5 or 32 heads, 113 of 1144. Tokens and heads only set how many programs there are and how the last tile
+of 2) and 3, 5 or 32 heads, 131 of 1192. Tokens and heads only set how many programs there are and how the last tile
 is masked; every dim, layout and dtype stays.
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import product
+from typing import Literal
 
-from kda_core.workloads import DType, TensorSpec, Workload
+from kda_core.workloads import DType, Fill, TensorSpec, Workload
+
+Table = Literal["cos", "sin"]
 
 TOKENS = tuple(sorted({2**n for n in range(12)} | {129, 2049}))
 HEADS = tuple(sorted({kv * group for kv in (1, 2, 8) for group in (1, 4, 8)}))
 DIMS = (64, 128, 256, 512)
 LAYOUTS = ("no-batch", "batch2", "packed", "packed-batch2", "long-tables", "wide-tables", "narrow-tables")
+UNLIKE = ("sin-apart", "cos-apart")
+"""Layouts of one table and not of the other. Their values have no pattern."""
 X_AND_TABLES: tuple[tuple[DType, DType], ...] = (
     ("float16", "float32"),
     ("float32", "float32"),
@@ -59,7 +70,7 @@ def grid() -> Iterator[Workload]:
     """All rows; ids name the op, the sizes, and whatever else is not the usual."""
     for tokens, heads, dim, twice in product(TOKENS, HEADS, DIMS, (False, True)):
         yield _pairs(tokens, heads, dim, interleaved=twice)
-    for tokens, heads, dim, layout in product((9, 129), (3, 8, 33), (6, 96, 128), LAYOUTS):
+    for tokens, heads, dim, layout in product((9, 129), (3, 8, 33), (6, 96, 128), LAYOUTS + UNLIKE):
         yield _pairs(tokens, heads, dim, interleaved=layout == "narrow-tables", layout=layout)
     for tokens, heads, dim, twice in product((9, 257), (3, 8), (64, 96, 128), (False, True)):
         for dtype, table in X_AND_TABLES:
@@ -69,7 +80,8 @@ def grid() -> Iterator[Workload]:
     for (batch, tokens), (heads, half) in product(((1, 9), (2, 126)), ((32, 32), (3, 64), (5, 20))):
         for dtype, table in LTX2_X_AND_TABLES:
             yield _halves(batch, tokens, heads, half, dtype=dtype, table=table)
-        yield _halves(batch, tokens, heads, half, layout="shared")
+        for layout in ("shared", *UNLIKE):
+            yield _halves(batch, tokens, heads, half, layout=layout)
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:
@@ -83,6 +95,10 @@ def _is_thin(row: Workload) -> bool:
     else:
         _, heads, tokens, _ = row.inputs["cos"].shape
     return tokens in THIN_TOKENS and heads in THIN_HEADS
+
+
+def _fill(name: Table, layout: str) -> Fill:
+    return "normal" if layout in UNLIKE else name
 
 
 def _pairs(
@@ -107,8 +123,13 @@ def _pairs(
     elif layout == "packed-batch2":
         shape, stride = (2, tokens, heads, dim), (tokens * packed, packed, dim, 1)
     columns = dim if layout == "wide-tables" or (interleaved and layout != "narrow-tables") else dim // 2
-    rows, row_stride = (2 * tokens, columns + 8) if layout == "long-tables" else (tokens, columns)
-    spec = TensorSpec(shape=(rows, columns), dtype=table, stride=(row_stride, 1), fill="cos")
+    rows = 2 * tokens if layout == "long-tables" else tokens
+
+    def angles(name: Table) -> TensorSpec:
+        apart = layout in ("long-tables", f"{name}-apart")
+        stride = (columns + 8 * apart, 1)
+        return TensorSpec(shape=(rows, columns), dtype=table, stride=stride, fill=_fill(name, layout))
+
     parts = [
         f"{tokens}x{heads}x{dim}",
         "twice" if interleaved else "once",
@@ -120,8 +141,8 @@ def _pairs(
         op="apply_rotary_embedding",
         inputs={
             "x": TensorSpec(shape=shape, dtype=dtype, stride=stride),
-            "cos": spec,
-            "sin": spec.model_copy(update={"fill": "sin"}),
+            "cos": angles("cos"),
+            "sin": angles("sin"),
         },
         scalars={"interleaved": interleaved},
     )
@@ -138,17 +159,20 @@ def _halves(
     table: DType = "bfloat16",
 ) -> Workload:
     inner = heads * 2 * half
-    view = (0 if layout == "shared" else tokens * heads * half, half, heads * half, 1)
-    spec = TensorSpec(
-        shape=(batch, heads, tokens, half), dtype=table, stride=None if layout == "contiguous" else view, fill="cos"
-    )
+    size = half + 8 * (layout in UNLIKE)
+    view = (0 if layout == "shared" else tokens * heads * size, size, heads * size, 1)
+
+    def angles(name: Table) -> TensorSpec:
+        stride = None if layout == "contiguous" or (layout in UNLIKE and layout != f"{name}-apart") else view
+        return TensorSpec(shape=(batch, heads, tokens, half), dtype=table, stride=stride, fill=_fill(name, layout))
+
     parts = [f"ltx2-{batch}x{tokens}x{heads}x{2 * half}", layout, dtype, *[f"tables-{table}"] * (table != dtype)]
     return Workload(
         id="-".join(parts),
         op="apply_ltx2_split_rotary_emb",
         inputs={
             "x": TensorSpec(shape=(batch, tokens, inner), dtype=dtype),
-            "cos": spec,
-            "sin": spec.model_copy(update={"fill": "sin"}),
+            "cos": angles("cos"),
+            "sin": angles("sin"),
         },
     )

@@ -6,6 +6,8 @@
 - Dtypes: float32 parameters, operands, or both beside 16-bit x, and 16-bit parameters beside float32: 16 rows.
 - Half of the parameters: weight without bias (LayerNorm leaves it out too), bias without weight: 8 rows.
 - Layouts of x: one of three chunks of [B, S, 3 * D]: 4 rows.
+- Operands unlike each other, so that none can be read as another one: scale, shift and scale2 in three layouts and one
+  of them float32 (`UNLIKE`): 8 rows; one of them alone such a chunk, the others [B, S, D], both ops: 10 rows.
 
 Upstream refuses operands that are not three-dimensional: `tests/` has [1], [D], [B, D] and [B, F, 1, D].
 
@@ -13,9 +15,9 @@ The second LayerNorm subtracts the mean of y, and scale2 multiplies what is left
 last digit decides y2, and a large scale2 shows the last digit of a float32 mean: correct kernels differ there by more
 than the tolerance. So shift and scale2 of such rows are cosines, which have no offset in any family.
 
-Thinning for machines without a GPU (`thin`): every fifth of the rows with at most 6 rows of x, 49 of 580. Batch and
-tokens only set how many programs there are, and 5 has no factor in common with the numbers of layouts, dtypes, norms
-and widths, so that each of them is there.
+Thinning for machines without a GPU (`thin`): every fifth of the rows with at most 6 rows of x, and all of those whose
+operands are unlike each other, 67 of 598. Batch and tokens only set how many programs there are, and 5 has no factor in
+common with the numbers of layouts, dtypes, norms and widths, so that each of them is there.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,6 +44,11 @@ LAYOUTS = (
     ("1SD", "B1D"),
 )
 """(scale, shift); scale2 has the layout of scale."""
+UNLIKE = (("11D", "BSD", "1SD"), ("BSD", "B1D", "11D"), ("1SD", "11D", "B1D"), ("B1D", "1SD", "BSD"))
+"""(scale, shift, scale2)."""
+OPERANDS = ("scale", "shift", "scale2")
+OWN = "unlike"
+"""In the ids of rows whose operands are unlike each other."""
 MIXED: tuple[tuple[DType, DType, DType], ...] = (
     ("bfloat16", "float32", "bfloat16"),
     ("bfloat16", "bfloat16", "float32"),
@@ -67,13 +74,22 @@ def grid() -> Iterator[Workload]:
     for op, norm, affine in product(OPS, NORMS, AFFINE):
         yield _row(op, norm, SMALL, "bfloat16", affine=(affine,))
     for op, norm in product(OPS, NORMS):
-        yield _row(op, norm, SMALL, "bfloat16", chunk=True)
+        yield _row(op, norm, SMALL, "bfloat16", chunk="x")
+    for norm in NORMS:
+        for number, (scale, shift, second) in enumerate(UNLIKE):
+            yield _row(
+                DOUBLE, norm, SMALL, "bfloat16", layouts=(scale, shift), second=second, wide=OPERANDS[number % 3]
+            )
+    for op, norm in product(OPS, NORMS):
+        for chunk in OPERANDS if op == DOUBLE else OPERANDS[:2]:
+            yield _row(op, norm, SMALL, "bfloat16", layouts=("BSD", "BSD"), chunk=chunk)
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:
     """The rows that a machine without a GPU checks; the module says which and why."""
     few = [row for row in rows if prod(row.inputs["x"].shape[:-1]) <= THIN_ROWS]
-    return few[::THIN_STEP]
+    own = [row for row in few if OWN in row.id]
+    return [row for row in few if OWN not in row.id][::THIN_STEP] + own
 
 
 def _row(
@@ -86,27 +102,34 @@ def _row(
     layouts: tuple[str, str] = ("11D", "BSD"),
     parameters: DType | None = None,
     operands: DType | None = None,
-    chunk: bool = False,
+    second: str | None = None,
+    wide: str = "",
+    chunk: str = "",
 ) -> Workload:
     batch, tokens, columns = shape
     sizes = {"B": batch, "S": tokens, "D": columns, "1": 1}
 
-    def operand(layout: str, fill: Fill = "normal") -> TensorSpec:
-        return TensorSpec(shape=tuple(sizes[letter] for letter in layout), dtype=operands or dtype, fill=fill)
+    def stride(of: str) -> tuple[int, ...] | None:
+        return (3 * tokens * columns, 3 * columns, 1) if of == chunk else None
+
+    def operand(of: str, layout: str, fill: Fill = "normal") -> TensorSpec:
+        kind: DType = "float32" if of == wide else operands or dtype
+        sized = tuple(sizes[letter] for letter in layout)
+        return TensorSpec(shape=sized, dtype=kind, stride=stride(of), fill=fill)
 
     scale, shift = layouts
-    stride = (3 * tokens * columns, 3 * columns, 1) if chunk else None
     vector = TensorSpec(shape=(columns,), dtype=parameters or dtype)
-    inputs = {"x": TensorSpec(shape=shape, dtype=dtype, stride=stride), **dict.fromkeys(affine, vector)}
+    inputs = {"x": TensorSpec(shape=shape, dtype=dtype, stride=stride("x")), **dict.fromkeys(affine, vector)}
     fill: Fill = "cos" if (op, norm) == (DOUBLE, "layer") else "normal"
-    inputs |= {"scale": operand(scale), "shift": operand(shift, fill)}
+    inputs |= {"scale": operand("scale", scale), "shift": operand("shift", shift, fill)}
     if op == DOUBLE:
-        inputs |= {f"{name}2": vector for name in affine} | {"scale2": operand(scale, fill)}
+        inputs |= {f"{name}2": vector for name in affine} | {"scale2": operand("scale2", second or scale, fill)}
     parts = ["double" if op == DOUBLE else "single", norm, "x".join(map(str, shape)), *layouts]
     parts += ["-".join(affine) or "plain"] if affine != AFFINE else []
     parts += [f"parameters.{parameters}"] if parameters else []
     parts += [f"operands.{operands}"] if operands else []
-    parts += ["chunk"] if chunk else []
+    parts += [f"{OWN}.{second}.{wide}"] if second else []
+    parts += ["chunk" if chunk == "x" else f"{OWN}.chunk.{chunk}"] if chunk else []
     return Workload(
         id="-".join([*parts, dtype]),
         op=op,

@@ -8,21 +8,24 @@
 - Dtypes: float32 parameters, operands, or both beside 16-bit x, and the reverse, both norms and ops: 16 rows.
 - Half of the parameters: weight without bias (LayerNorm leaves it out too), bias without weight, both norms: 8 rows.
 - Layouts of x and residual: one of three chunks of [B, S, 3 * D], both norms and ops: 4 rows.
+- Operands unlike each other, so that none can be read as another one: scale, shift and gate in three layouts and one of
+  them float32 (`UNLIKE`), both norms and ops: 24 rows; one of x, residual, scale, shift and gate alone such a chunk,
+  the others [B, S, D], both norms and, but for x, ops: 14 rows.
 
 A float16 gate is a cosine: the product of two large draws of the family `mixed` would be beyond float16.
 
 S % F != 0 has no row, because it is refused: `tests/` has it.
 
 Thinning for machines without a GPU (`thin`): x of at most [2, 12, 1280] in bfloat16 and float32, without half of the
-layouts (alternating, so that every layout is there as scale and as gate). Batch and tokens only set how many programs
-there are; `tests/` has float16.
+layouts (alternating, so that every layout is there as scale and as gate), and all rows whose operands are unlike each
+other. Batch and tokens only set how many programs there are; `tests/` has float16.
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_core.workloads import DType, TensorSpec, Workload
+from kda_core.workloads import DType, Fill, TensorSpec, Workload
 
 SINGLE = "fused_norm_scale_shift"
 RESIDUAL = "fused_scale_residual_norm_scale_shift"
@@ -40,7 +43,20 @@ MIXED: tuple[tuple[DType, DType, DType], ...] = (
     ("float32", "bfloat16", "float16"),
 )
 """Dtypes of x, of the parameters, of gate, scale and shift."""
+UNLIKE = (
+    ("11D", "BSD", "B1D"),
+    ("BSD", "BF1D", "11D"),
+    ("BF1D", "1", "1SD"),
+    ("1", "BD", "BSD"),
+    ("B1D", "1SD", "BF1D"),
+    ("1SD", "D", "1"),
+)
+"""(scale, shift, gate)."""
+OPERANDS = ("scale", "shift", "gate")
+OWN = "unlike"
+"""In the ids of rows whose operands are unlike each other."""
 AFFINE = ("weight", "bias")
+ROWS = ("x", "residual")
 ORDER = ("residual", "x", "gate", "weight", "bias", "scale", "shift")
 THIN_DTYPES = ("bfloat16", "float32")
 THIN_ELEMENTS = prod(SMALL)
@@ -61,14 +77,24 @@ def grid() -> Iterator[Workload]:
     for op, norm, affine in product(OPS, NORMS, AFFINE):
         yield _row(op, norm, SMALL, "bfloat16", affine=(affine,), name=f"only-{affine}")
     for op, norm in product(OPS, NORMS):
-        yield _row(op, norm, SMALL, "bfloat16", chunk=True, name="chunk")
+        yield _row(op, norm, SMALL, "bfloat16", chunk=ROWS, name="chunk")
+    for op, norm in product(OPS, NORMS):
+        for number, (scale, shift, gate) in enumerate(UNLIKE):
+            wide = OPERANDS[number % (3 if op == RESIDUAL else 2)]
+            name = f"{OWN}.{shift}.{wide}"
+            yield _row(op, norm, SMALL, "bfloat16", layout=scale, shift=shift, gate=gate, wide=wide, name=name)
+        for apart in ("x", "residual", *OPERANDS) if op == RESIDUAL else ("scale", "shift"):
+            yield _row(
+                op, norm, SMALL, "bfloat16", layout="BSD", gate="BSD", chunk=(apart,), name=f"{OWN}.chunk.{apart}"
+            )
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:
     """The rows that a machine without a GPU checks; the module says which and why."""
     inputs = [(row, row.inputs["x"]) for row in rows]
     small = [row for row, x in inputs if prod(x.shape) <= THIN_ELEMENTS and x.dtype in THIN_DTYPES]
-    return small[::2]
+    own = [row for row in small if OWN in row.id]
+    return [row for row in small if OWN not in row.id][::2] + own
 
 
 def _row(
@@ -79,27 +105,32 @@ def _row(
     *,
     affine: tuple[str, ...] = AFFINE,
     layout: str = "11D",
+    shift: str | None = None,
     gate: str | None = "11D",
     parameters: DType | None = None,
     operands: DType | None = None,
-    chunk: bool = False,
+    wide: str = "",
+    chunk: tuple[str, ...] = (),
     name: str = "",
 ) -> Workload:
     batch, tokens, columns = shape
     sizes = {"B": batch, "S": tokens, "D": columns, "F": FRAMES.get(shape, 1), "1": 1}
 
-    def operand(letters: str, *, bounded: bool = False) -> TensorSpec:
-        kind = operands or dtype
-        sized = tuple(sizes[letter] for letter in letters)
-        fill = "cos" if bounded and "float16" in (kind, dtype) and len(sized) > 1 else "normal"
-        return TensorSpec(shape=sized, dtype=kind, fill=fill)
+    def stride(of: str) -> tuple[int, ...] | None:
+        return (3 * tokens * columns, 3 * columns, 1) if of in chunk else None
 
-    stride = (3 * tokens * columns, 3 * columns, 1) if chunk else None
-    rows = TensorSpec(shape=shape, dtype=dtype, stride=stride)
+    def operand(of: str, letters: str) -> TensorSpec:
+        kind: DType = "float32" if of == wide else operands or dtype
+        sized = tuple(sizes[letter] for letter in letters)
+        fill: Fill = "cos" if of == "gate" and "float16" in (kind, dtype) and len(sized) > 1 else "normal"
+        return TensorSpec(shape=sized, dtype=kind, stride=stride(of), fill=fill)
+
+    rows = {of: TensorSpec(shape=shape, dtype=dtype, stride=stride(of)) for of in ROWS}
     vector = TensorSpec(shape=(columns,), dtype=parameters or dtype)
-    inputs = {"x": rows, **dict.fromkeys(affine, vector), "scale": operand(layout), "shift": operand(layout)}
+    inputs = {"x": rows["x"], **dict.fromkeys(affine, vector)}
+    inputs |= {"scale": operand("scale", layout), "shift": operand("shift", shift or layout)}
     if op == RESIDUAL:
-        inputs |= {"residual": rows} | ({"gate": operand(gate, bounded=True)} if gate else {})
+        inputs |= {"residual": rows["residual"]} | ({"gate": operand("gate", gate)} if gate else {})
     parts = ["sum" if op == RESIDUAL else "norm", norm, "x".join(map(str, shape)), layout]
     parts += [f"gate.{gate}"] if op == RESIDUAL else []
     parts += [] if affine else ["plain"]

@@ -3,7 +3,8 @@
 Shapes: batch {1, 2, 4} x tokens {6, 33, 128, 257} x channels {512, 1024, 1536, 3072} x {float16, bfloat16, float32}.
 
 - Scale and shift: 12 pairs of layouts (`LAYOUTS`), the frames where they divide the tokens; scale_constant alternates
-  between 1 and 0. Mixed dtypes and strided operands: batch {1, 2} x the tokens, 1536 channels.
+  between 1 and 0. Mixed dtypes and strided operands, the scale alone and the shift alone: batch {1, 2} x the tokens,
+  1536 channels.
 - select01, both ops: index {int32, int64, bool} x with and without weight and bias. Rows of one modulation table
   (stride 6 * channels) at batch 1: with more, upstream makes the rows contiguous and still uses the old strides.
 
@@ -11,7 +12,7 @@ Two scalars together only as zeros with scale_constant 1: upstream reads on the 
 zero (docs/dispatch.md), so that its own result for others depends on timing. `tests/` has them.
 
 Thinning for machines without a GPU (`thin`): 6 tokens, batch 2, 1536 channels (a tile and a half, so masked), bfloat16
-and float32: 55 of 3536 rows, with every layout, index and affine, mixed dtypes and the strided scale. Batch and tokens
+and float32: 56 of 3544 rows, with every layout, index and affine, mixed dtypes and the strided scale. Batch and tokens
 only set how many programs there are; `tests/` has float16.
 """
 
@@ -68,6 +69,7 @@ def grid() -> Iterator[Workload]:
         yield _scale_shift(
             batch, tokens, THIN_CHANNELS, "bfloat16", ("chunk", "BLC"), constant=0, scale_dtype="float32"
         )
+        yield _scale_shift(batch, tokens, THIN_CHANNELS, "bfloat16", ("BLC", "chunk"), constant=1)
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:

@@ -140,6 +140,15 @@ def test_select01_modulation_of_one_table(batch, residual):
     check_select01(batch=batch, residual=residual, strided=True)
 
 
+@pytest.mark.parametrize("name", reference.MODULATION)
+def test_select01_rows_of_one_operand_at_another_distance(name):
+    """None may be read by the strides of another one. Upstream makes them all contiguous, or reads them wrongly."""
+    tensors = make_select01(batch=3, residual=True, device=DEVICE)
+    apart = torch.stack([tensors[name], -tensors[name]], dim=1)[:, 0]
+    assert apart.stride() != tensors[name].stride()
+    check_select01(tensors=tensors | {name: apart})
+
+
 def test_select01_strided_index_and_large_values():
     tensors = make_select01(device=DEVICE)
     wide = torch.stack([tensors["index"] * 6, tensors["index"] + 1], dim=-1)

@@ -12,12 +12,17 @@ from kda_core.errors import ExitCode, KdaError
 
 
 def main() -> None:
-    """Entry point: runs the app and turns a KdaError into one message and its exit code."""
+    """Entry point: runs the app and turns what the user can act on into one message and its exit code."""
     try:
         app()
     except KdaError as error:
         typer.echo(f"kda: {error}", err=True)
         sys.exit(error.exit_code)
-    except Exception:  # noqa: BLE001  # Python's own code for it, 1, means incorrect rows here
-        traceback.print_exc()
-        sys.exit(ExitCode.INTERNAL)
+    except Exception as error:  # noqa: BLE001  # Python's own code for it, 1, means incorrect rows here
+        from kda_core.cli.failures import explained
+
+        if (told := explained(error)) is None:
+            traceback.print_exc()
+            sys.exit(ExitCode.INTERNAL)
+        typer.echo(f"kda: {told}", err=True)
+        sys.exit(told.exit_code)

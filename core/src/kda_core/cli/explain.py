@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kda_core.cli.base import Device, DeviceName, Rows, TaskName, app, command_line, relative
-from kda_core.errors import ExitCode
+from kda_core.errors import ExitCode, UsageError
 
 
 @app.command()
@@ -39,7 +39,9 @@ def tune(
 @app.command()
 def profile(
     task: TaskName,
-    row: Annotated[list[str], typer.Option("--row", metavar="ID", help="The row; may be repeated.")],
+    row: Annotated[
+        list[str] | None, typer.Option("--row", metavar="ID", help="The row, not optional; may be repeated.")
+    ] = None,
     arm: Annotated[str, typer.Option("--arm", help="The arm to explain.")] = "solution",
     against: Annotated[str, typer.Option("--against", metavar="ARM", help="The arm beside it.")] = "baseline",
     reports: Annotated[
@@ -56,6 +58,9 @@ def profile(
     from kda_core.tasks import checkout_root, find_task
 
     found = find_task(task)
+    if not row:
+        ids = ", ".join(one.id for one in found.workloads[:3])
+        raise UsageError(f"--row: expected the id of a row, for example {ids}; all: kda list {found.op}")
     wanted = find_rows(found, row)
     folder = reports or (checkout_root() or Path.cwd()) / "profiles"
     session = open_profile(found, arm, against, allow_busy)

@@ -21,6 +21,7 @@ from kda_core.errors import ExitCode
 
 if TYPE_CHECKING:
     from kda_core.bench import Session
+    from kda_core.judge import Progress
     from kda_core.records import RunRecord
     from kda_core.tasks import Task
 
@@ -46,10 +47,13 @@ def bench(
 ) -> None:
     """Verify and measure a task. Without a GPU: verify, compile, and say what a GPU would add."""
     from kda_core.bench import Request, open_session
-    from kda_core.errors import MissingRequirement
+    from kda_core.errors import MissingRequirement, UsageError
     from kda_core.tasks import find_task
 
     found = find_task(task)
+    _expect_rows(found, rows)
+    if arm in (against or ()):
+        raise UsageError(f"--against {arm!r}: an arm cannot run against itself; --aa measures A/A")
     session = open_session(
         Request(
             task=found,
@@ -131,20 +135,23 @@ def validate(
     from kda_core.progress import showing
     from kda_core.tasks import find_task
     from kda_core.terminal import print_grid
-    from kda_core.validate import grid_rows, grid_session, problems, uncompared
+    from kda_core.validate import grid_rows, grid_session, problems, remarks, uncompared
 
     found = find_task(task)
+    if not static:  # before the other checks, which may take a minute: what it cannot do it should say at once
+        session = grid_session(open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True)))
+        writable(json)
+        chosen = grid_rows(session, full)
     wrong = problems(found)
     for line in wrong:
         typer.echo(line, err=True)
     typer.echo(f"{found.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
+    for line in remarks(found):
+        typer.echo(line)
     if not wrong and (reason := uncompared(found)):
         typer.echo(f"{found.op}: plots not compared: {reason}")
     code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
     if not static:
-        session = grid_session(open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True)))
-        writable(json)
-        chosen = grid_rows(session, full)
         with showing(chosen, 1) as progress:
             result = run(session, chosen, measure=False, progress=progress, command=command_line())
         print_grid(result)
@@ -158,14 +165,23 @@ def compile(task: TaskName, rows: Rows = None) -> None:
     """Compile every kernel of a task ahead of time for each target GPU, and read off how it will use memory there."""
     from kda_core.tasks import find_task
 
-    _compile(find_task(task), rows or [])
+    found = find_task(task)
+    _expect_rows(found, rows)
+    _compile(found, rows or [])
 
 
 def _tasks(name: str | None) -> "list[Task]":
     """The named task alone, or all."""
-    from kda_core.tasks import find_task, find_tasks
+    from kda_core.tasks import all_tasks, find_task
 
-    return [find_task(name)] if name else find_tasks()
+    return [find_task(name)] if name else all_tasks()
+
+
+def _expect_rows(task: "Task", patterns: list[str] | None) -> None:
+    """A UsageError for a pattern that fits none of the frozen rows."""
+    from kda_core.suggest import expect_matches
+
+    expect_matches("--rows", patterns or (), [row.id for row in task.workloads])
 
 
 def _measure(session: "Session") -> "RunRecord":
@@ -177,11 +193,16 @@ def _measure(session: "Session") -> "RunRecord":
 
     rows = frozen_rows(session)
     with showing(rows, 2 * session.settings.generations + 1) as progress:
-        record = measure(session, rows, progress, command_line())
+        record = measure(session, rows, progress if session.kind == "cuda" else _rehearsing(progress), command_line())
     print_run(record)
     if record.machine_watch is not None:
         typer.echo(f"the GPU during the run: {describe(record.machine_watch)}")
     return record
+
+
+def _rehearsing(progress: "Progress") -> "Progress":
+    """The same without a GPU, where the judge goes through its steps and keeps no time."""
+    return lambda row, phase: progress(row, phase.replace("measure", "rehearse"))
 
 
 def _compare(old: "RunRecord", new: "RunRecord") -> ExitCode:
@@ -214,12 +235,12 @@ def _compile(task: "Task", rows: list[str]) -> None:
 def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:
     from kda_core import ledger
 
-    if into_ledger:
-        ledger.append(task.ledger, record)
-        typer.echo(f"recorded as {record.run_id} in {relative(task.ledger)}; bring the tables up to date: kda publish")
     if json is not None:
         json.write_bytes(ledger.encode(record))
         typer.echo(f"record written to {json}")
+    if into_ledger:
+        ledger.append(task.ledger, record)
+        typer.echo(f"recorded as {record.run_id} in {relative(task.ledger)}; bring the tables up to date: kda publish")
 
 
 def _exit_code(record: "RunRecord") -> ExitCode:

@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from kda_core.documents import LINK
 from kda_core.errors import KdaError, MissingRequirement, UsageError
 from kda_core.ledger import read
 from kda_core.plots import COLOURS
@@ -24,8 +25,6 @@ START, INDEX = Path("README.md"), Path("index.md")
 GUIDES = ("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
 RESULTS = Path("docs/results.md")
 """In a task's folder: the site has the task's page in its place."""
-LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
-"""A relative Markdown link or picture."""
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```$", re.DOTALL | re.MULTILINE)
 SETTINGS: dict[str, Any] = {
     "project": NAME,

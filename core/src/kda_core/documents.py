@@ -1,0 +1,40 @@
+"""A task's own documents: whether they are still those of the task that it is a copy of, and where their links lead."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kda_core.tasks import Task
+
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+"""A relative Markdown link or picture."""
+COPIED = "of which this task is a copy (`kda new`)"
+"""In the note that `kda new` puts into what is still about the copy's source."""
+NOTED = ("prompt.md", "config.toml", "docs/dispatch.md")
+"""Where it puts one."""
+
+
+def copied(task: Task) -> list[str]:
+    """The files, relative to the task, in which the note of a copy still stands."""
+    texts = ((name, task.path / name) for name in NOTED)
+    return [name for name, path in texts if path.is_file() and COPIED in path.read_text(encoding="utf-8")]
+
+
+def dead_links(task: Task) -> list[str]:
+    """Relative links of the card and of `docs/` that lead nowhere, one line each: with one the site is not built."""
+    return [
+        f"{path}:{number}: link to {target}: no such file"
+        for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md")))
+        if path.is_file()
+        for number, target in _links(path)
+        if not (path.parent / target).exists()
+    ]
+
+
+def _links(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and target of every relative link outside code."""
+    fenced = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and not line.startswith("    "):
+            yield from ((number, match["target"]) for match in LINK.finditer(re.sub(r"`[^`]*`", "", line)))

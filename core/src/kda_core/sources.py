@@ -1,0 +1,91 @@
+"""What a solution's files import and define, read from their text: nothing is run.
+
+A solution imports itself, `kda_core`, the libraries that kernels are written with, and the standard library. What else
+it used would be outside the hashes of a record (`tests/`, another task), or is what it is judged by (`bench/`,
+`baseline/`). Only import statements are seen; a name put together at run time is for the person who reads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LIBRARIES = ("kda_core", "torch", "triton", "cutlass", "cuda")
+"""Packages that a solution may import, besides itself and the standard library."""
+KERNELS = ("triton", "cutlass")
+"""Packages that kernels are written with."""
+HOOK = "launches"
+"""What a solution's package exports so that its kernels are compiled ahead of time: see `aot`."""
+SKIPPED = "__pycache__"
+
+
+def problems(solution: Path, package: str) -> list[str]:
+    """What is wrong with the imports of the solution in this folder, whose import name is `package`; one line each.
+
+    A file that is no Python is one line too, and so are kernels without the hook through which they are compiled.
+    """
+    found, kernels = [], False
+    for path in files(solution):
+        try:
+            imported = list(imports(path, solution, package))
+        except (SyntaxError, ValueError) as error:
+            found.append(f"{path}:{getattr(error, 'lineno', None) or 1}: no Python: {getattr(error, 'msg', error)}")
+            continue
+        kernels = kernels or any(name.partition(".")[0] in KERNELS for _, name in imported)
+        for line, name in imported:
+            if not _allowed(name, package):
+                allowed = f"its own package, {', '.join(LIBRARIES)} and the standard library"
+                found.append(f"{path}:{line}: a solution may import {allowed}, got {name}")
+    if kernels and not found and not _binds(solution / "__init__.py", HOOK):
+        found.append(f"{solution / '__init__.py'}: {without_hook()}")
+    return found
+
+
+def has_kernels(solution: Path) -> bool:
+    """Whether a file of the solution imports what kernels are written with."""
+    return any(name.partition(".")[0] in KERNELS for path in files(solution) for _, name in imports(path, solution, ""))
+
+
+def without_hook() -> str:
+    """What to say of kernels that nothing would compile."""
+    return (
+        f"imports {' or '.join(KERNELS)} and exports no {HOOK}(op, inputs, scalars), through which kernels are "
+        "compiled ahead of time; CONTRIBUTING.md has its smallest form"
+    )
+
+
+def files(folder: Path) -> list[Path]:
+    """The Python files of a folder, in order."""
+    return [path for path in sorted(folder.glob("**/*.py")) if SKIPPED not in path.parts]
+
+
+def imports(path: Path, folder: Path, package: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything that a file of the package in `folder` imports, relative names resolved."""
+    inside = [package, *path.relative_to(folder).parent.parts]
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = ".".join(inside).split(".")
+            start = above[: max(len(above) + 1 - node.level, 0)] if node.level else []
+            module = [*start, *(node.module or "").split(".")] if node.module else start
+            yield from ((node.lineno, ".".join([*module, alias.name])) for alias in node.names)
+
+
+def _allowed(name: str, package: str) -> bool:
+    first = name.partition(".")[0]
+    return first in LIBRARIES or first in sys.stdlib_module_names or f"{name}.".startswith(f"{package}.")
+
+
+def _binds(path: Path, name: str) -> bool:
+    """Whether the module defines, imports or assigns the name at its top."""
+    for node in ast.parse(path.read_bytes(), str(path)).body if path.is_file() else ():
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return True
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            return True
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            return True
+    return False

@@ -1,0 +1,47 @@
+"""The note of a copy and the links of a task's own documents."""
+
+from pathlib import Path
+
+import pytest
+
+from core.tests.every_task import every_task
+from kda_core import documents
+from kda_core.documents import copied, dead_links
+from kda_core.scaffold import NOTES
+from kda_core.tasks import Task
+from kda_core.validate import problems
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "prompt.md").write_text("# op: title\n")
+    return Task(path=tmp_path, package="family.k01_op")
+
+
+@every_task
+def test_documents_of_every_task(task):
+    assert copied(task) == []
+    assert dead_links(task) == []
+
+
+def test_notes_are_looked_for_where_they_are_put():
+    assert set(documents.NOTED) == set(NOTES)
+
+
+def test_links(task: Task) -> None:
+    (task.path / "docs" / "dispatch.md").write_text(
+        "[card](../prompt.md) and [there](../prompt.md#the-maths), [web](https://x.y/z), [here](#below)\n"
+        "\n    [code](none.md)\n```\n[code](none.md)\n```\n`[code](none.md)`\n"
+        "[gone](../solution/gone.py#top) and ![plot](plots/gone.svg)\n"
+    )
+    path = task.path / "docs" / "dispatch.md"
+    assert dead_links(task) == [
+        f"{path}:8: link to ../solution/gone.py: no such file",
+        f"{path}:8: link to plots/gone.svg: no such file",
+    ]
+
+
+def test_validate_names_a_dead_link(toy) -> None:
+    (toy.path / "prompt.md").write_text("[gone](gone.md)\n")
+    assert f"{toy.path / 'prompt.md'}:1: link to gone.md: no such file" in problems(toy)
