@@ -179,6 +179,22 @@ def tests(session: nox.Session) -> None:
     run(session, "-m", "pytest", *session.posargs, tools=("jsonschema", "pytest", "pytest-timeout"))
 
 
+@nox.session(name="tests-ptx", venv_backend="none")
+def tests_ptx(session: nox.Session) -> None:
+    """Run every task's kernel tests on the compiled PTX, executed on the CPU"""
+    tests = map(str, sorted(ROOT.glob("*/*/tests/test_kernel.py")))
+    run(
+        session,
+        "-m",
+        "pytest",
+        "-p",
+        "core.tests.ptx.plugin",
+        *tests,
+        *session.posargs,
+        tools=("pytest", "pytest-timeout"),
+    )
+
+
 @nox.session(venv_backend="none")
 def adversaries(session: nox.Session) -> None:
     """Run the arms that cheat or fail through the judge and show the table (-- NAME..., --record FILE)"""
