@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 
-from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_VECTORS, TUNED, VECTOR_BYTES, Config
+from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_VECTORS, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config
 from kda_core.tune import Sweep
 from kda_core.tuning import Features
 
@@ -23,6 +23,7 @@ def grid() -> Iterator[Config]:
     """Every method with its cuts; orders, hints and waiting late only beside the cuts that they are likely to help."""
     yield from (Config("whole", warps) for warps in (16, 8, 4))
     yield from (Config("cluster", warps, blocks=blocks) for warps, blocks in product((8, 16), (8, 16)))
+    yield Config("cluster", 16, blocks=4)  # 32 groups are 128 blocks, about one to a multiprocessor
     # One wave, small and large parts.
     yield from (Config("stretch", warps, tiles) for warps, tiles in product((4, 8), (4, 2, 8)))
     yield from (Config("stretch", 4, 4, early=False), Config("stretch", 4, 4, pdl=False), Config("stretch", 16, 4))
@@ -42,7 +43,7 @@ def applies(config: Config, features: Features) -> bool:
     group, whole_tensor = features["group_bytes"], features["bytes"]
     per_tile = config.warps * 32 * VECTOR_BYTES  # bytes that a program's threads hold with a vector each
     if config.method == "whole":
-        return group <= WHOLE_TILES * per_tile
+        return group <= min(WHOLE_TILES * per_tile, WHOLE_BYTES)
     if group <= SMALL_GROUP:
         return False
     if config.method == "cluster":

@@ -16,7 +16,7 @@ import cuda.bindings.driver as driver
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.runtime import make_fake_compact_tensor
 
 from kda_core.launch import Binary, compile_cute, environment_stream
@@ -49,7 +49,7 @@ def cluster_kernel(
     rank = cute.arch.block_idx_in_cluster()
     group = block // blocks
     first = rank * share + thread * vector  # where in the group this thread begins
-    first_channel = (group % groups) * group_channels
+    first_channel = Int32(Uint32(group) % Uint32(groups)) * group_channels
 
     smem = cutlass.memory.SmemAllocator()
     sMean = smem.allocate_tensor(Float32, cute.make_layout(blocks))
@@ -63,6 +63,13 @@ def cluster_kernel(
         cute.arch.mbarrier_init_fence()
         cute.arch.mbarrier_arrive_and_expect_tx(arrived, 2 * 4 * blocks)
     cute.arch.cluster_arrive_relaxed()
+
+    # The group's last vector stands in for what is behind its end: no branch then keeps one load from the next.
+    rAt = cute.make_rmem_tensor(cute.make_layout(tiles), Int32)
+    rChannel = cute.make_rmem_tensor(cute.make_layout(tiles), Int32)
+    for tile in cutlass.range_constexpr(tiles):
+        rAt[tile] = cutlass.min(first + tile * warps * WARP * vector, n - vector)
+        rChannel[tile] = first_channel + Int32(Uint32(rAt[tile]) // Uint32(s))
     if const_expr(pdl):
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
@@ -70,18 +77,14 @@ def cluster_kernel(
     rX = cute.make_rmem_tensor(cute.make_layout((vector, tiles)), mX.element_type)
     rW = cute.make_rmem_tensor(cute.make_layout(tiles), mW.element_type)
     rB = cute.make_rmem_tensor(cute.make_layout(tiles), mB.element_type)
-    rX.fill(0.0)
-    rW.fill(0.0)
-    rB.fill(0.0)
-    base = Int64(group) * Int64(n)
+    base = cute.assume(Int64(group) * Int64(n), divby=vector)
     for tile in cutlass.range_constexpr(tiles):
-        at = first + tile * warps * WARP * vector
-        if at < n:
-            gX = cute.make_tensor(mX.iterator + cute.assume(base + Int64(at), divby=vector), cute.make_layout(vector))
-            cute.autovec_copy(gX, rX[None, tile])
-            channel = first_channel + at // s
-            rW[tile] = mW[channel]
-            rB[tile] = mB[channel]
+        at = cute.assume(rAt[tile], divby=vector)
+        gX = cute.make_tensor(mX.iterator + base + at, cute.make_layout(vector))
+        cute.autovec_copy(gX, rX[None, tile])
+    for tile in cutlass.range_constexpr(tiles):
+        rW[tile] = mW[rChannel[tile]]
+        rB[tile] = mB[rChannel[tile]]
 
     mean, squares = _moments(rX, sWarp, first, n, _share(n, rank, share), warps)
 
@@ -103,7 +106,7 @@ def cluster_kernel(
             for i in cutlass.range_constexpr(vector):
                 normed = (rX[i, tile].to(Float32) - mean) * weight + bias
                 rY[i] = _silu(normed, mY.element_type.width == 32).to(mY.element_type)
-            gY = cute.make_tensor(mY.iterator + cute.assume(base + Int64(at), divby=vector), cute.make_layout(vector))
+            gY = cute.make_tensor(mY.iterator + base + cute.assume(at, divby=vector), cute.make_layout(vector))
             cute.autovec_copy(rY, gY)
 
 
@@ -122,12 +125,13 @@ def _moments(
     count: Float32,
     warps: cutlass.Constexpr,
 ) -> tuple[Float32, Float32]:
-    """Mean and centred squares of a block's share, in two passes over registers; rX is 0 behind the group's end."""
+    """Mean and centred squares of a block's share, in two passes over registers; only the group's elements count."""
     vector = const_expr(cute.size(rX, mode=[0]))
     total = Float32(0.0)
     for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
-        for i in cutlass.range_constexpr(vector):
-            total += rX[i, tile].to(Float32)
+        if first + tile * warps * WARP * vector < n:
+            for i in cutlass.range_constexpr(vector):
+                total += rX[i, tile].to(Float32)
     mean = _block_sum(total, sWarp, 0, warps) / cutlass.max(count, Float32(1.0))
     squares = Float32(0.0)
     for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):

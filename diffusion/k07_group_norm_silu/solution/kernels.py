@@ -28,7 +28,7 @@ def whole_kernel(
     TILES: tl.constexpr,  # tiles of a group
     FULL: tl.constexpr,  # how many of the tiles are sure to lie inside the group
     V: tl.constexpr,  # elements that share a channel
-    EARLY: tl.constexpr,  # load weight and bias before the statistics, at the price of registers
+    AHEAD: tl.constexpr,  # so many tiles ahead weight and bias are loaded, at the price of registers
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
@@ -36,8 +36,9 @@ def whole_kernel(
     group = tl.program_id(0)
     x += group.to(tl.int64) * N
     y += group.to(tl.int64) * N
-    weight += (group % groups) * group_channels
-    bias += (group % groups) * group_channels
+    first_channel = _first_channel(group, groups, group_channels)
+    weight += first_channel
+    bias += first_channel
 
     # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
     if PDL:
@@ -46,12 +47,19 @@ def whole_kernel(
 
     # All loads first: a thread keeps them in flight.
     values = _load(x, 0, N, BLOCK, TILES, FULL, V, "")
-    early = _affine(weight, bias, 0, N, S, BLOCK, TILES if EARLY else 0, FULL, V)
+    affine = ()
+    for tile in tl.static_range(AHEAD):
+        affine += (_affine(weight, bias, 0, tile, N, S, BLOCK, FULL, V),)
 
     mean, squares = _moments(values, 0, N, BLOCK, TILES, FULL, V)
     scale = tl.rsqrt(squares / N + EPS)
 
-    _write(y, values, early, weight, bias, mean, scale, 0, N, S, BLOCK, TILES, FULL, V, EARLY, STORE)
+    for tile in tl.static_range(TILES):
+        if tile + AHEAD < TILES:
+            affine += (_affine(weight, bias, 0, tile + AHEAD, N, S, BLOCK, FULL, V),)
+        weights, biases = affine[tile]
+        weights, biases = weights.to(tl.float32) * scale, biases.to(tl.float32)
+        _write(y, values[tile], mean, weights, biases, 0, tile, N, BLOCK, FULL, V, STORE)
 
 
 @triton.jit(do_not_specialize=["S", "groups", "group_channels", "total", "wave", "parts", "first"])
@@ -60,7 +68,7 @@ def stretch_kernel(
     x,  # [total, N]
     weight,  # [groups * group_channels]; None without NORMALISE
     bias,  # [groups * group_channels]; None without NORMALISE
-    partials,  # [2, total, parts] float32: mean and centred squares of every part
+    partials,  # [total, 2, parts] float32: mean and centred squares of every part
     N,
     S,
     groups,
@@ -74,7 +82,8 @@ def stretch_kernel(
     TILES: tl.constexpr,  # tiles of a part
     FULL: tl.constexpr,
     V: tl.constexpr,
-    PARTS: tl.constexpr,  # a power of two, `parts` or more
+    TWO: tl.constexpr,  # no part has elements of more than two channels
+    PARTS: tl.constexpr,  # `parts`, or the next power of two; 0 without NORMALISE
     STATISTICS: tl.constexpr,
     NORMALISE: tl.constexpr,
     REVERSE: tl.constexpr,
@@ -84,8 +93,7 @@ def stretch_kernel(
     STORE: tl.constexpr,
 ):
     """One program: the statistics of one part of a wave, or the output of one part of the wave before it."""
-    program = tl.program_id(0)
-    programs = tl.num_programs(0)
+    part, group = tl.program_id(0), tl.program_id(1)  # a part of a group of the wave: nothing has to be divided
     # The first launch waits for whatever wrote x. A later one begins when every program of the launch before has come
     # past its own wait, so x is there: only `partials`, which other programs wrote, has to be waited for.
     if PDL and not EARLY:
@@ -94,62 +102,62 @@ def stretch_kernel(
     WAIT: tl.constexpr = PDL and EARLY
     if STATISTICS and NORMALISE:
         # In turns, so that reading and writing go side by side on every multiprocessor.
-        pair = program // 2
-        if program % 2 == 1:
+        if part % 2 == 1:
             if WAIT:
                 tl.extra.cuda.gdc_launch_dependents()
-            _gather(partials, x, pair, N, total, parts, first, BLOCK, TILES, FULL, V, HINTS)
+            _gather(partials, x, first + group, part // 2, N, total, parts, BLOCK, TILES, FULL, V, HINTS)
         else:
-            place = programs // 2 - 1 - pair if REVERSE else pair
             _finish(
                 y,
                 x,
                 weight,
                 bias,
                 partials,
-                place,
+                first - wave,
+                group,
+                part // 2,
                 N,
                 S,
                 groups,
                 group_channels,
-                total,
                 parts,
-                first - wave,
                 EPS,
                 BLOCK,
                 TILES,
                 FULL,
                 V,
+                TWO,
                 PARTS,
+                REVERSE,
                 WAIT,
                 HINTS,
                 STORE,
             )
     elif STATISTICS:
-        _gather(partials, x, program, N, total, parts, first, BLOCK, TILES, FULL, V, HINTS)
+        _gather(partials, x, first + group, part, N, total, parts, BLOCK, TILES, FULL, V, HINTS)
     else:
-        # Back to front, if REVERSE: what was read last is what the cache still has.
-        place = programs - 1 - program if REVERSE else program
         _finish(
             y,
             x,
             weight,
             bias,
             partials,
-            place,
+            first - wave,
+            group,
+            part,
             N,
             S,
             groups,
             group_channels,
-            total,
             parts,
-            first - wave,
             EPS,
             BLOCK,
             TILES,
             FULL,
             V,
+            TWO,
             PARTS,
+            REVERSE,
             WAIT,
             HINTS,
             STORE,
@@ -160,27 +168,25 @@ def stretch_kernel(
 def _gather(
     partials,
     x,
-    place,
+    group,
+    part,
     N,
     total,
     parts,
-    first,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
     V: tl.constexpr,
     HINTS: tl.constexpr,
 ):
-    """The statistics of part number `place` of the wave that begins with group `first`."""
-    group = first + place // parts
-    part = place % parts
+    """The statistics of a part of a group."""
     begin = part * (BLOCK * TILES)
     if group < total:  # the last wave may have fewer groups
+        kept = partials + group * 2 * parts + part
         values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "evict_last" if HINTS else "")
         mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
-        kept = partials + group * parts + part
         tl.store(kept, mean)
-        tl.store(kept + total * parts, squares)
+        tl.store(kept + parts, squares)
 
 
 @triton.jit
@@ -190,38 +196,73 @@ def _finish(
     weight,
     bias,
     partials,
+    first,
     place,
+    part,
     N,
     S,
     groups,
     group_channels,
-    total,
     parts,
-    first,
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
     V: tl.constexpr,
+    TWO: tl.constexpr,
     PARTS: tl.constexpr,
+    REVERSE: tl.constexpr,
     WAIT: tl.constexpr,
     HINTS: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """The output of part number `place` of the wave that begins with group `first`."""
-    group = first + place // parts
-    begin = (place % parts) * (BLOCK * TILES)
-    weight += (group % groups) * group_channels
-    bias += (group % groups) * group_channels
+    """The output of a part of the group at `place` in the wave that begins with group `first`."""
+    if REVERSE:  # back to front: what was read last is what the cache still has
+        place = tl.num_programs(1) - 1 - place
+        part = parts - 1 - part
+    group = first + place
+    begin = part * (BLOCK * TILES)
     values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "evict_first" if HINTS else "")
-    early = _affine(weight, bias, begin, N, S, BLOCK, TILES, FULL, V)
+    first_channel = _first_channel(group, groups, group_channels)
+    weight += first_channel
+    bias += first_channel
+    affine = ()
+    if TWO:
+        near = _quotient(begin, S)
+        far = tl.minimum(near + 1, group_channels - 1)
+        border = (near + 1) * S  # where the far channel begins
+    else:
+        for tile in tl.static_range(TILES):
+            affine += (_affine(weight, bias, begin, tile, N, S, BLOCK, FULL, V),)
     if WAIT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    mean, squares = _combine(partials, group, N, total, parts, BLOCK * TILES, PARTS)
+    if TWO:  # one trip to memory with the partial results; earlier loads were waited for before it began
+        affine = (tl.load(weight + near), tl.load(bias + near), tl.load(weight + far), tl.load(bias + far))
+    mean, squares = _combine(partials, group, N, parts, BLOCK * TILES, FULL == TILES, PARTS)
     scale = tl.rsqrt(squares / N + EPS)
     y += group.to(tl.int64) * N
-    _write(y, values, early, weight, bias, mean, scale, begin, N, S, BLOCK, TILES, FULL, V, True, STORE)
+    for tile in tl.static_range(TILES):
+        if TWO:
+            is_near = _places(begin, tile, BLOCK, V)[0] < border
+            weights = tl.where(is_near, affine[0].to(tl.float32) * scale, affine[2].to(tl.float32) * scale)
+            biases = tl.where(is_near, affine[1].to(tl.float32), affine[3].to(tl.float32))
+        else:
+            weights = affine[tile][0].to(tl.float32) * scale
+            biases = affine[tile][1].to(tl.float32)
+        _write(y, values[tile], mean, weights, biases, begin, tile, N, BLOCK, FULL, V, STORE)
+
+
+@triton.jit
+def _quotient(a, b):
+    """Natural numbers below 2^31, a // b; without signs the division is shorter."""
+    return (a.to(tl.uint32) // b.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def _first_channel(group, groups, group_channels):
+    """The channel with which a group begins, of those of its batch."""
+    return (group - _quotient(group, groups) * groups) * group_channels
 
 
 @triton.jit
@@ -241,29 +282,21 @@ def _load(
         row, col = _places(begin, tile, BLOCK, V)
         if tile < FULL:
             tiles += (tl.load(x + (row + col), eviction_policy=EVICT),)
-        else:
-            tiles += (tl.load(x + (row + col), mask=row + col < N, other=0.0, eviction_policy=EVICT),)
+        else:  # V divides N, so that a row is inside as a whole or not at all
+            tiles += (tl.load(x + (row + col), mask=row < N, other=0.0, eviction_policy=EVICT),)
     return tiles
 
 
 @triton.jit
-def _affine(weight, bias, begin, N, S, BLOCK: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr, V: tl.constexpr):
-    """Weight and bias of TILES tiles; the pointers are those of the group's channels."""
-    loaded = ()
-    for tile in tl.static_range(TILES):
-        loaded += (_affine_of(weight, bias, begin, tile, N, S, BLOCK, FULL, V),)
-    return loaded
-
-
-@triton.jit
-def _affine_of(weight, bias, begin, tile: tl.constexpr, N, S, BLOCK: tl.constexpr, FULL: tl.constexpr, V: tl.constexpr):
-    """Weight and bias of a tile, once for every V elements: [BLOCK / V, 1] each."""
+def _affine(weight, bias, begin, tile: tl.constexpr, N, S, BLOCK: tl.constexpr, FULL: tl.constexpr, V: tl.constexpr):
+    """Weight and bias of a tile, once for every V elements, [BLOCK / V, 1]; the pointers are those of the group."""
     row, _ = _places(begin, tile, BLOCK, V)
+    channel = _quotient(row, S)
     if tile < FULL:
-        return tl.load(weight + row // S), tl.load(bias + row // S)
+        return tl.load(weight + channel), tl.load(bias + channel)
     else:
         inside = row < N
-        return tl.load(weight + row // S, mask=inside, other=0.0), tl.load(bias + row // S, mask=inside, other=0.0)
+        return tl.load(weight + channel, mask=inside, other=0.0), tl.load(bias + channel, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -286,8 +319,7 @@ def _moments(tiles, begin, N, BLOCK: tl.constexpr, TILES: tl.constexpr, FULL: tl
     for tile in tl.static_range(TILES):
         centred = tiles[tile].to(tl.float32) - mean
         if tile >= FULL:
-            row, col = _places(begin, tile, BLOCK, V)
-            centred = tl.where(row + col < N, centred, 0.0)
+            centred = tl.where(_places(begin, tile, BLOCK, V)[0] < N, centred, 0.0)
         squares += centred * centred
     return mean, _sum(squares)
 
@@ -299,50 +331,63 @@ def _sum(tile):
 
 
 @triton.jit
-def _combine(partials, group, N, total, parts, PART: tl.constexpr, PARTS: tl.constexpr):
-    """Mean and sum of centred squares of a group from those of its parts."""
-    part = tl.arange(0, PARTS)
-    inside = part < parts
-    place = partials + group * parts + part
-    count = tl.where(inside, tl.minimum(N - part * PART, PART), 0).to(tl.float32)
+def _combine(partials, group, N, parts, PART: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr):
+    """Mean and sum of centred squares of a group from those of its parts; EVEN: each of them has PART elements."""
+    # 32 parts at a time, or a quarter of many: what a warp adds alone takes no shared memory and no barrier. With
+    # an eighth at a time the kernel took more than 80 registers, and a third block had no room.
+    WIDE: tl.constexpr = PARTS // 4 if PARTS > 128 else min(PARTS, 32)
+    part = tl.arange(0, WIDE)
+    place = partials + group * 2 * parts + part
     # Means are taken relative to the first one, so that what they have in common costs no digits.
-    common = tl.load(partials + group * parts)
-    means = tl.where(inside, tl.load(place, mask=inside, other=0.0) - common, 0.0)
-    squares = tl.load(place + total * parts, mask=inside, other=0.0)
-    mean = tl.sum(count * means, axis=0) / N
-    centred = means - mean
-    return common + mean, tl.sum(squares + count * centred * centred, axis=0)
+    common = tl.load(partials + group * 2 * parts)
+    counts = ()
+    means = ()
+    squares = ()
+    for begin in tl.static_range(0, PARTS, WIDE):
+        if begin + WIDE <= PARTS // 2:  # there are more parts than that
+            counts += (tl.full((WIDE,), PART, tl.float32),)
+            means += (tl.load(place + begin),)
+            squares += (tl.load(place + parts + begin),)
+        else:
+            inside = begin + part < parts
+            held = PART if EVEN else tl.minimum(N - (begin + part) * PART, PART)
+            counts += (tl.where(inside, held, 0).to(tl.float32),)
+            means += (tl.load(place + begin, mask=inside, other=0.0),)
+            squares += (tl.load(place + parts + begin, mask=inside, other=0.0),)
+    moved = tl.zeros((WIDE,), tl.float32)
+    for chunk in tl.static_range(PARTS // WIDE):
+        moved += counts[chunk] * (means[chunk] - common)
+    mean = tl.sum(moved, axis=0) / N
+    spread = tl.zeros((WIDE,), tl.float32)
+    for chunk in tl.static_range(PARTS // WIDE):
+        centred = (means[chunk] - common) - mean
+        spread += squares[chunk] + counts[chunk] * centred * centred
+    return common + mean, tl.sum(spread, axis=0)
 
 
 @triton.jit
 def _write(
     y,
-    tiles,
-    early,
-    weight,
-    bias,
+    values,
     mean,
-    scale,
+    weights,
+    biases,
     begin,
+    tile: tl.constexpr,
     N,
-    S,
     BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
     FULL: tl.constexpr,
     V: tl.constexpr,
-    EARLY: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """Normalise, apply weight and bias (those loaded `early`, if so), SiLU, and store TILES tiles."""
-    for tile in tl.static_range(TILES):
-        row, col = _places(begin, tile, BLOCK, V)
-        weights, biases = early[tile] if EARLY else _affine_of(weight, bias, begin, tile, N, S, BLOCK, FULL, V)
-        normed = (tiles[tile].to(tl.float32) - mean) * (weights.to(tl.float32) * scale) + biases.to(tl.float32)
-        value = _silu(normed, y.dtype.element_ty).to(y.dtype.element_ty)
-        if tile < FULL:
-            tl.store(y + (row + col), value, cache_modifier=STORE)
-        else:
-            tl.store(y + (row + col), value, mask=row + col < N, cache_modifier=STORE)
+    """Normalise a tile, apply weight and bias (float32, the weight divided by the deviation), SiLU, and store."""
+    row, col = _places(begin, tile, BLOCK, V)
+    normed = (values.to(tl.float32) - mean) * weights + biases
+    value = _silu(normed, y.dtype.element_ty).to(y.dtype.element_ty)
+    if tile < FULL:
+        tl.store(y + (row + col), value, cache_modifier=STORE)
+    else:
+        tl.store(y + (row + col), value, mask=row < N, cache_modifier=STORE)
 
 
 @triton.jit

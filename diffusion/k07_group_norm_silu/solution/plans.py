@@ -14,7 +14,7 @@ from kda_core.launch import MISS, Entry, Launch, guard
 from kda_core.native import allocation
 
 from .kernels import stretch_kernel, whole_kernel
-from .tuning import CLUSTER_VECTORS, EARLY_TILES, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config, cut, wave_groups
+from .tuning import CLUSTER_VECTORS, EARLY_TILES, LATE_AHEAD, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config, cut, wave_groups
 
 
 class Call(NamedTuple):
@@ -84,7 +84,7 @@ def _whole(call: Call, config: Config, pdl: bool) -> Plan:
         TILES=made.tiles,
         FULL=made.full,
         V=made.shared,
-        EARLY=made.tiles <= EARLY_TILES,
+        AHEAD=made.tiles if made.tiles <= EARLY_TILES else LATE_AHEAD,
         PDL=pdl,
         STORE=config.store,
         num_warps=made.warps,
@@ -129,11 +129,11 @@ def _stretch(call: Call, config: Config, pdl: bool) -> Plan:
     def launch(number: int) -> Launch:
         """Takes the statistics of wave `number` and writes the output of the wave before it, where there are any."""
         statistics, normalise = number < waves, number > 0
-        # A wave's groups, twice where it does both; the last launch has only those of the last wave.
-        busy = total - (waves - 1) * wave if number == waves else wave * (1 + normalise)
+        # A part's programs are two where it does both; the last launch has only the groups of the last wave.
+        groups = total - (waves - 1) * wave if number == waves else wave
         return Launch.make(
             stretch_kernel,
-            (busy * made.parts,),
+            (made.parts * (statistics + normalise), groups),
             x if normalise else None,
             x,
             call.weight if normalise else None,
@@ -149,7 +149,9 @@ def _stretch(call: Call, config: Config, pdl: bool) -> Plan:
             TILES=made.tiles,
             FULL=made.full,
             V=made.shared,
-            PARTS=triton.next_power_of_2(made.parts),
+            # Beside statistics it took 86 registers for 80, and a third block had no room.
+            TWO=normalise and not statistics and call.channel >= made.block * made.tiles,
+            PARTS=triton.next_power_of_2(made.parts) if normalise else 0,
             STATISTICS=statistics,
             NORMALISE=normalise,
             REVERSE=config.reverse,

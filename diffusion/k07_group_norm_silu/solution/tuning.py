@@ -7,10 +7,14 @@ from kda_core.tuning import Table
 
 VECTOR_BYTES = 16
 """Size of the widest load or store of a thread."""
-WHOLE_BYTES = 131072
-"""Largest group of one program: 16 warps hold it in 64 registers a thread, half of what a thread may have."""
+WHOLE_BYTES = 98304
+"""Largest group of one program: 12 tiles of 16 warps, 48 registers a thread; with 14 tiles 24 bytes were spilled."""
 EARLY_TILES = 8
-"""whole: up to so many tiles, weight and bias are loaded before the statistics; with 12 that spilled 24 bytes."""
+"""whole: up to so many tiles, all of weight and bias is loaded before the statistics; with 12 that spilled 24 bytes."""
+LATE_AHEAD = 4
+"""whole: with more tiles, so many ahead; with 1 or 2 each of the last tiles waits for its own, see docs/dispatch.md."""
+MAX_WAVE = 65535
+"""stretch: groups of a wave, which are the second dimension of a grid."""
 CLUSTER_VECTORS = 128
 """cluster: 32-thread vectors of a block, so 64 KB: 8 to a thread of 16 warps, of which 12 spilled 208 bytes."""
 MAX_PARTS = 4096
@@ -90,8 +94,7 @@ def cut(elements: int, channel: int, item: int, warps: int, tiles: int) -> Cut:
 
 
 def wave_groups(groups: int, group_bytes: int, wave_mb: float) -> int:
-    """Groups of a wave of about `wave_mb` MB: waves are as equal as whole groups allow; 0 MB is one wave."""
-    if not wave_mb:
-        return groups
-    waves = -(-groups // max(int(wave_mb * 1e6) // group_bytes, 1))
+    """Groups of a wave of about `wave_mb` MB: as equal as whole groups allow; 0 MB is one, if a grid has it."""
+    most = min(max(int(wave_mb * 1e6) // group_bytes, 1), MAX_WAVE) if wave_mb else MAX_WAVE
+    waves = -(-groups // most)
     return -(-groups // waves)

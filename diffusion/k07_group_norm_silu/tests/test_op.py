@@ -182,7 +182,14 @@ def test_vectors_never_cross_a_channel(channel, item, shared):
 
 @pytest.mark.parametrize(
     ("groups", "group_bytes", "wave_mb", "wave"),
-    [(32, 10**6, 0, 32), (32, 10**6, 8, 8), (32, 10**6, 5, 5), (32, 3 * 10**6, 16, 5), (32, 18 * 10**6, 16, 1)],
+    [
+        (32, 10**6, 0, 32),
+        (32, 10**6, 8, 8),
+        (32, 10**6, 5, 5),
+        (32, 3 * 10**6, 16, 5),
+        (32, 18 * 10**6, 16, 1),
+        (100_000, 1, 0, 50_000),
+    ],
 )
 def test_waves_are_as_equal_as_whole_groups_allow(groups, group_bytes, wave_mb, wave):
     assert wave_groups(groups, group_bytes, wave_mb) == wave
@@ -193,7 +200,7 @@ def test_every_part_has_its_statistics_before_its_output():
         made = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
     parts = 800_000 // 4096 + 1
     # Groups of 1.6 MB: 7 waves of one; each launch does a wave's output beside the next one's statistics.
-    assert [launch.grid[0] for launch in made] == [parts, *[2 * parts] * 6, parts]
+    assert [launch.grid for launch in made] == [(parts, 1, 1), *[(2 * parts, 1, 1)] * 6, (parts, 1, 1)]
     steps = [(launch.constexprs["STATISTICS"], launch.constexprs["NORMALISE"]) for launch in made]
     assert steps == [(True, False), *[(True, True)] * 6, (False, True)]
     assert [launch.args[-1] for launch in made] == list(range(8))  # first group of the statistics
@@ -205,13 +212,13 @@ def test_last_wave_may_be_smaller():
     with TUNED.forced(Config("stretch", warps=4, wave_mb=5)):
         made = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
     parts = 800_000 // 4096 + 1
-    assert [launch.grid[0] for launch in made] == [3 * parts, 6 * parts, 6 * parts, parts]
+    assert [launch.grid for launch in made] == [(parts, 3, 1), (2 * parts, 3, 1), (2 * parts, 3, 1), (parts, 1, 1)]
 
 
 def test_groups_beyond_one_program_are_shared():
     with TUNED.forced(Config("whole", warps=16)):
-        assert [launch.name for launch in launches(OP, meta(1, 2, 65_536), {"num_groups": 2})] == ["whole_kernel"]
-        assert len(launches(OP, meta(1, 2, 65_537), {"num_groups": 2})) == 2
+        assert [launch.name for launch in launches(OP, meta(1, 2, 49_152), {"num_groups": 2})] == ["whole_kernel"]
+        assert len(launches(OP, meta(1, 2, 49_153), {"num_groups": 2})) == 2
 
 
 def test_cluster_takes_whole_vectors_alone():
