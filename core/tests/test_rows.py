@@ -27,6 +27,7 @@ from kda_core.rows import (
     store_chunk,
     store_tile,
     vector_width,
+    widen,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -190,6 +191,12 @@ def rounding(y, x, N: tl.constexpr):
     tl.store(y + col, round_to(tl.load(x + col), y.dtype.element_ty))
 
 
+@triton.jit
+def widening(y, x, N: tl.constexpr):
+    col = tl.arange(0, N)
+    tl.store(y + col, widen(tl.load(x + col)))
+
+
 def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
@@ -254,6 +261,15 @@ class TestInTriton:
         y = torch.empty_like(x, dtype=dtype)
         rounding[(1,)](y, x, 64)
         assert torch.equal(y, x.to(dtype))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_every_bit_pattern_is_widened(self, dtype):
+        x = torch.arange(2**16, dtype=torch.int32, device=DEVICE).to(torch.int16).view(dtype)
+        y = torch.empty_like(x, dtype=torch.float32)
+        widening[(1,)](y, x, 2**16)
+        number = ~x.isnan()
+        assert torch.equal(y[number].view(torch.int32), x.float()[number].view(torch.int32))
+        assert y[~number].isnan().all()
 
     @pytest.mark.parametrize(("exact", "most"), [(False, 2e-3), (True, 2e-4)])
     def test_a_large_mean_keeps_its_digits(self, exact, most):

@@ -101,7 +101,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 ENTRY = re.compile(r"\.visible\s+\.entry\s+([\w$]+)\s*\((.*?)\)\s*([^{]*)\{", re.DOTALL)
 PARAM = re.compile(r"\.param(?:\s+\.align\s+(\d+))?\s+\.[busf](\d+)(?:\s+\.ptr[\s\w.]*?)?\s+([\w$]+)(?:\[(\d+)\])?")
 SHARED = re.compile(r"(?:\.extern\s+)?\.shared(?:\s+\.align\s+(\d+))?\s+\.b8\s+([\w$]+)\[(\d*)\]\s*;")
-REQNTID = re.compile(r"\.reqntid\s+(\d+)((?:\s*,\s*1)*)\s*")
+REQNTID = re.compile(r"\.reqntid\s+(\d+)((?:\s*,\s*1)*)\s*(?:\.maxnreg\s+\d+\s*)?")
 REG = re.compile(r"\.reg\s+\.(pred|[busf](?:8|16|32|64))\s+([^;]+);")
 LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
 SKIPPED = re.compile(r"\s+|\.(?:loc|file)\b[^\n]*|\.pragma[^;]*;")
@@ -120,7 +120,9 @@ def parse(text: str) -> Program:
     name, declared, directives = entry.groups()
     threads = REQNTID.fullmatch(directives)
     if threads is None:
-        raise PtxError(f"kernel {name}: expected the directive .reqntid N alone, found {directives.strip()!r}")
+        raise PtxError(
+            f"kernel {name}: expected the directives .reqntid N and at most .maxnreg M, found {directives.strip()!r}"
+        )
     body = _Body(text, entry.end())
     return Program(
         name=name,

@@ -39,7 +39,7 @@ from kda_core.calls import (
 )
 from kda_core.errors import expecting
 from kda_core.launch import MISS, Launch, Plans, is_tracing
-from kda_core.rows import load_chunk, load_row, row_stride, statistics, store_chunk, vector_width
+from kda_core.rows import load_chunk, load_row, row_stride, statistics, store_chunk, vector_width, widen
 from kda_core.tuning import Table
 
 OPS = ("norm_infer", "triton_one_pass_rms_norm")
@@ -134,16 +134,16 @@ def norm_kernel(
         inside = None if rows is None else first + at < rows
         mean, scale = statistics(loaded[tile], col, EPS, N, BLOCK, RMS, False)
         for chunk in tl.static_range(CHUNKS):
-            value = loaded[tile][chunk].to(tl.float32)
+            value = widen(loaded[tile][chunk])
             if not RMS:
                 value -= mean
             value *= scale
             if weight is not None:
                 each = weights[chunk] if EARLY else load_chunk(weight, affine, None, chunk, N, BLOCK, "")
-                value *= each.to(tl.float32)
+                value *= widen(each)
             if bias is not None:
                 each = biases[chunk] if EARLY else load_chunk(bias, affine, None, chunk, N, BLOCK, "")
-                value += each.to(tl.float32)
+                value += widen(each)
             store_chunk(y + at * Y_STRIDE, value, col, inside, chunk, N, BLOCK, STORE)
 
 

@@ -54,6 +54,7 @@ from kda_core.rows import (
     statistics,
     store_chunk,
     vector_width,
+    widen,
 )
 from kda_core.tuning import Table
 
@@ -67,6 +68,10 @@ OPERANDS = ("scale", "shift", "scale2")
 MOST_PER_THREAD = 32
 """Elements of its rows that a thread holds, before a row gets more warps: more of them would spill."""
 MOST_WARPS = 16
+ROOM = 128
+"""Bytes of registers for all but what is loaded: with less, limits to the registers made variants spill."""
+MOST_EARLY = 768
+"""Bytes that a thread may load of both norms before the first statistics, of the 1020 of its registers."""
 
 
 # --- configuration and selection
@@ -80,7 +85,7 @@ class Config:
     rows: int = 1
     """Rows of a program, which share what is loaded and computed of weight, bias and one-line operands."""
     early: int = 1
-    """Norms whose parameters and operands are loaded before the first statistics: 0, 1 or 2."""
+    """Norms whose parameters and operands are loaded before the first statistics: 0, 1, or 2 if registers hold it."""
     approximate: bool = True
     """bfloat16 outputs only: the tanh of the special function unit (relative error 2^-11, an eighth of bfloat16's own
     rounding; upstream rounds its tanh to bfloat16) instead of 22 instructions."""
@@ -90,6 +95,9 @@ class Config:
     """Cache modifier of the loads of x."""
     store: str = ""
     """Cache modifier of the stores."""
+    maxnreg: int = 0
+    """Registers that a thread has at most, where the tanh is approximate and they hold what is loaded and `ROOM`; 0
+    leaves them to the compiler."""
 
 
 TUNED = Table(__file__, "norm_tanh_mul_add", Config)
@@ -126,14 +134,14 @@ def load_parameters(weight, bias, col, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
 @triton.jit
 def norm(value, chunk: tl.constexpr, mean, inverse, weights, biases, RMS: tl.constexpr):
     """A chunk normalised, in float32."""
-    value = value.to(tl.float32)
+    value = widen(value)
     if not RMS:
         value -= mean
     value *= inverse
     if len(weights) > 0:
-        value *= weights[chunk].to(tl.float32)
+        value *= widen(weights[chunk])
     if len(biases) > 0:
-        value += biases[chunk].to(tl.float32)
+        value += widen(biases[chunk])
     return value
 
 
@@ -212,8 +220,8 @@ def norm_tanh_mul_add_kernel(
         weights, biases = load_parameters(weight, bias, col, WEIGHT, BIAS, N, BLOCK)
     stored = ()
     for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
-        gate = tanh(scales[chunk].to(tl.float32), APPROXIMATE)
-        value = norm(values[chunk], chunk, mean, inverse, weights, biases, RMS) * gate + shifts[chunk].to(tl.float32)
+        gate = tanh(widen(scales[chunk]), APPROXIMATE)
+        value = norm(values[chunk], chunk, mean, inverse, weights, biases, RMS) * gate + widen(shifts[chunk])
         value = round_to(value, y.dtype.element_ty)
         if y2 is not None and (chunk + 1) * BLOCK > N:
             value = tl.where(chunk * BLOCK + col < N, value, 0.0)
@@ -221,13 +229,13 @@ def norm_tanh_mul_add_kernel(
         stored += (value,)
 
     if y2 is not None:
-        mean, inverse = statistics(stored, col, EPS, N, BLOCK, RMS, EXACT)
         if EARLY < 2:
             scales2 = load_operand_row(scale2_line, col, inside, N, BLOCK, SCALE2_FORM, SCALE2_ACROSS)
             weights2, biases2 = load_parameters(weight2, bias2, col, WEIGHT2, BIAS2, N, BLOCK)
+        mean, inverse = statistics(stored, col, EPS, N, BLOCK, RMS, EXACT)
         for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
             value = norm(stored[chunk], chunk, mean, inverse, weights2, biases2, RMS)
-            value *= 1.0 + scales2[chunk].to(tl.float32)
+            value *= 1.0 + widen(scales2[chunk])
             store_chunk(y2 + first, value, col, inside, chunk, N, BLOCK, STORE)
 
 
@@ -275,6 +283,10 @@ def plan(call: Call) -> Launch:
     double = call.scale2 is not None
     config = TUNED.select(major, outputs=1 + double, width=columns, bytes=x.numel() * x.itemsize)
     warps, rows, block = cut(config, columns, x.itemsize)
+    approximate = config.approximate and x.dtype == torch.bfloat16 and not is_interpreted(norm_tanh_mul_add_kernel)
+    loaded = partial(held, call, forms, warps, rows, block)
+    early = 2 if config.early == 2 and double and loaded(2) <= MOST_EARLY else min(config.early, 1)
+    limited = approximate and loaded(early) + ROOM <= 4 * config.maxnreg
     pdl = config.pdl and pdl_works(norm_tanh_mul_add_kernel, major)
     constants: dict[str, object] = {}
     for name, place in zip(OPERANDS, placed, strict=True):
@@ -295,13 +307,14 @@ def plan(call: Call) -> Launch:
         RMS=call.norm_type == "rms",
         BLOCK=block,
         ROWS=rows,
-        EARLY=min(config.early, 1 + double),
-        APPROXIMATE=config.approximate and x.dtype == torch.bfloat16 and not is_interpreted(norm_tanh_mul_add_kernel),
+        EARLY=early,
+        APPROXIMATE=approximate,
         PDL=pdl,
         LOAD=config.load,
         STORE=config.store,
         num_warps=warps,
         launch_pdl=pdl,
+        **({"maxnreg": config.maxnreg} if limited else {}),
     )
 
 
@@ -315,6 +328,18 @@ def cut(config: Config, columns: int, item_size: int) -> tuple[int, int, int]:
     while rows > 1 and columns * rows > MOST_PER_THREAD * 32 * warps:
         rows //= 2
     return warps, rows, min(vector_width(warps, item_size), triton.next_power_of_2(columns))
+
+
+def held(call: Call, forms: Mapping[str, Form | None], warps: int, rows: int, block: int, early: int) -> int:
+    """Bytes that a thread loads of x and of the first norm's operands, and of the second's where they are early."""
+    takes = call.parameters
+    size = 0  # bytes per column
+    for name, tensor in call.tensors.items():
+        place = forms.get(name)
+        late = name.endswith("2") and early < 2
+        if not late and takes.get(name.upper(), True) and (place is None or place.across):
+            size += tensor.itemsize * (rows if name == "x" or (place and place.name != "one") else 1)
+    return size * triton.cdiv(call.x.shape[2], block) * block // (32 * warps)
 
 
 def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:

@@ -145,6 +145,35 @@ def test_features_of_the_table():
     assert asked == [{"outputs": 2, "width": 3072, "bytes": 4 * 512 * 3072 * 2}]
 
 
+@pytest.mark.parametrize(
+    ("maxnreg", "early", "shape", "limited"),
+    [
+        (96, 1, {}, True),  # 4 chunks of 16 bytes each of x, weight, scale and shift, and 128
+        (88, 1, {}, False),
+        (0, 1, {}, False),
+        (96, 1, {"affine": BOTH}, False),  # a bias as well
+        (96, 1, {"dtype": torch.float16}, False),  # an exact tanh
+        (96, 1, {"double": True}, True),
+        (96, 2, {"double": True}, False),
+        (128, 2, {"double": True}, True),
+    ],
+)
+def test_registers_are_limited_to_what_holds_the_loads(maxnreg, early, shape, limited):
+    tensors = make(columns=3840, device="meta", **{"affine": ("weight",)} | shape)
+    norm = "layer" if "affine" in shape else "rms"
+    with module.TUNED.forced(module.Config(4, early=early, maxnreg=maxnreg)):
+        (launch,) = launches(name_of(tensors), tensors, {"norm_type": norm})
+    assert launch.options.get("maxnreg") == (maxnreg if limited else None)
+
+
+@pytest.mark.parametrize(("dtype", "early"), [(torch.bfloat16, 2), (torch.float32, 1)])
+def test_both_norms_are_early_where_the_registers_hold_them(dtype, early):
+    tensors = make(columns=3840, device="meta", double=True, dtype=dtype)
+    with module.TUNED.forced(module.Config(4, early=2)):
+        (launch,) = launches(name_of(tensors), tensors, {"norm_type": "layer"})
+    assert launch.constexprs["EARLY"] == early
+
+
 # --- on a GPU
 
 

@@ -3,18 +3,37 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k05_norm_scale_shift.solution.norm_scale_shift import TUNED, Config
+from diffusion.k05_norm_scale_shift.solution.norm_scale_shift import ALL, TUNED, Config
 from kda_core.tune import Sweep
+from kda_core.tuning import Features
+
+SMALL = 2**22
+"""Bytes of x. Its rows are one wave of programs, which wait and compute alone."""
 
 
 def grid() -> Iterator[Config]:
-    """Warps and rows a program, operands early or late; masked last chunks only with many warps, for latency."""
-    for warps, rows, early, store in product((4, 8, 2), (1, 2), (True, False), ("", ".cs")):
-        yield Config(warps, rows, early=early, store=store)
-    for warps, early in product((8, 16), (True, False)):
-        yield Config(warps, whole=False, early=early)
-    for early in (True, False):
-        yield Config(4, early=early, pdl=False)
+    """Warps and rows of a program with both orders of loads; then the questions apart from these.
+
+    2 warps would be raised to 4 for every frozen row but those of 1536 columns, which 4 are lowered to 2 for. Two rows
+    of 5120 columns take 156 registers, which leaves 3 programs at a time, and 4 with 128.
+    """
+    for warps, rows in ((4, 1), (8, 1), (4, 2)):
+        for ahead, store in ((ALL, ""), (ALL, ".cs"), (1, "")):
+            yield Config(warps, rows, ahead=ahead, store=store)
+    for warps in (8, 16):
+        yield Config(warps, whole=False)
+    yield Config(4, pdl=False)
+    for rows, store in product((1, 2), ("", ".cs")):
+        yield Config(4, rows, load=".cg", store=store)
+    for rows, maxnreg in ((1, 80), (1, 96), (2, 128)):
+        yield Config(4, rows, maxnreg=maxnreg)
 
 
-SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"bytes": 2**22}, {"streamed": 0}, {})),)
+def applies(config: Config, features: Features) -> bool:
+    """Small rows ask how fast one program is, not how many there are or what the caches keep of a stream."""
+    if features["bytes"] <= SMALL:
+        return config.rows == 1 and not config.load and not config.maxnreg
+    return config.whole
+
+
+SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"bytes": SMALL}, {"streamed": 0}, {}), applies=applies),)

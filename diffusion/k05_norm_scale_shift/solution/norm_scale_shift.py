@@ -57,6 +57,7 @@ from kda_core.rows import (
     statistics,
     store_chunk,
     vector_width,
+    widen,
 )
 from kda_core.tuning import Table
 
@@ -68,10 +69,16 @@ COLUMNS_STEP, MAX_COLUMNS = 256, 8192
 OPERANDS = ("gate", "scale", "shift")
 OPTIONAL = ("gate", "weight", "bias")
 MOST_PER_THREAD = 40
-"""Elements of its rows that a thread holds before a row gets more warps: 5120 columns at 4 warps."""
-MOST_BYTES_HELD = 320
-"""Bytes of everything loaded before the statistics that a thread may hold, of the 1020 of its registers. More, and the
-operands are loaded late whatever the configuration says."""
+"""Elements of a row that a thread holds before the row gets more warps: 5120 columns at 4 warps."""
+MOST_BYTES_OF_ROWS = 160
+"""Bytes of x that a thread may hold of its program's rows: at 4 warps two of 5120 16-bit columns, one of float32."""
+MOST_BYTES_HELD, MOST_BYTES_AHEAD = 320, 256
+"""Bytes of everything loaded before the statistics that a thread may hold, of the 1020 of its registers: the one where
+that is all, else the other, and of weight, bias, scale and shift as many chunks as fit, but at least one."""
+ROOM = 128
+"""Bytes of registers for all but what is loaded: with less, limits to the registers made variants spill."""
+ALL = 16
+"""Chunks: no row of the envelope has more."""
 MOST_WARPS = 16
 
 
@@ -87,14 +94,17 @@ class Config:
     """Rows of a program, which share what is loaded of weight, bias and one-line operands."""
     whole: bool = True
     """Fewer warps, down to a quarter, where so a row is cut into whole chunks and no thread idles in the last one."""
-    early: bool = True
-    """Scale, shift, weight and bias are loaded before the statistics instead of behind them."""
+    ahead: int = ALL
+    """Chunks of weight, bias, scale and shift that are loaded before the statistics; behind these, each further one is
+    loaded so many chunks before it is needed. At least 1, which takes the fewest registers."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     load: str = ""
     """Cache modifier of the loads of x and residual."""
     store: str = ""
     """Cache modifier of the stores."""
+    maxnreg: int = 0
+    """Registers that a thread has at most, where they hold what is loaded and `ROOM`; 0 leaves them to the compiler."""
 
 
 TUNED = Table(__file__, "norm_scale_shift", Config)
@@ -117,22 +127,24 @@ def residual_sum(
     BLOCK: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """The sum residual + gate * x, stored at `out` and as it is there: a tuple of chunks."""
+    """The sum residual + gate * x, stored at `out` and, as it is there, in float32: a tuple of chunks."""
     sums = ()
     for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
-        value = values[chunk].to(tl.float32)
         if len(gates) > 0:
-            value = tl.fma(gates[chunk].to(tl.float32), value, residuals[chunk].to(tl.float32))
+            value = tl.fma(widen(gates[chunk]), widen(values[chunk]), widen(residuals[chunk]))
+            value = round_to(value, out.dtype.element_ty)
+            sums += (widen(value),)
         else:
-            value += residuals[chunk].to(tl.float32)
-        value = round_to(value, out.dtype.element_ty)
+            # Not `widen`: without it the compiler adds pairs in bfloat16, one instruction with the same result.
+            value = values[chunk].to(tl.float32) + residuals[chunk].to(tl.float32)
+            value = round_to(value, out.dtype.element_ty)
+            sums += (value.to(tl.float32),)
         store_chunk(out, value, col, inside, chunk, N, BLOCK, STORE)
-        sums += (value,)
     return sums
 
 
 @triton.jit
-def chunk_of(
+def next_chunk(
     chunks,
     line,
     col,
@@ -143,11 +155,11 @@ def chunk_of(
     FORM: tl.constexpr,
     ACROSS: tl.constexpr,
 ):
-    """A chunk of an operand: one of those loaded before, if there are any, else loaded here."""
-    if len(chunks) > 0:
-        return chunks[chunk]
+    """A chunk of an operand behind those that are loaded; one value for all columns is there already."""
+    if ACROSS:
+        return load_operand_chunk(line, col, inside, chunk, N, BLOCK, FORM, True)
     else:
-        return load_operand_chunk(line, col, inside, chunk, N, BLOCK, FORM, ACROSS)
+        return chunks[0]
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -184,12 +196,14 @@ def norm_scale_shift_kernel(
     RMS: tl.constexpr,
     BLOCK: tl.constexpr,  # columns of a chunk
     ROWS: tl.constexpr,
-    EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,  # chunks of weight, bias, scale and shift that are loaded before they are needed
     PDL: tl.constexpr,
     LOAD: tl.constexpr,
     STORE: tl.constexpr,
 ):
     """One program: up to ROWS rows of x, each in ceil(N / BLOCK) chunks."""
+    CHUNKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    FIRST: tl.constexpr = min(AHEAD * BLOCK, N)  # columns
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     inside = None if rows is None else row < rows
@@ -208,31 +222,34 @@ def norm_scale_shift_kernel(
         residuals = load_row(residual + row.to(tl.int64) * RESIDUAL_STRIDE, col, inside, N, BLOCK, LOAD)
         gate_line = None if gate is None else operand_line(gate, row, gate_group, GATE_FORM, GATE_STRIDE)
         gates = load_operand_row(gate_line, col, inside, N, BLOCK, GATE_FORM, GATE_ACROSS)
-    # What is loaded late has no chunks here; single values never are.
-    scale_soon = scale_line if EARLY or not SCALE_ACROSS else None
-    shift_soon = shift_line if EARLY or not SHIFT_ACROSS else None
-    scales = load_operand_row(scale_soon, col, inside, N, BLOCK, SCALE_FORM, SCALE_ACROSS)
-    shifts = load_operand_row(shift_soon, col, inside, N, BLOCK, SHIFT_FORM, SHIFT_ACROSS)
-    weights = load_row(weight if WEIGHT and EARLY else None, col, None, N, BLOCK, "")
-    biases = load_row(bias if BIAS and EARLY else None, col, None, N, BLOCK, "")
+    # The first chunks of the rest as well.
+    scales = load_operand_row(scale_line, col, inside, FIRST, BLOCK, SCALE_FORM, SCALE_ACROSS)
+    shifts = load_operand_row(shift_line, col, inside, FIRST, BLOCK, SHIFT_FORM, SHIFT_ACROSS)
+    weights = load_row(weight if WEIGHT else None, col, None, FIRST, BLOCK, "")
+    biases = load_row(bias if BIAS else None, col, None, FIRST, BLOCK, "")
 
     if residual is not None:
         values = residual_sum(residual_out + first, values, residuals, gates, col, inside, N, BLOCK, STORE)
     # A mean of values around 64 is off by 1e-5, which only float32 outputs show: exact there.
     mean, inverse = statistics(values, col, EPS, N, BLOCK, RMS, y.dtype.element_ty == tl.float32)  # [ROWS, 1]
 
-    for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
-        value = values[chunk].to(tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        if chunk + AHEAD < CHUNKS:
+            scales += (next_chunk(scales, scale_line, col, inside, chunk + AHEAD, N, BLOCK, SCALE_FORM, SCALE_ACROSS),)
+            shifts += (next_chunk(shifts, shift_line, col, inside, chunk + AHEAD, N, BLOCK, SHIFT_FORM, SHIFT_ACROSS),)
+            if WEIGHT:
+                weights += (load_chunk(weight, col, None, chunk + AHEAD, N, BLOCK, ""),)
+            if BIAS:
+                biases += (load_chunk(bias, col, None, chunk + AHEAD, N, BLOCK, ""),)
+        value = widen(values[chunk])
         if not RMS:
             value -= mean
         value *= inverse
         if WEIGHT:
-            value *= (weights[chunk] if EARLY else load_chunk(weight, col, None, chunk, N, BLOCK, "")).to(tl.float32)
+            value *= widen(weights[chunk])
         if BIAS:
-            value += (biases[chunk] if EARLY else load_chunk(bias, col, None, chunk, N, BLOCK, "")).to(tl.float32)
-        factor = chunk_of(scales, scale_line, col, inside, chunk, N, BLOCK, SCALE_FORM, SCALE_ACROSS)
-        offset = chunk_of(shifts, shift_line, col, inside, chunk, N, BLOCK, SHIFT_FORM, SHIFT_ACROSS)
-        value = value * (1.0 + factor.to(tl.float32)) + offset.to(tl.float32)
+            value += widen(biases[chunk])
+        value = value * (1.0 + widen(scales[chunk])) + widen(shifts[chunk])
         store_chunk(y + first, value, col, inside, chunk, N, BLOCK, STORE)
 
 
@@ -290,6 +307,7 @@ def plan(call: Call) -> Launch:
         streamed=streamed,
     )
     warps, rows, block = cut(config, columns, x.itemsize)
+    ahead, held = loads_ahead(call, forms, config.ahead, warps, rows, block)
     pdl = config.pdl and pdl_works(norm_scale_shift_kernel, major)
     constants: dict[str, object] = {}
     for name, place in zip(OPERANDS, placed, strict=True):
@@ -311,12 +329,13 @@ def plan(call: Call) -> Launch:
         RMS=call.norm_type == "rms",
         BLOCK=block,
         ROWS=rows,
-        EARLY=config.early and held(call, forms, warps, rows, block) <= MOST_BYTES_HELD,
+        AHEAD=ahead,
         PDL=pdl,
         LOAD=config.load,
         STORE=config.store,
         num_warps=warps,
         launch_pdl=pdl,
+        **({"maxnreg": config.maxnreg} if held + ROOM <= 4 * config.maxnreg else {}),
     )
 
 
@@ -330,21 +349,31 @@ def cut(config: Config, columns: int, item_size: int) -> tuple[int, int, int]:
     while warps < MOST_WARPS and columns > MOST_PER_THREAD * 32 * warps:
         warps *= 2
     rows = config.rows
-    while rows > 1 and columns * rows > MOST_PER_THREAD * 32 * warps:
+    while rows > 1 and columns * rows * item_size > MOST_BYTES_OF_ROWS * 32 * warps:
         rows //= 2
     return warps, rows, min(vector_width(warps, item_size), triton.next_power_of_2(columns))
 
 
-def held(call: Call, forms: Mapping[str, Form | None], warps: int, rows: int, block: int) -> int:
-    """Bytes that a thread holds when everything is loaded before the statistics."""
+def loads_ahead(
+    call: Call, forms: Mapping[str, Form | None], wanted: int, warps: int, rows: int, block: int
+) -> tuple[int, int]:
+    """Chunks of weight, bias, scale and shift that are loaded ahead, and the bytes that a thread holds with them."""
     takes = call.parameters
-    sizes = 0  # bytes per column of one row
+    whole = each = 0  # bytes of a chunk for a thread: of what is loaded of whole rows, and of the rest
     for name, tensor in call.tensors.items():
         place = forms.get(name)
         if takes.get(name.upper(), True) and (place is None or place.across):
-            sizes += tensor.itemsize * (rows if name in ("x", "residual") or (place and place.name != "one") else 1)
-    chunks = triton.cdiv(call.x.shape[2], block)
-    return sizes * chunks * block // (32 * warps)
+            lines = rows if name in ("x", "residual") or (place and place.name != "one") else 1
+            size = tensor.itemsize * lines * block // (32 * warps)
+            if name in ("x", "residual", "gate"):
+                whole += size
+            else:
+                each += size
+    ahead = chunks = triton.cdiv(call.x.shape[2], block)
+    if (whole + each) * chunks > MOST_BYTES_HELD:
+        ahead = min(max((MOST_BYTES_AHEAD - whole * chunks) // max(each, 1), 1), chunks)
+    ahead = min(ahead, wanted)
+    return ahead, whole * chunks + each * ahead
 
 
 def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:

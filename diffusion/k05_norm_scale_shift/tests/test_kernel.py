@@ -1,7 +1,5 @@
 """The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -177,8 +175,8 @@ def test_zero_rows():
 TUNED = set(module.TUNED.configs)
 SOME = {
     module.Config(4, rows=2),
-    module.Config(8, rows=4, early=False),
-    module.Config(16, whole=False, early=False),
+    module.Config(8, rows=4, ahead=1),
+    module.Config(2, ahead=2, maxnreg=64),
     module.Config(16, rows=2, whole=False, load=".cg", store=".cs"),
 }
 
@@ -192,8 +190,10 @@ def test_every_tuned_configuration(config, norm):
                 check(norm, batch=batch, tokens=tokens, columns=columns, residual=residual)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_a_program_of_several_rows_has_operands_of_every_form(early):
-    with module.TUNED.forced(replace(module.TUNED.configs[0], rows=4, early=early)):
-        for shape in FORMS:
-            check("layer", residual=True, gate=shape, scale=shape, shift=shape)
+@pytest.mark.parametrize("ahead", [1, 2, module.ALL])
+def test_a_program_of_several_rows_has_operands_of_every_form(ahead):
+    # 1280 columns at 1 warp are 5 chunks.
+    with module.TUNED.forced(module.Config(1, rows=4, ahead=ahead)):
+        for form in FORMS:
+            shape = tuple(1280 if size == 256 else size for size in form)
+            check("layer", columns=1280, residual=True, gate=shape, scale=shape, shift=shape)

@@ -133,8 +133,11 @@ def test_meaningless_arguments_are_named(argument, value, message):
         (module.Config(8), 1536, 2, (2, 1, 512)),
         (module.Config(4), 7936, 2, (8, 1, 2048)),
         (module.Config(4), 8192, 2, (8, 1, 2048)),
-        (module.Config(8, rows=2), 3072, 2, (4, 1, 1024)),
+        (module.Config(8, rows=2), 3072, 2, (4, 2, 1024)),
         (module.Config(8, rows=2), 4096, 2, (8, 2, 2048)),
+        (module.Config(4, rows=2), 5120, 2, (4, 2, 1024)),
+        (module.Config(4, rows=4), 5120, 2, (4, 2, 1024)),
+        (module.Config(4, rows=2), 5120, 4, (4, 1, 512)),
         (module.Config(4), 256, 2, (1, 1, 256)),
         (module.Config(4), 256, 4, (2, 1, 256)),
         (module.Config(4, rows=4), 256, 2, (1, 4, 256)),
@@ -144,14 +147,42 @@ def test_cuts_are_whole_and_fit_the_registers(config, columns, item, cut):
     assert module.cut(config, columns, item) == cut
 
 
-def test_what_the_registers_do_not_hold_is_loaded_late():
-    early = {}
-    for row in load_workloads(WORKLOADS):
+def launched(id, config):
+    """The launch of a frozen row."""
+    (row,) = (row for row in load_workloads(WORKLOADS) if row.id == id)
+    with module.TUNED.forced(config):
         (launch,) = launches(row.op, meta_tensors(row), row.scalars)
-        early[row.id] = launch.constexprs["EARLY"]
-    assert early["wan-t2v-nss-75600x5120-11D.bf16"]
-    assert not early["helios-nss-11040x5120-1SD.fp32"]
-    assert not early["wan-t2v-srnss-37800x5120-g11D.fp32-affine-1.bf16"]
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("id", "ahead"),
+    [
+        ("wan-t2v-nss-75600x5120-11D.bf16", 5),  # all: 3 x 80 bytes
+        ("wan-ti2v-srnss-18144x3072-gnone-1SD.fp32", 3),  # all: 2 x 48 + 2 x 96 bytes
+        ("helios-nss-11040x5120-1SD.fp32", 2),  # 80 bytes, and 64 for each
+        ("wan-i2v-srnss-37044x5120-gnone-11D.fp32", 1),  # 160 bytes, and 64 for each
+        ("wan-t2v-srnss-37800x5120-g11D.fp32-affine-1.bf16", 1),  # 320 bytes
+    ],
+)
+def test_as_many_chunks_are_loaded_ahead_as_the_registers_hold(id, ahead):
+    assert launched(id, module.Config(4)).constexprs["AHEAD"] == ahead
+    assert launched(id, module.Config(4, ahead=1)).constexprs["AHEAD"] == 1
+
+
+@pytest.mark.parametrize(
+    ("id", "maxnreg", "limited"),
+    [
+        ("joyai-edit-nss-997x4096-1D.bf16", 80, True),  # 4 x 48 bytes, and 128
+        ("joyai-edit-nss-997x4096-1D.bf16", 72, False),
+        ("joyai-edit-nss-997x4096-1D.bf16", 0, False),
+        ("helios-nss-11040x5120-1SD.fp32", 80, False),  # 5 x 16 and 2 x 64 bytes
+        ("wan-t2v-srnss-37800x5120-g11D.fp32-affine-1.bf16", 96, False),  # 5 x 64 and 64
+    ],
+)
+def test_registers_are_limited_to_what_holds_the_loads(id, maxnreg, limited):
+    launch = launched(id, module.Config(4, maxnreg=maxnreg))
+    assert launch.options.get("maxnreg") == (maxnreg if limited else None)
 
 
 def test_every_row_has_a_program():

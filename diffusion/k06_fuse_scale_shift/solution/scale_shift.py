@@ -109,6 +109,7 @@ def scale_shift_kernel(
     scale_line = operand_line(scale, row, scale_group, SCALE_FORM, SCALE_STRIDE)
     factor = load_operand_tile(scale_line, col, inside, C, C % COLS != 0, SCALE_FORM, SCALE_ACROSS).to(tl.float32)
 
+    # Not `kda_core.rows.widen`: of 137 instructions 20 less, but where rows are masked a load behind the first wait.
     result = (value.to(tl.float32) * (CONSTANT + factor) + offset).to(y.dtype.element_ty)
     if SCALARS:
         # Decided here, where upstream asks the host: no synchronisation, and a CUDA graph stays valid.

@@ -28,7 +28,7 @@ from torch.compiler import is_dynamo_compiling
 from kda_core.calls import capability, check_tensors, elsewhere, given, pdl_works, register, scattered, unfit
 from kda_core.errors import expecting
 from kda_core.launch import MISS, Launch, Plans, is_tracing
-from kda_core.rows import affine, load_chunk, statistics, store_chunk, vector_width
+from kda_core.rows import affine, load_chunk, statistics, store_chunk, vector_width, widen
 from kda_core.tuning import Table
 
 OPS = (
@@ -150,11 +150,11 @@ def select01_kernel(
     values = ()
     for tile in tl.static_range(TILES):
         if residual is not None:
-            gated = loaded[3 * tile + 2].to(tl.float32) * loaded[3 * tile].to(tl.float32)
-            value = loaded[3 * tile + 1].to(tl.float32) + gated
+            gated = widen(loaded[3 * tile + 2]) * widen(loaded[3 * tile])
+            value = widen(loaded[3 * tile + 1]) + gated
             store_chunk(residual_out + first, value, lane, inside, tile, C, COLS, STORE)
         else:
-            value = loaded[tile].to(tl.float32)
+            value = widen(loaded[tile])
         values += (value,)
     mean, inverse = statistics(values, lane, EPS, C, COLS, False, y.dtype.element_ty == tl.float32)
 
@@ -162,7 +162,7 @@ def select01_kernel(
         normed = affine((values[tile] - mean) * inverse, weight, bias, lane, tile, C, COLS)
         three = modulation[tile] if EARLY else load_three(scale_row, shift_row, gate_row, lane, inside, tile, C, COLS)
         scale, shift, gate = three
-        result = normed * (1.0 + scale.to(tl.float32)) + shift.to(tl.float32)
+        result = normed * (1.0 + widen(scale)) + widen(shift)
         store_chunk(y + first, result, lane, inside, tile, C, COLS, STORE)
         store_chunk(gate_out + first, gate, lane, inside, tile, C, COLS, STORE)
 
