@@ -1,7 +1,7 @@
 """The CuTe DSL design, as far as a machine without a GPU can tell.
 
-It compiles; each thread's part of the maths is run on the CPU for all threads of a row. The asynchronous ring and the sum
-across threads are executed by `core/tests/test_ptx.py`; the launch runs on a GPU only.
+It compiles; each thread's part of the maths is run on the CPU for all threads of a row. The asynchronous ring and the
+sum across threads are executed by `core/tests/test_ptx.py`; the launch runs on a GPU only.
 """
 
 import pytest
