@@ -77,6 +77,7 @@ def test_cards_say_in_the_same_words_how_to_work():
     for words in (
         "bench-OP -- --rows",
         "TRITON_INTERPRET=1 nox -s tests -- FOLDER/tests/test_kernel.py",
+        "nox -s tests-ptx -- -k 'OP'",
         "-k 'OP or",
         "validate-OP",
     ):
