@@ -122,7 +122,8 @@ def test_nox_lists_every_session() -> None:
         for task in find_tasks()
         for command in (*commands, *(["tune"] if task.op in tuned else []))
     ]
-    assert sessions == [*of_tasks, "tests", "adversaries", "lint", "typecheck", "build", "publish", "site", "doctor"]
+    of_the_project = ("tests", "tests-ptx", "adversaries", "lint", "typecheck", "build", "publish", "site", "doctor")
+    assert sessions == [*of_tasks, *of_the_project]
 
 
 @pytest.mark.parametrize(("more", "code"), [((), 2), (("validate-norm_infer",), 1)], ids=["alone", "beside another"])
