@@ -1,6 +1,7 @@
 """Ways around the judge, and ways to lose a run, that were open once: each must stay closed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,14 @@ from core.tests.conftest import listen_to_interrupts
 from kda_core import verdict
 from kda_core.bench import Request, frozen_rows, open_session, run
 from kda_core.errors import KdaError
+from kda_core.idle import busy, watched
+from kda_core.judge import Judge
 from kda_core.notes import ArmNotes, RowNotes
+from kda_core.protocol import ArmSpec, Place
 from kda_core.records import Settings, Verdict
 from kda_core.tasks import Task
+from kda_core.worker import Memory
+from kda_core.workers import ArmProcess
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(kda_core.__file__).parents[1])}
 RUN = ("bench", "axpy", "--device", "cpu", "--rows", "out*", "--generations", "1")
@@ -44,6 +50,8 @@ def kda(task, *arguments):
 
 
 GOOD = "def axpy(x, y, *, factor):\n    return factor * x + y\n"
+SLOW = "import time\ndef axpy(x, y, *, factor):\n    first = factor * x\n    time.sleep({})\n    return first + y\n"
+"""Reads its inputs one after the other, and takes its time between them."""
 
 
 def test_validate_on_a_gpu_is_not_invalid(toy):
@@ -87,6 +95,93 @@ def test_one_arms_damage_is_not_the_others(toy):
         measure=False,
     )
     assert record.rows[0].arms["eager"].correctness.passed
+
+
+@pytest.mark.parametrize("seconds", ["2e-3", "5e-3", "6e-2"])
+def test_inputs_that_change_during_a_call_are_not_held_against_it(toy, seconds, monkeypatch):
+    compared = []
+    monkeypatch.setattr(Judge, "_compare", _spied(Judge._compare, compared))
+    assert bench(toy, SLOW.format(seconds)).rows[0].verdict is Verdict.UNVERIFIED
+    # Twice of both arms; one whose calls are too long for a loop is not tried.
+    assert len(compared) - 2 * (9 + 3 + 1) == (2 if seconds == "6e-2" else 4)
+
+
+def test_one_call_that_was_held_up_is_no_proof(toy, monkeypatch):
+    """Wrong in two trials and right in two: as a call is that began before the new values and ended last."""
+    compared = []
+    calls = 2 * (9 + 1 + 3)  # compared before: of both arms in the draws, the sample and the audit
+    monkeypatch.setattr(Judge, "_compare", _spied(Judge._compare, compared, wrong=(calls, calls + 1)))
+    assert bench(toy, GOOD).rows[0].verdict is Verdict.UNVERIFIED
+    assert compared[calls : calls + 4] == ["late", "late", None, None]
+
+
+def _spied(original, compared, wrong=()):
+    def compare(*given, **named):
+        errors, failure = original(*given, **named)
+        compared.append("late" if len(compared) in wrong else failure)
+        return errors, compared[-1]
+
+    return compare
+
+
+def test_what_a_worker_hands_back_is_copied_by_address():
+    source, target = torch.randn(3, 4), torch.zeros(3, 4)
+    place = Place(offset=0, shape=(3, 4), stride=(4, 1), dtype="float32")
+    memory = Memory("cpu")
+    refused = (source.t(), source[:2], source.to("meta"), torch.nn.Parameter(source))
+    assert not any(memory.copy(tensor, target.data_ptr(), place) for tensor in refused)
+    assert not bool(target.any())
+    assert memory.copy(source, target.data_ptr(), place)
+    assert torch.equal(source, target)
+    nothing = Place(offset=0, shape=(0, 4), stride=(4, 1), dtype="float32")
+    assert memory.copy(source[:0], 0, nothing)
+
+
+def test_what_idle_arms_do_is_measured(toy):
+    """Processor time as the kernel counts it: of a process that spins in a thread, of one that waits, and of none."""
+    spin = "import threading\nthreading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()\n"
+    (toy.path / "faulty" / "spins.py").write_text(spin + GOOD)
+    roots = [toy.path.parents[1], Path(kda_core.__file__).parents[1]]
+    modules = {"spins": f"{toy.package}.faulty.spins", "waits": f"{toy.package}.solution"}
+    arms = {
+        name: ArmProcess(ArmSpec(name=name, module=module, device="cpu"), roots, 20, {})
+        for name, module in modules.items()
+    }
+    notes = {name: ArmNotes() for name in (*arms, "asked")}
+    assert arms["waits"].cpu_s() == 0
+    try:
+        for arm in arms.values():
+            arm.start()
+            arm.hello()
+        with watched("asked", arms, notes):
+            time.sleep(0.5)
+        with watched("spins", arms, notes):
+            time.sleep(0.1)
+    finally:
+        for arm in arms.values():
+            arm.stop()
+    assert notes["spins"].idle_s == pytest.approx(0.5, abs=0.2)
+    assert notes["waits"].idle_s == pytest.approx(0.6, abs=0.2)
+    assert busy("waits", notes["waits"]) is None
+    fault = busy("spins", notes["spins"])
+    assert re.fullmatch(r"arm 'spins' kept \d+% of a processor busy while others were timed", str(fault))
+    assert busy("spins", ArmNotes(idle_s=0.04, idle_cpu_s=0.04)) is None
+
+
+def test_a_run_whose_files_vanish_keeps_its_record(toy):
+    record = bench(
+        toy, "import shutil, pathlib\nshutil.rmtree(pathlib.Path(__file__).parents[1] / 'solution')\n" + GOOD
+    )
+    assert record.rows[0].verdict is Verdict.UNVERIFIED
+    assert "solution changed on disk during the run" in record.noisy
+
+
+def test_an_honest_run_leaves_the_files_as_they_were(toy):
+    stale = toy.path / "solution" / "__pycache__" / "old.pyc"
+    stale.parent.mkdir(exist_ok=True)
+    stale.write_bytes(b"compiled earlier")
+    assert bench(toy, GOOD).noisy == ()
+    assert not stale.exists()
 
 
 def test_ctrl_c_does_not_wait_for_a_hung_arm(toy):

@@ -35,8 +35,8 @@ def test_a_run_without_a_gpu_keeps_no_time(toy):
     assert all(not arm.samples and not arm.summary for row in record.rows for arm in row.arms.values())
     assert record.headline is None
     checks = [row.arms["solution"].correctness.checks for row in record.rows]
-    # 3 seeds x 3 families, one more per later generation and for the audit, one per timed sample.
-    assert checks == [9 + 1 + 1 + 2, 9 + 1 + 1 + 2]
+    # 3 seeds x 3 families, one more per later generation, every family in the audit, one per timed sample.
+    assert checks == [9 + 1 + 3 + 2, 9 + 1 + 3 + 2]
 
 
 def test_a_crash_costs_one_row_and_the_next_one_gets_a_new_worker(toy):

@@ -30,6 +30,8 @@ from kda_core.workloads import Workload, select, shrink
 
 AGAIN = "again"
 """A second worker of the first opponent: A/A, the noise floor of the session."""
+CHANGED = "changed on disk during the run"
+"""Behind the name of a part, why a run is noisy."""
 Kind = Literal["cuda", "cpu"]
 
 
@@ -127,6 +129,8 @@ def run(
     before = _gpu_before(session)
     source = provenance.collect(task, [settings.subject, *settings.against], before.driver if before else None)
     reference = load_reference(task)
+    provenance.drop_bytecode(task)
+    on_disk = provenance.on_disk(task)
     partial = False
     with _placed(session.kind) as core:
         judge = Judge(session.config, reference, _processes(session, measure), settings, session.device, core, progress)
@@ -154,7 +158,10 @@ def run(
         rows=tuple(_without_again(row) for row in results),
         headline=None,
         noise_floor={row.id: part for row in results if (part := _repeat(row, settings.against[0]))},
-        noisy=tuple(gpu.noise(before, after)) if before and after else (),
+        noisy=(
+            *(gpu.noise(before, after) if before and after else ()),
+            *(f"{part} {CHANGED}" for part in provenance.changed(task, on_disk)),
+        ),
         partial=partial,
     )
     return recompute(record) if session.kind == "cuda" and measure else record

@@ -17,6 +17,8 @@ OFFSET = 64.0
 """Common offset of the `offset` family: one-pass variance in fp32 loses digits here, two-pass does not."""
 MIXED_EXPONENT = 6
 """The `mixed` family scales each element by 2^u, u uniform in [-6, 6]."""
+ZEROS = 1 / 64
+"""Share of the `mixed` family's elements that are exactly zero, as padding and masks are."""
 
 
 class Family(str, Enum):
@@ -27,7 +29,7 @@ class Family(str, Enum):
     OFFSET = "offset"
     """N(0, 1) + 64; `arange` indices are permuted, so that an op that ignores them is found."""
     MIXED = "mixed"
-    """N(0, 1) times 2^u; `arange` indices are reversed."""
+    """N(0, 1) times 2^u, and some zeros; `arange` indices are reversed."""
 
     @property
     def magnitude(self) -> float:
@@ -76,6 +78,7 @@ def _fill(spec: TensorSpec, family: Family, generator: torch.Generator, device: 
     elif len(spec.shape) > 1 and family is Family.MIXED:
         exponent = torch.rand(spec.shape, generator=generator, device=device, dtype=torch.float32)
         values *= torch.exp2((2 * exponent - 1) * MIXED_EXPONENT)
+        values.masked_fill_(torch.rand(spec.shape, generator=generator, device=device) < ZEROS, 0)
     return values.to(dtype)
 
 

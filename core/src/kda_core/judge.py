@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kda_core.case import Case, traffic
 from kda_core.config import Config
 from kda_core.correctness import worse, worse_than_baseline
+from kda_core.idle import busy, watched
 from kda_core.inputs import Family, make
 from kda_core.notes import ArmNotes, RowNotes
 from kda_core.oracle import ask_oracle
@@ -34,6 +36,13 @@ GRAPH_CALLS = 20
 GRAPH_SAMPLE_US = 20_000
 """As long as a `wall` sample, so that the protocol's own 0.6 ms stay below the tolerance between the two clocks."""
 PROFILED_CALLS = 20
+REPLACED_LOOP_US = 50_000
+"""A loop whose inputs are replaced lasts as long at least: writing them takes some milliseconds."""
+REPLACED_CALLS = (16, 4**10)
+"""Least and most calls of such a loop. Where the least take longer than `REPLACED_LOOP_US`, nothing is tried."""
+REPLACE_TRIALS = 9
+REPLACE_RIGHT, REPLACE_WRONG = 2, 3
+"""Trials that end it. One right output may be luck, a wrong one a call that was held up while its inputs changed."""
 
 Progress = Callable[[str, str], None]
 """Called with a row id and the phase it enters."""
@@ -99,7 +108,7 @@ class Judge:
             if generation == 0:
                 trials = [(seed, Family(family)) for family in self._settings.families for seed in seeds]
             else:
-                trials = [(seeds[generation % len(seeds)], Family.NORMAL)]
+                trials = [(self._random.getrandbits(31), Family(self._random.choice(self._settings.families)))]
             for seed, family in trials:
                 self._verify(case, notes, seed, family)
             if measure and self._worth_measuring(notes):
@@ -114,13 +123,18 @@ class Judge:
             return
         self._progress(row.id, "audit")
         with self._open(notes) as case:
-            self._verify(case, notes, self._random.getrandbits(31), Family.NORMAL)
+            for family in self._settings.families:
+                self._verify(case, notes, self._random.getrandbits(31), Family(family))
             named = (self._settings.subject, *self._settings.against)
-            for name, arm in self._usable(notes) if self._device != "cpu" else ():
+            for name, arm in self._usable(notes):
                 if name not in named:
                     continue
                 with self._noting(notes.arms[name]):
-                    for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)):
+                    if not row.inplace:
+                        self._replace_under_way(case, notes, notes.arms[name], arm)
+                    for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)) if self._device != "cpu" else ():
+                        # New values: what an arm remembers by content must not be there in the verified call.
+                        case.write(make(row, Family.NORMAL, self._random.getrandbits(31), self._device))
                         counted, _ = arm.ask("profile", Counted, count=count)
                         notes.arms[name].kernels[kind] = counted.kernels / count
         notes.complete = True
@@ -216,6 +230,9 @@ class Judge:
                 called, _ = arm.ask("verify", Called)
                 errors[name] = self._examine(case, notes.arms[name], called, values, expected, family, which=0)
         self._previous = expected
+        self._hold_to_yardstick(notes, errors)
+
+    def _hold_to_yardstick(self, notes: RowNotes, errors: Mapping[str, Sequence[OutputError]]) -> None:
         if self._device == "cpu" and not self._config.cpu.yardstick:
             return
         subject, yardstick = self._settings.subject, self._settings.against[0]
@@ -225,16 +242,59 @@ class Judge:
     def _examine(
         self, case: Case, arm: ArmNotes, called: Called, values: Any, expected: Any, family: Family, which: int
     ) -> list[OutputError]:
+        errors, failure = self._compare(case, called, values, expected, family, which)
+        arm.checks += 1
+        arm.incorrect = arm.incorrect or failure
+        for error in errors:
+            arm.errors[error.output] = worse(arm.errors.get(error.output, error), error)
+        return errors
+
+    def _compare(
+        self, case: Case, called: Called, values: Any, expected: Any, family: Family, which: int
+    ) -> tuple[list[OutputError], str | None]:
         # Another row's results have other shapes: only the same row's can have been remembered.
         previous = self._previous
         if previous is not None and [p.shape for p in previous] != [e.shape for e in expected]:
             previous = None
         errors, failure = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
-        arm.checks += 1
-        arm.incorrect = arm.incorrect or (failure and f"{failure} [inputs: {self._drawn}]")
-        for error in errors:
-            arm.errors[error.output] = worse(arm.errors.get(error.output, error), error)
-        return errors
+        return errors, failure and f"{failure} [inputs: {self._drawn}]"
+
+    def _replace_under_way(self, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:
+        """Write new values into the inputs while a timed loop runs: its last output must follow from them.
+
+        A call that reads while they change may return anything; only the last one is looked at, and only where its
+        start lies behind the change.
+        """
+        count, total, elapsed, right = 0, 0.0, 0.0, 0
+        wrong: list[str] = []
+        while total < REPLACED_LOOP_US and count < REPLACED_CALLS[1]:
+            count = max(1, 4 * count)
+            timed, elapsed = process.ask("wall", Timed, count=count, canary=None)
+            total = timed.total_us
+        quarter_done_s = elapsed - 3 / 4 * total / 1e6
+        for _ in range(REPLACE_TRIALS if count >= REPLACED_CALLS[0] else 0):
+            old, self._previous = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
+            new, expected = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
+            case.write(old)
+            written = [0.0]
+
+            def replace(new: Any = new, written: list[float] = written) -> None:
+                time.sleep(quarter_done_s)
+                case.write(new)
+                written[0] = time.perf_counter()
+
+            begin = time.perf_counter()
+            timed, _ = process.ask("wall", Timed, count=count, canary=None, meanwhile=replace)
+            called, _ = process.ask("collect", Called)
+            # The loop ended `total_us` behind `begin` or later, and its last eighth holds two calls or more.
+            if written[0] < begin + 7 / 8 * timed.total_us / 1e6:
+                _, failure = self._compare(case, called, new, expected, Family.NORMAL, which=0)
+                right += failure is None
+                wrong += [failure] if failure else []
+            if len(wrong) == REPLACE_WRONG:
+                arm.incorrect = f"{wrong[0]}; the inputs were replaced while a loop of calls was running"
+            if len(wrong) == REPLACE_WRONG or right == REPLACE_RIGHT:
+                return
 
     # ---- timing -----------------------------------------------------------------------------
 
@@ -246,10 +306,17 @@ class Judge:
             for index in range(self._settings.samples):
                 values, expected = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
                 order = self._usable(notes)
+                errors: dict[str, list[OutputError]] = {}
                 for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
-                    with self._noting(notes.arms[name]):
-                        self._sample(case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM)
+                    with self._noting(notes.arms[name]), watched(name, self._arms, notes.arms):
+                        errors[name] = self._sample(
+                            case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM
+                        )
                 self._previous = expected
+                self._hold_to_yardstick(notes, errors)
+                if self._device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
+                    for name, arm_notes in notes.arms.items():
+                        arm_notes.fault = arm_notes.fault or busy(name, arm_notes)
                 if not self._worth_measuring(notes):
                     return
         finally:
@@ -289,9 +356,10 @@ class Judge:
 
     def _sample(
         self, case: Case, arm: ArmNotes, process: ArmProcess, values: Any, expected: Any, trusted: bool
-    ) -> None:
+    ) -> list[OutputError]:
         """One sample of every metric. The last (in place: the canary's) output of `wall` and `device` is compared."""
         assert arm.calls is not None
+        errors: list[OutputError] = []
 
         def timed(command: str, calls: int, metric: Metric | None = None, **arguments: Any) -> Timed:
             answer, elapsed = process.ask(command, Timed, **arguments)
@@ -304,7 +372,7 @@ class Judge:
         def compare() -> None:
             if not trusted:
                 called, _ = process.ask("collect", Called)
-                self._examine(case, arm, called, values, expected, Family.NORMAL, which=-1)
+                errors.extend(self._examine(case, arm, called, values, expected, Family.NORMAL, which=-1))
 
         case.write(values)
         canary = self._canary(case, arm.calls)
@@ -324,4 +392,6 @@ class Judge:
             replay = timed("replay", times * calls, Metric.DEVICE, times=times)
             if replay.events_us is None or replay.events_us > replay.total_us:
                 raise process.give_up(Verdict.ERROR, "claims more time between events than passed on its host")
+            arm.replay_shares.append(replay.events_us / replay.total_us)
             arm.samples[Metric.DEVICE][-1].append(replay.events_us / replay.calls)
+        return errors

@@ -31,6 +31,12 @@ class ArmNotes:
     no_graph: str | None = None
     """Why the calls could not be captured into a CUDA graph."""
     restarts: int = 0
+    replay_shares: list[float] = field(default_factory=list)
+    """Per sample of `device`: time between the events around the replays over the host's time for them."""
+    idle_s: float = 0.0
+    """How long others were timed."""
+    idle_cpu_s: float = 0.0
+    """Processor time that the arm used meanwhile."""
 
     @property
     def usable(self) -> bool:

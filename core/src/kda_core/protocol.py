@@ -9,6 +9,7 @@ import json
 import select
 import socket
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -188,11 +189,23 @@ class Channel:
             raise ChannelError(f"expected an object, got {line[:80]!r}")
         return message
 
-    def ask(self, command: str, reply: type[Reply], timeout_s: float, **arguments: Any) -> tuple[Reply, float]:
-        """Send a command and wait for its answer; returns it and the seconds that passed by our own clock."""
+    def ask(
+        self,
+        command: str,
+        reply: type[Reply],
+        timeout_s: float,
+        meanwhile: Callable[[], None] | None = None,
+        **arguments: Any,
+    ) -> tuple[Reply, float]:
+        """Send a command and wait for its answer; returns it and the seconds that passed by our own clock.
+
+        `meanwhile` is called between the two.
+        """
         self._sequence += 1
         start = time.perf_counter()
         self.send({"id": self._sequence, "command": command, **arguments})
+        if meanwhile is not None:
+            meanwhile()
         answer = self.receive(timeout_s)
         elapsed = time.perf_counter() - start
         if answer.pop("id", None) != self._sequence:

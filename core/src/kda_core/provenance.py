@@ -7,7 +7,8 @@ import platform
 import re
 import secrets
 import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,7 @@ HARNESS = (
     "correctness",
     "derive",
     "gpu",
+    "idle",
     "inputs",
     "judge",
     "launch",
@@ -183,6 +185,32 @@ def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str]
             lines[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
     kept = sorted(lines.keys() - set(without))
     return hashlib.sha256("".join(f"{lines[name]}  {name}\n" for name in kept).encode()).hexdigest()
+
+
+def drop_bytecode(task: Task) -> None:
+    """Delete what Python compiled of the arms earlier: it prefers bytecode to the source, and no hash covers it."""
+    for path in _bytecode(task):
+        with suppress(OSError):  # an installed task's may be another user's, for arms too
+            path.unlink()
+
+
+def on_disk(task: Task) -> dict[str, str]:
+    """`hashes`, and under `bytecode` a hash of what is compiled beside the arms' sources; workers compile nothing."""
+    compiled = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}\n" for path in _bytecode(task))
+    return hashes(task) | {"bytecode": hashlib.sha256(compiled.encode()).hexdigest()}
+
+
+def changed(task: Task, before: Mapping[str, str]) -> list[str]:
+    """The parts that are not as `on_disk` found them; all of them where files are missing."""
+    try:
+        now = on_disk(task)
+    except (UsageError, OSError):
+        return list(before)
+    return [part for part, digest in before.items() if now.get(part) != digest]
+
+
+def _bytecode(task: Task) -> list[Path]:
+    return [path for part in ("baseline", "solution") for path in sorted((task.path / part).rglob("*.pyc"))]
 
 
 def _is_cache(path: Path) -> bool:

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ LOG_TAIL = 12
 """Lines of an arm's own output that an error message carries."""
 START_TIMEOUT_S = 180.0
 """Importing an arm, torch and a CUDA context included."""
+CPUCLOCK_SCHED = 2
+"""From linux/posix-timers.h: with a process id in the other bits, the clock that clock_getcpuclockid(3) gives."""
 
 
 class Fault(Exception):
@@ -62,6 +65,13 @@ class ArmProcess:
         """Process id while there is a process."""
         return self._process.pid if self._process is not None else None
 
+    def cpu_s(self) -> float:
+        """Processor time that all threads of the process have used; 0 when it is gone."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | CPUCLOCK_SCHED) if self.pid is not None else 0.0
+        except OSError:
+            return 0.0
+
     def start(self) -> None:
         """Start the process without waiting for its imports; `hello` waits."""
         self.stop()
@@ -70,7 +80,8 @@ class ArmProcess:
         path = os.pathsep.join([*map(str, self._roots), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kda_core.worker", str(theirs.fileno()), self.spec.model_dump_json()],
-            env={**os.environ, **self._environment, "PYTHONPATH": path},
+            # Without bytecode of their own: what lies beside an arm's source after the run was put there.
+            env={**os.environ, **self._environment, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -86,13 +97,21 @@ class ArmProcess:
         self.ask("hello", Ready, START_TIMEOUT_S)
 
     def ask(
-        self, command: str, reply: type[Reply], timeout_s: float | None = None, **arguments: Any
+        self,
+        command: str,
+        reply: type[Reply],
+        timeout_s: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        **arguments: Any,
     ) -> tuple[Reply, float]:
-        """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault."""
+        """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault.
+
+        `meanwhile` is called while the worker is at it.
+        """
         if self._channel is None:
             raise Fault(Verdict.ERROR, f"arm {self.spec.name!r} is not running")
         try:
-            return self._channel.ask(command, reply, timeout_s or self._timeout_s, **arguments)
+            return self._channel.ask(command, reply, timeout_s or self._timeout_s, meanwhile, **arguments)
         except ArmFailure as failure:
             where = _arm_frame(failure.failure.traceback)
             raise self.give_up(Verdict.ERROR, f"raised {failure}{where}") from None

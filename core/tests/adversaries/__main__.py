@@ -65,7 +65,7 @@ def show(results: list[suite.Got], kind: Kind, seconds: float) -> None:
         ending = got.adversary.on(kind)
         assert ending is not None
         mark = Text("WRONG", "red") if got.wrong else Text("ok", "green") if ending.caught else Text("missed", "yellow")
-        said = got.wrong or shorten(f"not caught: {ending.missed}" if ending.missed else got.reason, SAID)
+        said = got.wrong or shorten(f"not caught: {ending.missed}" if ending.missed else got.said, SAID)
         table.add_row(got.adversary.name, ending.name, got.name, mark, Text(said))
     console.print(table)
     wrong = sum(got.wrong is not None for got in results)

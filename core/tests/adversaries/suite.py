@@ -14,9 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import kda_core
-from core.tests.adversaries.table import ARMS, PASSES, Adversary, Ending, Kind
+from core.tests.adversaries.table import ARMS, NOISY, PASSES, Adversary, Ending, Kind
 from kda_core import verdict
-from kda_core.bench import Request, Session, frozen_rows, open_session, run
+from kda_core.bench import CHANGED, Request, Session, frozen_rows, open_session, run
+from kda_core.idle import busy
 from kda_core.judge import Judge
 from kda_core.oracle import load_reference
 from kda_core.protocol import ArmSpec
@@ -42,11 +43,20 @@ class Got:
     kind: Kind
     verdict: Verdict
     reason: str
+    changed: str = ""
+    """Which files changed during the run, where that keeps it from being published."""
 
     @property
     def name(self) -> str:
-        """The verdict, or `passes` where it is an honest row's."""
-        return "passes" if self.verdict in PASSES[self.kind] else self.verdict.value
+        """The verdict, or `passes` where it is an honest row's; `noisy` where only its publication is prevented."""
+        if self.verdict not in PASSES[self.kind]:
+            return self.verdict.value
+        return NOISY if self.changed else "passes"
+
+    @property
+    def said(self) -> str:
+        """The judge's words that decide."""
+        return self.changed if self.name == NOISY else self.reason
 
     @property
     def wrong(self) -> str | None:
@@ -54,9 +64,9 @@ class Got:
         ending = self.adversary.on(self.kind)
         assert ending is not None
         if self.name != ending.name:
-            return f"expected {ending.name}, got {self.verdict.value}: {self.reason}"
-        if not re.search(ending.words, self.reason, re.DOTALL):
-            return f"{self.verdict.value} as expected, but the reason lacks {ending.words!r}: {self.reason}"
+            return f"expected {ending.name}, got {self.verdict.value}: {self.said}"
+        if not re.search(ending.words, self.said, re.DOTALL):
+            return f"{self.name} as expected, but the reason lacks {ending.words!r}: {self.said}"
         return None
 
 
@@ -106,15 +116,16 @@ def face(adversary: Adversary, kind: Kind) -> Got:
         if kind == "cpu" and adversary.loops:
             found = _looped(session, ending)
         else:
-            row = run(session, frozen_rows(session), measure=True, progress=lambda *_: None).rows[0]
-            found = row.verdict, row.reason
+            record = run(session, frozen_rows(session), measure=True, progress=lambda *_: None)
+            changed = "; ".join(words for words in record.noisy if CHANGED in words)
+            found = record.rows[0].verdict, record.rows[0].reason, changed
     return Got(adversary, kind, *found)
 
 
 def _looped(session: Session, ending: Ending) -> tuple[Verdict, str]:
-    """On a CPU, with samples as long as a GPU's. Where INVALID is expected, the judge's clock has its say.
+    """On a CPU, with samples as long as a GPU's. Where INVALID is expected, the checks of times have their say.
 
-    Elsewhere it has none: on a busy machine it finds honest samples too long.
+    Elsewhere they have none: on a busy machine the judge's clock finds honest samples too long.
     """
     settings = session.settings.model_copy(update={"target_sample_us": LOOP_US})
     task, names = session.request.task, dict.fromkeys((*settings.against, settings.subject))
@@ -131,8 +142,11 @@ def _looped(session: Session, ending: Ending) -> tuple[Verdict, str]:
         judge.stop()
     (notes,) = judge.notes.values()
     found = verdict.result(notes, settings, "cpu", 0)
-    clock = verdict._clocks_differ(notes.arms[settings.subject]) if ending.verdict is Verdict.INVALID else None
-    return (Verdict.INVALID, clock) if clock and found.verdict in PASSES["cpu"] else (found.verdict, found.reason)
+    if ending.verdict is Verdict.INVALID and found.verdict in PASSES["cpu"]:
+        arm = notes.arms[settings.subject]
+        words = busy(settings.subject, arm) or verdict._clocks_differ(arm)
+        return (Verdict.INVALID, str(words)) if words else (found.verdict, found.reason)
+    return found.verdict, found.reason
 
 
 def chosen(kind: Kind, names: tuple[str, ...], adversaries: tuple[Adversary, ...]) -> list[Adversary]:

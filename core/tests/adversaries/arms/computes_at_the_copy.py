@@ -1,6 +1,6 @@
 """Returns unwritten memory, and computes when the worker copies it out, through a patched `Tensor.detach`.
 
-Caught by: on a GPU, the physical checks: the loop holds no kernel.
+Caught by: the copy, which is made by address and past torch.
 """
 
 import torch

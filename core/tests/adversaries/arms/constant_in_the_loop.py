@@ -1,6 +1,6 @@
 """Computes single calls, and returns a constant that fits the tolerance when calls follow one another closely.
 
-Caught by: on a GPU, the count of kernels, where the two ways differ in it. Timed calls are held to the tolerance alone.
+Caught by: the bound of twice the baseline's error, which timed calls are held to as well.
 """
 
 import time

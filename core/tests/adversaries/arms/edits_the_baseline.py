@@ -1,6 +1,6 @@
 """Makes the opponent's source slower, for the next generation of workers.
 
-Caught by: nothing: hashes are taken before the first worker starts, and not again.
+Caught by: hashes taken after the run once more; the run cannot be published.
 """
 
 from pathlib import Path

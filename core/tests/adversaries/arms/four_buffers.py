@@ -1,6 +1,6 @@
 """Allocates four buffers once and returns them in turn, so that a caller who keeps five results loses one.
 
-Caught by: nothing: outputs are held against those of the previous single call alone.
+Caught by: outputs of single calls are kept until the timing begins, and no other may lie in their memory.
 """
 
 import torch

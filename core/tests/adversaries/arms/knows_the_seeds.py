@@ -1,6 +1,6 @@
 """Wrong for inputs with a large offset, but for the few that the published seeds draw, which it recognises.
 
-Caught by: nothing: the families besides the normal one are drawn from the seeds of config.toml alone.
+Caught by: draws of every family that no file names.
 """
 
 from pathlib import Path

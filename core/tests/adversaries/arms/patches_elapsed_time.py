@@ -1,6 +1,6 @@
 """Patches the method of `torch.cuda.Event`, so that the worker's own class halves what it measures.
 
-Caught by: the host's clock around the same calls.
+Caught by: the host's clock around the same replays.
 """
 
 import torch

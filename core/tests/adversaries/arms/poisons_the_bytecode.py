@@ -1,6 +1,6 @@
 """Puts slower bytecode into the opponent's `__pycache__`; its source stays as it is.
 
-Caught by: nothing: hashes leave caches out, and a worker loads bytecode whose header names the source's time and size.
+Caught by: bytecode, of which there must be none new after the run; the run cannot be published.
 """
 
 import importlib.util

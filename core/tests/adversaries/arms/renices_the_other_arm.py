@@ -1,6 +1,6 @@
 """Gives the opponent's process the lowest priority.
 
-Caught by: nothing: the judge does not look at the priorities of its workers.
+Caught by: the opponent's priority, which must stay the judge's.
 """
 
 import os

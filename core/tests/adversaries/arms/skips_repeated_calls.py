@@ -1,6 +1,6 @@
 """Looks at its caller's frame, computes the first call of every timed loop, and returns that result from the others.
 
-Caught by: on a GPU, the physical checks: a call of the loop costs less than the work.
+Caught by: new values in the inputs while a loop of calls is running.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Keeps a thread busy on the core that timing is pinned to, except while its own calls run.
 
-Caught by: nothing: the judge does not look at what an idle worker does.
+Caught by: the processor time that it uses while another arm is timed.
 """
 
 import os

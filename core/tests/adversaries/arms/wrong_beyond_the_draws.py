@@ -1,6 +1,6 @@
 """Wrong where an input is exactly zero, or larger than 1000.
 
-Caught by: nothing: no family draws such values.
+Caught by: the zeros among the draws of mixed magnitudes. Large values alone would not be.
 """
 
 import torch
