@@ -157,8 +157,20 @@ nan = float("nan")
 not_a_number = launch.entry([y, x], (nan,))
 say("nan", lambda: print("gives", not_a_number(y, x, nan)))
 
+# First into scratch, then from there into the output.
+between, wide = torch.empty(500, device="meta"), torch.empty(3, 5, dtype=torch.int16, device="meta")
+chain = Chain((launch, launch), ((2, 3), (0, 2)), (0, wide), (between,))
+chained = chain.entry([x, None], (1e-6,))
+first, second = say("chain", chained, x, None, 1e-6)
+print(f"chain pointers: {first.data_ptr():x} {x.data_ptr():x}")
+print("chain gives:", first.shape == x.shape, second.shape, second.dtype, second.device)
+print("chain misses:", chained(x, x, 1e-6) is MISS, chained(x[1:], None, 1e-6) is MISS, chained(x, None, 1e-5) is MISS)
+without = Chain((Launch.make(empty, (1,), num_warps=1),), ((),), (torch.empty(3, 5),)).entry([])
+print("no arguments:", say("launched without", without).shape)
+
 devices = 2
 say("elsewhere", launch.bind(), Y, X)
+say("chain elsewhere", chain.entry([x, None], (1e-6,)), x, None, 1e-6)
 devices = 1
 triton.__version__ = "9.9.0"
 say("unknown", launch.bind(), Y, X)
@@ -204,6 +216,26 @@ def test_entry_allocates_launches_and_returns_the_output(launched):
     assert launched["entry"] == f"{GEOMETRY} args {out} 2 {given} 1000 1e-05 scratch (nil) (nil) queries 0"
     assert launched["in place"].startswith(GEOMETRY)
     assert launched["in place"].endswith("gives None")
+
+
+def test_chain_launches_in_order_through_one_table(launched):
+    out, given = launched["chain pointers"].split()
+    first, second = launched["chain"].split(", ")
+    between = first.split(" args ")[1].split()[0]
+    assert first == f"{GEOMETRY} args {between} 2 {given} 1000 1e-05 scratch (nil) (nil) queries 0"
+    assert second == f"{GEOMETRY} args {out} 2 {between} 1000 1e-05 scratch (nil) (nil) queries 0"
+    assert len({out, given, between}) == 3
+    assert launched["chain gives"] == "True torch.Size([3, 5]) torch.int16 cpu"
+    assert launched["chain misses"] == "True True True"
+
+
+def test_chain_without_arguments_allocates_and_launches(launched):
+    assert launched["launched without"].startswith("grid 1 1 1 block 32 1 1")
+    assert launched["no arguments"] == "torch.Size([3, 5])"
+
+
+def test_chain_on_another_device_takes_the_normal_launchers(launched):
+    assert [line[-9:] for line in launched["chain elsewhere"].split(", ")] == ["queries 2", "queries 2"]
 
 
 def test_entry_of_a_nan_is_hit_by_the_same_object(launched):

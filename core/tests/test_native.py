@@ -31,7 +31,7 @@ def binding(*given):
 
 y, x = make(), make()
 entry = binding(y, x).entry([y, x, None], (1e-6, True, "rms"))
-assert type(entry).__name__ == "Launch", kda_launch.how()
+assert type(entry).__name__ == "Entry", kda_launch.how()
 
 def call(y=y, x=x, z=None, eps=1e-6, flag=True, kind="rms"):
     return entry(y, x, z, eps, flag, kind)
@@ -137,13 +137,23 @@ first, second = say("pair", pair, x)
 quiet.value = 1
 print(f"pair gives: args {first.data_ptr():x} {second.data_ptr():x} {x.data_ptr():x}")
 
+module = native.load(MISS).module
+one = bind(empty, (1,), num_warps=1)
+print("a step without its pointers:", raises(ValueError, module.entry, (x,), (), (), 0, ((run, bytes([0])),)))
+print("a place behind the table:", raises(ValueError, module.entry, (x,), (), (), 0, ((run, bytes([0, 1])),)))
+print("no steps:", raises(ValueError, module.entry, (x,), (), (), 0, ()))
+print("no such output:", raises(ValueError, module.entry, (x,), (), (), 1, ((one, b""),)))
+print("no launch:", raises(TypeError, module.entry, (x,), (), (), 0, ((print, b""),)))
+
 # Nothing is leaked or freed too early: 10000 calls of each kind.
 produce = binding(y, x).entry([x], (0.5,), outputs=[0])
 scalar, scratch = float("0.5"), make()
+meta = torch.empty(1000, device="meta")
+chain = Chain((binding(y, x), binding(y, x)), ((1, 3), (0, 1)), (0,), (meta, meta)).entry([x])
 def many():
     for _ in range(10_000):
-        call(), call(x=None), produce(scratch, scalar), produce(scratch, 0.25), run(Y, X)
-watched = [y, x, scratch, scalar, MISS, None, True, entry, produce, run, torch.empty_like, knobs.runtime,
+        call(), call(x=None), produce(scratch, scalar), produce(scratch, 0.25), run(Y, X), chain(scratch)
+watched = [y, x, scratch, scalar, MISS, None, True, entry, produce, run, chain, torch.empty_like, knobs.runtime,
            knobs.runtime.launch_enter_hook, torch.Tensor, kernel]
 many()
 gc.collect()
@@ -159,6 +169,7 @@ print("blocks:", sys.getallocatedblocks() - blocks < 200)
 def churn():
     for _ in range(50):
         binding(y, x).entry([y, x, None], (1e-6, "rms"))
+        raises(ValueError, module.entry, (x, None), (1.0,), (), 0, ((run, bytes([0])),))
         binding(y, x).bind()
         geometry = ("k", 0x77, (1, 1, 1), 32, 0, 0, 0, 0)
         refused = (*geometry, bytes(8), b"\4", b"", b"", 1, 1, 1, 1, [], [], None)
@@ -219,6 +230,11 @@ def test_outputs_are_what_empty_like_gives(lines):
         ("no address", "an integer is required"),
         ("negative address", "can't convert negative int to unsigned"),
         ("comparison fails", "'bad'"),
+        ("a step without its pointers", "entry: its 1 launches do not fit its table of 1 tensors"),
+        ("a place behind the table", "entry: its 1 launches do not fit its table of 1 tensors"),
+        ("no steps", "entry: its 0 launches do not fit its table of 1 tensors"),
+        ("no such output", "entry: its 1 launches do not fit its table of 1 tensors"),
+        ("no launch", "argument 1 must be kda_native.Launch, not builtin_function_or_method"),
     ],
 )
 def test_errors_reach_the_caller(lines, case, message):

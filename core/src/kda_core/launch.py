@@ -1,9 +1,10 @@
 """Launch a compiled kernel for little more host time than the driver takes, instead of Triton's usual 12 to 18 us.
 
-Three pieces, which a solution puts together:
+Four pieces, which a solution puts together:
 
 - `Launch` describes one launch: kernel, grid, arguments, options. `Launch.bind()` compiles it and returns a
   function of the pointers alone, the cheapest launch there is.
+- `Chain` describes launches in order, and which tensors each of them gets; one launch is a chain of its own.
 - `Plans` remembers what the checks and the selection of an earlier call led to, as an **entry**: a function of the
   public arguments that checks their signature, allocates the outputs and launches, all in one call.
 - `compile_cute` compiles a CuTe DSL function to a tvm-ffi callable that runs on PyTorch's current stream.
@@ -24,6 +25,7 @@ launcher. `how()` says which one it is.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import types
@@ -135,43 +137,16 @@ class Launch:
         outputs: Sequence[int] = (),
         device: int | None = None,
     ) -> Entry:
-        """Compile and bind for calls like this one.
+        """Compile and bind for calls like this one: `Chain.entry` of this launch alone.
 
-        Args:
-            arguments: the public function's tensors, None where one was left out. The kernel's pointers are the
-                outputs, then these without the Nones, in order.
-            scalars: what else the plan depends on; passed behind the arguments, compared with `==`.
-            outputs: per tensor to allocate, the index of the argument that it is `torch.empty_like`.
-            device: CUDA device index, by default the current one.
+        The kernel's pointers are the outputs, then the arguments without the Nones, in order.
         """
-        index = torch.cuda.current_device() if device is None else device
-        slow = _slow(self, index)
-        compiled = _compiled(self, index)
-        if all(argument is None or _is_plain(argument) for argument in arguments):
-            allocations = tuple((i, *native.allocation(arguments[i])) for i in outputs)
-            made = _native(self, compiled, slow, index, tuple(arguments), tuple(scalars), allocations)
-            if made is not None:
-                return made
-        direct = _direct(self, compiled, index)
-        tensors = [f"a{i}" for i, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
-        missing = [f"a{i} is None" for i, argument in enumerate(arguments) if argument is None]
-        values: dict[str, Any] = {"MISS": MISS, "check": guard([a for a in arguments if isinstance(a, torch.Tensor)])}
-        values |= {"empty_like": torch.empty_like, "slow": slow}
-        same = [_same(f"s{i}", _source(scalar, values, "value")) for i, scalar in enumerate(scalars)]
-        conditions = " and ".join([f"check({', '.join(tensors)})", *missing, *same])
-        parameters = [f"a{i}" for i in range(len(arguments))] + [f"s{i}" for i in range(len(scalars))]
-        results = [f"o{i}" for i in range(len(outputs))]
-        pointers = direct.pointers if direct else [f"p{i}" for i in range(len(results) + len(tensors))]
-        lines = [
-            f"def entry({', '.join(parameters)}):",
-            f"    if not ({conditions}):",
-            "        return MISS",
-            *(f"    {name} = empty_like(a{source})" for name, source in zip(results, outputs, strict=True)),
-            *(f"    {p} = {name}.data_ptr()" for p, name in zip(pointers, [*results, *tensors], strict=True)),
-            *(direct.launch_lines() if direct else [f"    slow({', '.join(pointers)})"]),
-            f"    return {', '.join(results) or None}",
-        ]
-        return _define("entry", lines, values | (direct.values if direct else {}))
+        tensors = sum(argument is not None for argument in arguments)
+        return self.chain(tensors, outputs).entry(arguments, scalars, device)
+
+    def chain(self, tensors: int, outputs: Sequence[int] = ()) -> Chain:
+        """This launch alone as a chain, of so many arguments that are tensors: its pointers are the whole table."""
+        return Chain((self,), (tuple(range(len(outputs) + tensors)),), tuple(outputs))
 
     def compile(self, target: str) -> Binary:
         """Compile ahead of time for a target such as `sm_90a`, on any machine, as the JIT would there."""
@@ -190,6 +165,93 @@ class Launch:
         source = ASTSource(self.kernel, signature, constexprs, attrs)
         compiled = triton.compile(source, target=gpu, options=options.__dict__)
         return Binary(cubin=compiled.asm["cubin"], dynamic_shared_bytes=compiled.metadata.shared)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Launches in order on one stream, over one table of tensors: the outputs, then scratch, then the arguments."""
+
+    launches: tuple[Launch, ...]
+    places: tuple[tuple[int, ...], ...]
+    """Per launch and pointer of its kernel: the tensor's place in the table. Arguments that are None have none."""
+    outputs: tuple[int | torch.Tensor, ...] = ()
+    """Per tensor that is allocated and returned: the index of the argument it is `torch.empty_like`, or a template, a
+    tensor (on the meta device, for example) of its shape, layout and dtype."""
+    scratch: tuple[torch.Tensor, ...] = ()
+    """Templates of what is allocated for the launches alone."""
+
+    def entry(self, arguments: Sequence[object], scalars: Sequence[object] = (), device: int | None = None) -> Entry:
+        """Compile and bind for calls like this one.
+
+        Args:
+            arguments: the public function's tensors, None where one was left out.
+            scalars: what else the plan depends on; passed behind the arguments, compared with `==`.
+            device: CUDA device index, by default the current one.
+        """
+        index = torch.cuda.current_device() if device is None else device
+        kinds = [t.device.type for t in (*arguments, *self.outputs) if isinstance(t, torch.Tensor) and not t.is_meta]
+        kind = kinds[0] if kinds else "cuda"
+        on = torch.device(kind, index) if kind == "cuda" else torch.device(kind)
+        made = tuple(native.allocation(template, on) for template in self._templates(arguments))
+        runs = tuple(launch.bind(index) for launch in self.launches)
+        if all(argument is None or _is_plain(argument) for argument in arguments):
+            entry = self._native(runs, tuple(arguments), tuple(scalars), made)
+            if entry is not None:
+                return entry
+        return self._python(runs, arguments, scalars, made)
+
+    def run(self, *arguments: torch.Tensor | None) -> Any:
+        """Launch through Triton's normal launcher (or its interpreter): the outputs, or None."""
+        given = [argument for argument in arguments if argument is not None]
+        made = [torch.empty_like(template, device=given[0].device) for template in self._templates(arguments)]
+        for launch, places in zip(self.launches, self.places, strict=True):
+            launch.run(*((made + given)[place] for place in places))
+        return _returned(made[: len(self.outputs)])
+
+    def _templates(self, arguments: Sequence[object]) -> list[torch.Tensor]:
+        like: list[Any] = [arguments[output] if isinstance(output, int) else output for output in self.outputs]
+        return [*like, *self.scratch]
+
+    def _native(
+        self, runs: Sequence[Run], arguments: tuple[object, ...], scalars: tuple[object, ...], made: tuple[Any, ...]
+    ) -> Entry | None:
+        """The launches as one C object; None where one of them is not a C object itself."""
+        module = native.load(MISS).module
+        if module is None or not all(isinstance(run, module.Launch) for run in runs):
+            return None
+        steps = tuple((run, bytes(places)) for run, places in zip(runs, self.places, strict=True))
+        entry: Entry = module.entry(arguments, scalars, made, len(self.outputs), steps)
+        return entry
+
+    def _python(
+        self, runs: Sequence[Run], arguments: Sequence[object], scalars: Sequence[object], made: Sequence[Any]
+    ) -> Entry:
+        """The launches as one generated function."""
+        tensors = [f"a{i}" for i, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
+        missing = [f"a{i} is None" for i, argument in enumerate(arguments) if argument is None]
+        values: dict[str, Any] = {"MISS": MISS, "check": guard([a for a in arguments if isinstance(a, torch.Tensor)])}
+        same = [_same(f"s{i}", _source(scalar, values, "value")) for i, scalar in enumerate(scalars)]
+        conditions = [f"check({', '.join(tensors)})"] * bool(tensors) + missing + same
+        parameters = [f"a{i}" for i in range(len(arguments))] + [f"s{i}" for i in range(len(scalars))]
+        results = [f"o{i}" for i in range(len(made))]
+        pointers = [f"p{i}" for i in range(len(results) + len(tensors))]
+        here = torch.cuda.device_count() <= 1
+        for i, (function, given, general) in enumerate(made):
+            values[f"make{i}"] = functools.partial(function, *given) if function and here else general
+        values |= {f"run{i}": run for i, run in enumerate(runs)}
+        lines = [
+            f"def entry({', '.join(parameters)}):",
+            *([f"    if not ({' and '.join(conditions)}):", "        return MISS"] if conditions else []),
+            *(f"    {name} = make{i}()" for i, name in enumerate(results)),
+            *(f"    {p} = {name}.data_ptr()" for p, name in zip(pointers, [*results, *tensors], strict=True)),
+            *(f"    run{i}({', '.join(pointers[p] for p in places)})" for i, places in enumerate(self.places)),
+            f"    return {', '.join(results[: len(self.outputs)]) or None}",
+        ]
+        return _define("entry", lines, values)
+
+
+def _returned(made: Sequence[torch.Tensor]) -> Any:
+    return tuple(made) if len(made) > 1 else made[0] if made else None
 
 
 def bind(kernel: JITFunction[Any], grid: Sequence[int], *args: object, **kwargs: Any) -> Run:
@@ -303,8 +365,8 @@ def _is_known(compiled: Any) -> bool:
     )
 
 
-def _native(launch: Launch, compiled: Any, slow: Run, device: int, *made_for: tuple[object, ...]) -> Run | None:
-    """The launch as a C object, of addresses or (`made_for`) of arguments; None where it cannot be one."""
+def _native(launch: Launch, compiled: Any, slow: Run, device: int) -> Run | None:
+    """The launch as a C object; None where it cannot be one."""
     from triton import knobs
 
     module = native.load(MISS).module
@@ -317,7 +379,7 @@ def _native(launch: Launch, compiled: Any, slow: Run, device: int, *made_for: tu
     unaligned = frozenset(p.name for p in launch.kernel.params if p.do_not_specialize_on_alignment)
     try:
         described = native.describe(compiled, launch.grid, given, unaligned, device, slow, hooks)
-        bound: Run | None = None if described is None else module.bind(described, *made_for)
+        bound: Run | None = None if described is None else module.bind(described)
     except (TypeError, ValueError, OverflowError, struct.error):
         return None  # a parameter that is not what Triton's signature says
     return bound
@@ -517,23 +579,26 @@ class Plans:
         return MISS if entry is None else entry(*arguments, *scalars)
 
     def launch(
-        self, launch: Launch, arguments: Sequence[object], scalars: tuple[object, ...], outputs: Sequence[int] = ()
+        self,
+        launch: Launch | Chain,
+        arguments: Sequence[object],
+        scalars: tuple[object, ...],
+        outputs: Sequence[int] = (),
     ) -> Any:
         """Launch for the first time: on CUDA tensors through a new entry, which is remembered.
 
         On the CPU (the interpreter), or should the new entry refuse its own call, through Triton's normal launcher.
-        Arguments and result are those of `Launch.entry`.
+        Arguments and result are those of `Launch.entry`, or of `Chain.entry`, which says itself what its outputs are.
         """
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        chain = launch if isinstance(launch, Chain) else launch.chain(len(tensors), outputs)
         if tensors[0].is_cuda:
-            entry = launch.entry(arguments, scalars, outputs, device=tensors[0].device.index)
+            entry = chain.entry(arguments, scalars, device=tensors[0].device.index)
             self.add(arguments, scalars, entry)
             result = entry(*arguments, *scalars)
             if result is not MISS:
                 return result
-        made = [torch.empty_like(arguments[i]) for i in outputs]  # type: ignore[arg-type]  # outputs are like tensors
-        launch.run(*made, *tensors)
-        return tuple(made) if len(made) > 1 else made[0] if made else None
+        return chain.run(*arguments)  # type: ignore[arg-type]  # tensors and Nones
 
     def clear(self) -> None:
         """Forget everything, for example after changing a solution's tuning table."""

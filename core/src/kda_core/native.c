@@ -1,9 +1,9 @@
-/* Launches of one compiled kernel, callable from Python at the price of a C function.
+/* Launches of compiled kernels, callable from Python at the price of a C function.
  *
- * One type, Launch, in two forms that differ in their vectorcall function:
- *   - call_addresses(p0, p1, ...): the kernel's pointers as integers;
- *   - call_arguments(a0, ..., s0, ...): the public function's arguments. Compares them with those that the object was
- *     made for, and returns MISS, the allocated outputs, or None when the kernel works in place.
+ *   - Launch: one launch of one kernel, a function of the kernel's pointers as integers.
+ *   - Entry: launches in order, a function of the public function's arguments. Compares them with those that it was
+ *     made for, and returns MISS, the allocated outputs, or None when the kernels work in place. Its launches choose
+ *     their pointers from one table: what the entry allocates (outputs first, then scratch), then the arguments.
  * Everything that does not change between calls is laid out when the object is made, and never written again, so
  * objects may be shared between threads. They hold no tensor and nothing that refers back to them, so reference
  * counts are enough and the garbage collector need not know them.
@@ -25,7 +25,8 @@
 #endif
 
 #define MAX_PARAMS 64
-#define MAX_OUTPUTS 8
+#define MAX_TENSORS 64
+#define MAX_ALLOCATIONS 16
 #define ALIGNMENT 16
 
 /* --- DLPack's C exchange interface, major version 1: the layouts that dlpack.h promises to keep. */
@@ -61,13 +62,13 @@ extern bool records_gradients(void) __asm__("_ZN3c108GradMode10is_enabledEv");
 static const Exchange *exchange;
 static Py_ssize_t impl_offset; /* in a tensor object: the pointer to its TensorImpl */
 static Py_ssize_t keys_offset; /* in a TensorImpl: its set of dispatch keys */
-static PyObject *miss, *empty_like;
+static PyObject *miss;
 static PyObject *str_enter, *str_leave, *str_requires_grad;
 static CUresult (*launch_kernel)(const CUlaunchConfig *, CUfunction, void **, void **);
 static CUresult (*error_string)(CUresult, const char **);
 static CUresult (*param_info)(CUfunction, size_t, size_t *, size_t *);
 
-/* --- The object. */
+/* --- The objects. */
 
 typedef struct {
     PyTypeObject *type; /* NULL: the argument is None */
@@ -94,23 +95,35 @@ typedef struct {
     /* when to take Triton's launcher instead: borrowed from `held` */
     PyObject *slow, *runtime, *enter, *leave, *enter_calls, *leave_calls, *current_device, *name;
     PyObject *held;
-    /* the public arguments */
-    Py_ssize_t argument_count, scalar_count, output_count;
-    LocalKeys local;
-    Signature *signatures;
-    PyObject *scalars, *outputs; /* outputs: (index of the argument it is like, function, its arguments or None) */
 } Launch;
 
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Py_ssize_t argument_count, scalar_count, allocation_count, output_count, step_count;
+    LocalKeys local;
+    Signature *signatures;
+    PyObject *scalars;
+    PyObject *allocations; /* (function or None, its arguments, function without arguments for any device) each */
+    PyObject *steps;       /* (Launch, for each of its pointers the place in the table, as bytes) each */
+} Entry;
+
 static void launch_dealloc(Launch *self)
+{
+    Py_XDECREF(self->held);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static void entry_dealloc(Entry *self)
 {
     for (Py_ssize_t i = 0; self->signatures != NULL && i < self->argument_count; i++) {
         Py_XDECREF(self->signatures[i].type);
         PyMem_Free(self->signatures[i].sizes);
     }
     PyMem_Free(self->signatures);
-    Py_XDECREF(self->held);
     Py_XDECREF(self->scalars);
-    Py_XDECREF(self->outputs);
+    Py_XDECREF(self->allocations);
+    Py_XDECREF(self->steps);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -257,7 +270,7 @@ static int fits(const Signature *expected, PyObject *argument, bool grad, uint64
     return 1;
 }
 
-static int matches(Launch *self, PyObject *const *args, uint64_t *pointers)
+static int matches(Entry *self, PyObject *const *args, uint64_t *pointers)
 {
     if (memcmp(&local_keys, &self->local, sizeof local_keys))
         return 0;
@@ -282,63 +295,90 @@ static int matches(Launch *self, PyObject *const *args, uint64_t *pointers)
     return 1;
 }
 
-static PyObject *allocate(PyObject *output, PyObject *const *args, int elsewhere)
+static PyObject *allocate(PyObject *allocation, int elsewhere)
 {
-    PyObject *given = PyTuple_GET_ITEM(output, 2);
-    if (given == Py_None || elsewhere) /* the function of `output` allocates on the current device */
-        return PyObject_CallOneArg(empty_like, args[PyLong_AsSsize_t(PyTuple_GET_ITEM(output, 0))]);
-    return PyObject_Call(PyTuple_GET_ITEM(output, 1), given, NULL);
+    PyObject *function = PyTuple_GET_ITEM(allocation, 0);
+    if (function == Py_None || elsewhere) /* `function` allocates on the current device */
+        return PyObject_CallNoArgs(PyTuple_GET_ITEM(allocation, 2));
+    return PyObject_Call(function, PyTuple_GET_ITEM(allocation, 1), NULL);
 }
 
-static PyObject *call_arguments(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *keywords)
+static Launch *step_launch(Entry *self, Py_ssize_t step)
 {
-    Launch *self = (Launch *)callable;
-    uint64_t pointers[MAX_PARAMS];
-    PyObject *made[MAX_OUTPUTS], *result = NULL;
+    return (Launch *)PyTuple_GET_ITEM(PyTuple_GET_ITEM(self->steps, step), 0);
+}
+
+static int launch_all(Entry *self, const uint64_t *table, int elsewhere)
+{
+    for (Py_ssize_t i = 0; i < self->step_count; i++) {
+        uint64_t pointers[MAX_PARAMS];
+        Launch *step = step_launch(self, i);
+        const uint8_t *places = (const uint8_t *)PyBytes_AS_STRING(PyTuple_GET_ITEM(PyTuple_GET_ITEM(self->steps, i), 1));
+        for (Py_ssize_t j = 0; j < step->pointer_count; j++)
+            pointers[j] = table[places[j]];
+        if (launch(step, pointers, elsewhere) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *call_entry(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *keywords)
+{
+    Entry *self = (Entry *)callable;
+    uint64_t table[MAX_TENSORS];
+    PyObject *made[MAX_ALLOCATIONS], *result = NULL;
     Py_ssize_t count = 0;
-    if (!takes(self, self->argument_count + self->scalar_count, nargsf, keywords))
+    if (!takes(step_launch(self, 0), self->argument_count + self->scalar_count, nargsf, keywords))
         return NULL;
-    int match = matches(self, args, pointers + self->output_count);
+    int match = matches(self, args, table + self->allocation_count);
     if (match <= 0)
         return match < 0 ? NULL : Py_NewRef(miss);
-    int elsewhere = on_other_device(self);
+    int elsewhere = on_other_device(step_launch(self, 0));
     if (elsewhere < 0)
         return NULL;
-    while (count < self->output_count) {
+    while (count < self->allocation_count) {
         DLTensor seen;
-        if ((made[count] = allocate(PyTuple_GET_ITEM(self->outputs, count), args, elsewhere)) == NULL)
+        if ((made[count] = allocate(PyTuple_GET_ITEM(self->allocations, count), elsewhere)) == NULL)
             goto done;
         count++;
         if (exchange->tensor_from_python(made[count - 1], &seen) != 0)
             goto done;
-        pointers[count - 1] = (uint64_t)seen.data + seen.byte_offset;
+        table[count - 1] = (uint64_t)seen.data + seen.byte_offset;
     }
-    if (launch(self, pointers, elsewhere) < 0)
+    if (launch_all(self, table, elsewhere) < 0)
         goto done;
-    if (count == 0)
-        Py_RETURN_NONE;
-    if (count == 1)
-        return made[0];
-    if ((result = PyTuple_New(count)) != NULL)
-        while (count > 0) {
-            count--;
-            PyTuple_SET_ITEM(result, count, made[count]);
-        }
-done:
+    if (self->output_count == 0)
+        result = Py_NewRef(Py_None);
+    else if (self->output_count == 1)
+        result = Py_NewRef(made[0]);
+    else if ((result = PyTuple_New(self->output_count)) != NULL)
+        for (Py_ssize_t i = 0; i < self->output_count; i++)
+            PyTuple_SET_ITEM(result, i, Py_NewRef(made[i]));
+done: /* scratch is the allocator's again: whatever gets it next on this stream runs behind the launches */
     while (count > 0)
         Py_DECREF(made[--count]);
     return result;
 }
 
-/* --- Making one. */
+/* --- Making them. */
 
 static PyTypeObject LaunchType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kda_native.Launch",
-    .tp_doc = "One launch of a compiled kernel: call it with addresses, or with a public function's arguments.",
+    .tp_doc = "One launch of a compiled kernel: call it with addresses.",
     .tp_basicsize = sizeof(Launch),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_dealloc = (destructor)launch_dealloc,
     .tp_vectorcall_offset = offsetof(Launch, vectorcall),
+    .tp_call = PyVectorcall_Call,
+};
+
+static PyTypeObject EntryType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kda_native.Entry",
+    .tp_doc = "Launches in order: call it with a public function's arguments.",
+    .tp_basicsize = sizeof(Entry),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_dealloc = (destructor)entry_dealloc,
+    .tp_vectorcall_offset = offsetof(Entry, vectorcall),
     .tp_call = PyVectorcall_Call,
 };
 
@@ -413,58 +453,101 @@ static int record(Signature *signature, PyObject *argument)
     return 0;
 }
 
-static int record_all(Launch *self, PyObject *arguments, PyObject *scalars, PyObject *outputs)
+/* Records the arguments; the number of tensors in the table, or -1. */
+static Py_ssize_t record_all(Entry *self, PyObject *arguments)
 {
-    self->argument_count = PyTuple_GET_SIZE(arguments);
-    self->scalar_count = PyTuple_GET_SIZE(scalars);
-    self->output_count = PyTuple_GET_SIZE(outputs);
-    self->scalars = Py_NewRef(scalars);
-    self->outputs = Py_NewRef(outputs);
+    Py_ssize_t tensors = self->allocation_count;
     self->local = local_keys;
     self->signatures = PyMem_Calloc(self->argument_count + 1, sizeof(Signature));
     if (self->signatures == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    Py_ssize_t pointers = self->output_count;
     for (Py_ssize_t i = 0; i < self->argument_count; i++) {
         if (record(&self->signatures[i], PyTuple_GET_ITEM(arguments, i)) < 0)
             return -1;
-        pointers += self->signatures[i].type != NULL;
+        tensors += self->signatures[i].type != NULL;
     }
-    if (self->output_count > MAX_OUTPUTS || pointers != self->pointer_count) {
-        PyErr_Format(PyExc_ValueError, "launch of %U: expected %zd pointers, got %zd (%zd of them outputs)", self->name,
-                     self->pointer_count, pointers, self->output_count);
-        return -1;
-    }
-    return 0;
+    return tensors;
 }
 
-/* bind(described) takes addresses; bind(described, arguments, scalars, outputs) takes arguments like these, which are
- * plain tensors, parameters and Nones (the caller has looked). */
+static bool is_step(PyObject *step, Py_ssize_t tensors)
+{
+    PyObject *launch, *places;
+    if (!PyTuple_Check(step) || !PyArg_ParseTuple(step, "O!O!", &LaunchType, &launch, &PyBytes_Type, &places) ||
+        PyBytes_GET_SIZE(places) != ((Launch *)launch)->pointer_count)
+        return false;
+    for (Py_ssize_t i = 0; i < PyBytes_GET_SIZE(places); i++)
+        if ((uint8_t)PyBytes_AS_STRING(places)[i] >= tensors)
+            return false;
+    return true;
+}
+
+static bool is_allocation(PyObject *allocation)
+{
+    return PyTuple_Check(allocation) && PyTuple_GET_SIZE(allocation) == 3 &&
+           (PyTuple_GET_ITEM(allocation, 0) == Py_None || PyTuple_Check(PyTuple_GET_ITEM(allocation, 1)));
+}
+
+/* bind(described): a launch as a function of addresses. */
 static PyObject *bind(PyObject *module, PyObject *args)
 {
-    PyObject *described, *arguments = NULL, *scalars = NULL, *outputs = NULL;
-    if (!PyArg_ParseTuple(args, "O!|O!O!O!:bind", &PyTuple_Type, &described, &PyTuple_Type, &arguments, &PyTuple_Type,
-                          &scalars, &PyTuple_Type, &outputs))
+    PyObject *described;
+    if (!PyArg_ParseTuple(args, "O!:bind", &PyTuple_Type, &described))
         return NULL;
     Launch *self = (Launch *)LaunchType.tp_alloc(&LaunchType, 0); /* zeroed */
     if (self == NULL)
         return NULL;
-    self->vectorcall = outputs == NULL ? call_addresses : call_arguments;
-    if (describe(self, described) < 0 || (outputs != NULL && record_all(self, arguments, scalars, outputs) < 0))
+    self->vectorcall = call_addresses;
+    if (describe(self, described) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
 
-/* setup(capsule, impl_offset, keys_offset, MISS, empty_like): what holds for the process. */
+/* entry(arguments, scalars, allocations, number of outputs, steps): launches as a function of arguments like these,
+ * which are plain tensors, parameters and Nones (the caller has looked). */
+static PyObject *entry(PyObject *module, PyObject *args)
+{
+    PyObject *arguments, *scalars, *allocations, *steps;
+    Py_ssize_t outputs;
+    if (!PyArg_ParseTuple(args, "O!O!O!nO!:entry", &PyTuple_Type, &arguments, &PyTuple_Type, &scalars, &PyTuple_Type,
+                          &allocations, &outputs, &PyTuple_Type, &steps))
+        return NULL;
+    Entry *self = (Entry *)EntryType.tp_alloc(&EntryType, 0); /* zeroed */
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = call_entry;
+    self->argument_count = PyTuple_GET_SIZE(arguments);
+    self->scalar_count = PyTuple_GET_SIZE(scalars);
+    self->allocation_count = PyTuple_GET_SIZE(allocations);
+    self->output_count = outputs;
+    self->step_count = PyTuple_GET_SIZE(steps);
+    self->scalars = Py_NewRef(scalars);
+    self->allocations = Py_NewRef(allocations);
+    self->steps = Py_NewRef(steps);
+    Py_ssize_t tensors = record_all(self, arguments);
+    bool fit = tensors <= MAX_TENSORS && self->allocation_count <= MAX_ALLOCATIONS && self->step_count > 0 &&
+               outputs >= 0 && outputs <= self->allocation_count;
+    for (Py_ssize_t i = 0; fit && i < self->allocation_count; i++)
+        fit = is_allocation(PyTuple_GET_ITEM(allocations, i));
+    for (Py_ssize_t i = 0; fit && tensors >= 0 && i < self->step_count; i++)
+        fit = is_step(PyTuple_GET_ITEM(steps, i), tensors);
+    if (tensors >= 0 && fit)
+        return (PyObject *)self;
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "entry: its %zd launches do not fit its table of %zd tensors", self->step_count,
+                     tensors);
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* setup(capsule, impl_offset, keys_offset, MISS): what holds for the process. */
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     PyObject *capsule;
-    if (!PyArg_ParseTuple(args, "OnnOO:setup", &capsule, &impl_offset, &keys_offset, &miss, &empty_like))
+    if (!PyArg_ParseTuple(args, "OnnO:setup", &capsule, &impl_offset, &keys_offset, &miss))
         return NULL;
     Py_INCREF(miss);
-    Py_INCREF(empty_like);
     exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (exchange == NULL)
         return NULL;
@@ -497,6 +580,7 @@ static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, NULL},
     {"state", state, METH_NOARGS, NULL},
     {"bind", bind, METH_VARARGS, NULL},
+    {"entry", entry, METH_VARARGS, NULL},
     {NULL},
 };
 
@@ -507,7 +591,11 @@ PyMODINIT_FUNC PyInit_kda_native(void)
     str_enter = PyUnicode_InternFromString("launch_enter_hook");
     str_leave = PyUnicode_InternFromString("launch_exit_hook");
     str_requires_grad = PyUnicode_InternFromString("requires_grad");
-    if (!str_enter || !str_leave || !str_requires_grad || PyType_Ready(&LaunchType) < 0)
+    if (!str_enter || !str_leave || !str_requires_grad || PyType_Ready(&LaunchType) < 0 ||
+        PyType_Ready(&EntryType) < 0)
         return NULL;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddObjectRef(module, "Launch", (PyObject *)&LaunchType) < 0)
+        Py_CLEAR(module);
+    return module;
 }

@@ -25,10 +25,11 @@ from torch.compiler import is_dynamo_compiling
 
 from kda_core.calls import check_tensors, elsewhere, register, unfit
 from kda_core.errors import expecting
-from kda_core.launch import MISS, Plans, is_interpreted, is_tracing
+from kda_core.launch import MISS, Chain, Plans, is_interpreted, is_tracing
 
 from .kernels import whole_kernel
-from .plans import Call, Plan, make_entry, plan, run_once
+from .plans import Call, cluster_entry, plan, stretch
+from .tuning import Config
 
 OP = "triton_group_norm_silu"
 MODULE_OP = "apply_group_norm_silu"
@@ -45,7 +46,10 @@ def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, 
     """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
     call = _call(op, **inputs, **scalars)
     _check(call)
-    return [] if _uncovered(call) or call.x.numel() == 0 else list(plan(_ready(call)).launches)
+    if _uncovered(call) or call.x.numel() == 0:
+        return []
+    made = plan(_ready(call))
+    return list(made.launches) if isinstance(made, Chain) else [made]
 
 
 def _ready(call: Call) -> Call:
@@ -127,12 +131,15 @@ def _plain(call: Call) -> torch.Tensor:
 _PLANS = Plans()
 
 
-def _remember(made: Plan, call: Call) -> torch.Tensor:
-    """Launch on CUDA tensors for the first time, through a new entry, which is remembered."""
-    new = make_entry(made, call)
-    _PLANS.add(call[:3], call[3:], new)
-    y = new(*call)
-    return run_once(made, call) if y is MISS else y
+def _launch(call: Call) -> Any:
+    """Launch for the first time: on CUDA tensors through a new entry, which is remembered."""
+    made = plan(call)
+    if isinstance(made, Chain):
+        return _PLANS.launch(made, call[:3], call[3:])
+    entry = cluster_entry(made, call)
+    _PLANS.add(call[:3], call[3:], entry)
+    y = entry(*call)
+    return stretch(call, Config("stretch"), pdl=False).run(*call[:3]) if y is MISS else y
 
 
 def _run(call: Call) -> torch.Tensor:
@@ -147,8 +154,7 @@ def _run(call: Call) -> torch.Tensor:
         ready = _ready(call)
         if ready is not call:
             return _run(ready)
-        made = plan(call)
-        y = _remember(made, call) if call.x.is_cuda else run_once(made, call)
+        y = _launch(call)
     assert isinstance(y, torch.Tensor)
     return y
 

@@ -1,20 +1,24 @@
-"""From a call to its launches: which method takes it, how it is cut, and how the launches become one entry."""
+"""From a call to its launches: which method takes it, and how it is cut."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
 
 from kda_core.calls import capability, given, pdl_works
-from kda_core.launch import MISS, Entry, Launch, guard
+from kda_core.launch import MISS, Chain, Entry, Launch, guard
 from kda_core.native import allocation
 
 from .kernels import stretch_kernel, whole_kernel
 from .tuning import CLUSTER_VECTORS, EARLY_TILES, LATE_AHEAD, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config, cut, wave_groups
+
+if TYPE_CHECKING:
+    from .cluster import ClusterLaunch
+
+Y, PARTIALS, X, WEIGHT, BIAS = range(5)
+"""Places in the table of `stretch`: what is returned, what is passed from launch to launch, and the arguments."""
 
 
 class Call(NamedTuple):
@@ -43,17 +47,7 @@ class Call(NamedTuple):
         return self.x.numel() // (self.x.shape[0] * self.x.shape[1])
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The launches of a call, in order."""
-
-    launches: tuple[Any, ...]
-    """`Launch`es of the Triton kernels, or one `ClusterLaunch`."""
-    partials: int
-    """float32 numbers that the first launch leaves for the second, and so on; 0 where there is one launch."""
-
-
-def plan(call: Call) -> Plan:
+def plan(call: Call) -> "Chain | ClusterLaunch":
     """The launches for a call that the kernels cover; its tensors may be on any device, meta included."""
     x = call.x
     major = capability(x)
@@ -63,7 +57,7 @@ def plan(call: Call) -> Plan:
     if config.method == "whole" and size <= WHOLE_BYTES:
         return _whole(call, config, pdl)
     made = _cluster(call, config, pdl) if config.method == "cluster" and major >= 9 else None
-    return made or _stretch(call, config, pdl)
+    return made or stretch(call, config, pdl)
 
 
 def _sizes(call: Call) -> tuple[int, int, int, int]:
@@ -71,7 +65,7 @@ def _sizes(call: Call) -> tuple[int, int, int, int]:
     return call.elements, call.channel, call.num_groups, call.x.shape[1] // call.num_groups
 
 
-def _whole(call: Call, config: Config, pdl: bool) -> Plan:
+def _whole(call: Call, config: Config, pdl: bool) -> Chain:
     made = cut(call.elements, call.channel, call.x.itemsize, config.warps, tiles=0)
     launch = Launch.make(
         whole_kernel,
@@ -90,10 +84,10 @@ def _whole(call: Call, config: Config, pdl: bool) -> Plan:
         num_warps=made.warps,
         launch_pdl=pdl,
     )
-    return Plan((launch,), partials=0)
+    return launch.chain(len(call.tensors), outputs=[0])  # like x
 
 
-def _cluster(call: Call, config: Config, pdl: bool) -> Plan | None:
+def _cluster(call: Call, config: Config, pdl: bool) -> "ClusterLaunch | None":
     """One cluster a group, None where it does not take the call: another method does then."""
     x, vector = call.x, VECTOR_BYTES // call.x.itemsize
     tiles = -(-call.elements // (config.blocks * config.warps * 32 * vector))
@@ -106,7 +100,7 @@ def _cluster(call: Call, config: Config, pdl: bool) -> Plan | None:
     from .cluster import ClusterLaunch  # the DSL takes a second to import
 
     elements, channel, *groups = _sizes(call)
-    launch = ClusterLaunch(
+    return ClusterLaunch(
         dtypes=(x.dtype, call.weight.dtype, call.bias.dtype),
         dims=x.dim(),
         sizes=(elements, channel, call.groups, *groups),
@@ -116,15 +110,19 @@ def _cluster(call: Call, config: Config, pdl: bool) -> Plan | None:
         tiles=tiles,
         pdl=pdl,
     )
-    return Plan((launch,), partials=0)
 
 
-def _stretch(call: Call, config: Config, pdl: bool) -> Plan:
+def stretch(call: Call, config: Config, pdl: bool) -> Chain:
+    """Launches that leave each other partial results, in memory of the call's own.
+
+    So calls on several streams and in CUDA graphs never meet.
+    """
     x, total = call.x, call.groups
     made = cut(call.elements, call.channel, x.itemsize, config.warps, config.tiles)
     wave = wave_groups(total, call.elements * x.itemsize, config.wave_mb)
     waves = -(-total // wave)
-    partials = torch.empty(0, device="meta")
+    # Mean and centred squares of every part of every group.
+    partials = torch.empty(2 * total * made.parts, dtype=torch.float32, device="meta")
 
     def launch(number: int) -> Launch:
         """Takes the statistics of wave `number` and writes the output of the wave before it, where there are any."""
@@ -163,89 +161,22 @@ def _stretch(call: Call, config: Config, pdl: bool) -> Plan:
             launch_pdl=pdl,
         )
 
-    return Plan(tuple(map(launch, range(waves + 1))), partials=2 * total * made.parts)
+    places = ((X, PARTIALS), *[(Y, X, WEIGHT, BIAS, PARTIALS)] * waves)
+    return Chain(tuple(map(launch, range(waves + 1))), places, outputs=(0,), scratch=(partials,))  # like x
 
 
-# --- launching
+# --- the cluster's entry
 
 
-def run_once(made: Plan, call: Call) -> torch.Tensor:
-    """Launch through Triton's normal launcher, or its interpreter; a cluster's call as `stretch`."""
-    if not isinstance(made.launches[0], Launch):
-        made = _stretch(call, Config("stretch"), pdl=False)
-    y = torch.empty_like(call.x)
-    partials = torch.empty(made.partials, dtype=torch.float32, device=call.x.device)
-    first, *rest = made.launches
-    if rest:
-        first.run(call.x, partials)
-    for launch in rest or [first]:
-        launch.run(y, *call[:3], *([partials] if rest else []))
-    return y
-
-
-def make_entry(made: Plan, call: Call) -> Entry:
-    """The launches as one entry: a function of the public arguments, as `Launch.entry` makes of one launch."""
-    if len(made.launches) > 1:
-        return _pair_entry(made, call) if len(made.launches) == 2 else _waves_entry(made, call)
-    if isinstance(made.launches[0], Launch):
-        return made.launches[0].entry(call[:3], call[3:], outputs=[0], device=call.x.device.index)  # like x
-    return _cluster_entry(made, call)
-
-
-def _pair_entry(made: Plan, call: Call) -> Entry:
-    """Two launches as one entry. Their own entries check what each of them is given, and the second allocates y.
-
-    The partial results get memory of the call's own, so that calls on several streams and in CUDA graphs never meet.
-    Statistics that were taken before the second entry refused the call are of no use, and do no harm.
-    """
-    x, index = call.x, call.x.device.index
-    elements = x.numel()
-    partials = torch.empty(made.partials, dtype=torch.float32, device=x.device)
-    new_partials = _allocator(partials)
-    statistics = made.launches[0].entry((x, partials), device=index)
-    output = made.launches[1].entry((*call[:3], partials), call[3:], outputs=[0], device=index)
-
-    def entry(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float) -> Any:
-        if x.numel() != elements:  # spares most other calls the allocation
-            return MISS
-        between = new_partials()
-        if statistics(x, between) is MISS:
-            return MISS
-        return output(x, weight, bias, between, num_groups, eps)
-
-    return entry
-
-
-def _waves_entry(made: Plan, call: Call) -> Entry:
-    """Many launches as one entry."""
+def cluster_entry(launch: "ClusterLaunch", call: Call) -> Entry:
+    """A cluster's launch as a function of the public arguments. It does not take an x not aligned to 16 bytes."""
     device = call.x.device
     check = guard(call)
-    new_y = _allocator(call.x)
-    new_partials = _allocator(torch.empty(made.partials, dtype=torch.float32, device=device))
-    first, *rest = (launch.bind(device.index) for launch in made.launches)
-
-    def entry(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float) -> Any:
-        if not check(x, weight, bias, num_groups, eps):
-            return MISS
-        y, partials = new_y(), new_partials()
-        source, between = x.data_ptr(), partials.data_ptr()
-        pointers = (y.data_ptr(), source, weight.data_ptr(), bias.data_ptr(), between)
-        first(source, between)
-        for run in rest:
-            run(*pointers)
-        return y
-
-    return entry
-
-
-def _cluster_entry(made: Plan, call: Call) -> Entry:
-    """The launch of a cluster kernel as an entry. It does not take an x that is not aligned to 16 bytes."""
-    device = call.x.device
-    check = guard(call)
-    new_y = _allocator(call.x)
     several = torch.cuda.device_count() > 1
+    function, arguments, general = allocation(call.x, device)
+    new_y = general if function is None or several else partial(function, *arguments)
     with torch.cuda.device(device):
-        run = made.launches[0].bind()
+        run = launch.bind()
 
     def entry(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float) -> Any:
         if not check(x, weight, bias, num_groups, eps) or x.data_ptr() % VECTOR_BYTES:
@@ -259,11 +190,3 @@ def _cluster_entry(made: Plan, call: Call) -> Entry:
         return y
 
     return entry
-
-
-def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Allocates contiguous tensors like this one, which it does not keep."""
-    function, arguments = allocation(like)
-    if function is None or arguments is None or torch.cuda.device_count() > 1:  # it knows the current device only
-        return partial(torch.empty, like.shape, dtype=like.dtype, device=like.device)
-    return partial(function, *arguments)

@@ -15,7 +15,7 @@ from diffusion.k07_group_norm_silu.solution import (
     why_not,
 )
 from diffusion.k07_group_norm_silu.solution.tuning import TUNED, Config, cut, wave_groups
-from kda_core.launch import MISS, Launch, signature
+from kda_core.launch import MISS, Launch
 from kda_core.workloads import TensorSpec, Workload
 
 from .cases import assert_op, make, normal
@@ -261,55 +261,25 @@ def test_cluster_kernel_compiles_without_spills(target):
     assert spilled == 0
 
 
-def test_entry_of_many_launches(monkeypatch):
+@pytest.mark.parametrize(("wave_mb", "launched"), [(0, 2), (1e-6, 9)], ids=["one wave", "nine launches"])
+def test_launches_are_one_entry(monkeypatch, wave_mb, launched):
     seen = []
     monkeypatch.setattr(Launch, "bind", lambda *_: lambda *pointers: seen.append(pointers))
-    given = call()
-    with TUNED.forced(Config("stretch", warps=1, wave_mb=1e-6)):
+    given = call()  # two batches of four groups
+    with TUNED.forced(Config("stretch", warps=1, wave_mb=wave_mb)):
         made = plans.plan(given)
-    entry = plans.make_entry(made, given)
+    entry = made.entry(given[:3], given[3:], device=0)
     first, second = entry(*given), entry(*given)
     assert first.data_ptr() != second.data_ptr()
     assert (first.shape, first.stride(), first.dtype) == (given.x.shape, given.x.stride(), given.x.dtype)
     x, weight, bias = (tensor.data_ptr() for tensor in given[:3])
-    # Two batches of four groups, a wave each, and nine launches a call.
-    source, partials = seen[0]
-    assert source == x
-    assert seen[1:9] == [(first.data_ptr(), x, weight, bias, partials)] * 8
-    assert seen[10:] == [(second.data_ptr(), x, weight, bias, seen[9][1])] * 8
+    for y, pointers in ((first, seen[:launched]), (second, seen[launched:])):
+        source, partials = pointers[0]
+        assert source == x
+        assert pointers[1:] == [(y.data_ptr(), x, weight, bias, partials)] * (launched - 1)
     for other in (call(x=normal(2, 8, 3, 6)), call(x=given.x.bfloat16()), call(eps=1e-6), call(num_groups=2)):
         assert entry(*other) is MISS
-    assert len(seen) == 18
-
-
-def test_entry_of_two_launches(monkeypatch):
-    seen = []
-
-    def fake(launch, arguments, scalars=(), outputs=(), device=None):
-        known = signature((*arguments, *scalars))
-
-        def entry(*given):
-            if signature(given) != known:
-                return MISS
-            seen.append([tensor.data_ptr() for tensor in given if isinstance(tensor, torch.Tensor)])
-            return torch.empty_like(given[outputs[0]]) if outputs else None
-
-        return entry
-
-    monkeypatch.setattr(Launch, "entry", fake)
-    given = call()
-    with TUNED.forced(Config("stretch", warps=1)):
-        made = plans.plan(given)
-    entry = plans.make_entry(made, given)
-    y = entry(*given)
-    assert (y.shape, y.stride(), y.dtype) == (given.x.shape, given.x.stride(), given.x.dtype)
-    x, weight, bias = (tensor.data_ptr() for tensor in given[:3])
-    (source, partials), last = seen
-    assert source == x
-    assert last == [x, weight, bias, partials]
-    for other in (call(x=normal(2, 8, 3, 6)), call(x=given.x.bfloat16()), call(eps=1e-6), call(num_groups=2)):
-        assert entry(*other) is MISS
-    assert len(seen) == 4  # the last two had statistics of the same x taken, in vain
+    assert len(seen) == 2 * launched
 
 
 def row(shape, groups):
