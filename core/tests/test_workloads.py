@@ -103,6 +103,13 @@ def test_shrink_respects_keep_strides_and_high() -> None:
     assert before.inputs["x"].shape == (4096, 24, 128)
 
 
+def test_what_always_shrinks_does_so_beside_its_equals_and_at_the_end() -> None:
+    before = row(x=spec(1, 256, 20, 256, 132), weight=spec(256))
+    assert shrink(before, {"x": (1,)}).inputs["x"].shape == (1, 256, 12, 256, 132)
+    after = shrink(before, {"x": (1,)}, {"x": (2, 3, 4)}).inputs
+    assert (after["x"].shape, after["weight"].shape) == ((1, 256, 12, 8, 12), (256,))
+
+
 def test_shrink_takes_indices_along_their_last_dimension_too() -> None:
     before = row(x=spec(1, 8424, 3072), index=spec(1, 8424, dtype="int32", fill="randint", high=2))
     after = shrink(before, {}).inputs

@@ -113,7 +113,8 @@ def fit(session: Session, rows: tuple[Workload, ...], source: Path) -> tuple[Wor
                 raise UsageError(
                     f"{task.path / 'config.toml'}: missing key 'tolerance.{dtype}': output {name!r} of row {row.id!r}"
                 )
-    return rows if session.kind == "cuda" else tuple(shrink(row, session.config.cpu.keep) for row in rows)
+    cpu = session.config.cpu
+    return rows if session.kind == "cuda" else tuple(shrink(row, cpu.keep, cpu.shrink) for row in rows)
 
 
 def run(

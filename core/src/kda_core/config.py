@@ -95,7 +95,9 @@ class Cpu(Strict):
     """How rows shrink on a machine without a GPU."""
 
     keep: dict[str, tuple[int, ...]] = {}
-    """Input -> dimensions that never shrink (the last one never does)."""
+    """Input -> dimensions that never shrink (the last one never does, unless `shrink` names it)."""
+    shrink: dict[str, tuple[int, ...]] = {}
+    """Input -> dimensions that shrink even where their size equals one that is kept."""
     yardstick: bool = True
     """Whether the error must stay within twice the opponent's here too; Triton's interpreter cannot promise that,
     because it rounds float32 to bfloat16 towards zero."""

@@ -126,13 +126,17 @@ def select(rows: tuple[Workload, ...], patterns: list[str]) -> tuple[Workload, .
     return tuple(row for row in rows if not patterns or any(fnmatchcase(row.id, p) for p in patterns))
 
 
-def shrink(row: Workload, keep: Mapping[str, tuple[int, ...]]) -> Workload:
+def shrink(
+    row: Workload, keep: Mapping[str, tuple[int, ...]], always: Mapping[str, tuple[int, ...]] | None = None
+) -> Workload:
     """The same row, small enough for a CPU: every size n > 8 becomes 8 + n % 8.
 
     Equal sizes stay equal across inputs, multiples of 8 stay multiples of 8, and odd tails stay
     odd, so that the row takes the same path through a kernel. The last dimension (of indices, which
-    run along tokens, not), the dimensions in `keep`, and the strides of views keep their values.
+    run along tokens, not), the dimensions in `keep`, and the strides of views keep their values. The dimensions in
+    `always` shrink whatever they equal, as a picture of 256 x 256 does although it has 256 channels.
     """
+    always = always or {}
 
     def small(size: int) -> int:
         return size if size <= SHRINK_ABOVE else SHRINK_ABOVE + size % SHRINK_ABOVE
@@ -141,7 +145,8 @@ def shrink(row: Workload, keep: Mapping[str, tuple[int, ...]]) -> Workload:
     kept |= {spec.shape[-1] for spec in row.inputs.values() if len(spec.shape) > 1 and spec.dtype not in INTEGRAL}
     inputs = {}
     for name, spec in row.inputs.items():
-        shape = tuple(n if n in kept else small(n) for n in spec.shape)
+        small_ones = always.get(name, ())
+        shape = tuple(small(n) if dim in small_ones or n not in kept else n for dim, n in enumerate(spec.shape))
         high = spec.high if spec.high is None or spec.high in kept else small(spec.high)
         inputs[name] = spec.model_copy(update={"shape": shape, "high": high})
     return row.model_copy(update={"inputs": inputs})

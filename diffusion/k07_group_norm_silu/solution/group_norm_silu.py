@@ -35,7 +35,7 @@ OP = "triton_group_norm_silu"
 MODULE_OP = "apply_group_norm_silu"
 MAX_GROUP = 2**30
 """Elements of a group: the kernels count them in 32 bits, a last part included."""
-INTERPRETED = 100_000
+INTERPRETED = 45_000
 """Elements of x that Triton's interpreter is given: a program takes it 10 ms, and these rows have hundreds of them."""
 
 
