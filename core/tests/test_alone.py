@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kda_core import alone, tools
-from kda_core.bench import Request, Session, frozen_rows, open_session
+from kda_core.bench import Request, Session, arm_spec, frozen_rows, open_session
 from kda_core.errors import MissingRequirement
 from kda_core.protocol import ArmSpec
 from kda_core.tasks import Task, find_task
@@ -22,7 +22,7 @@ def open_cpu(task: Task, subject: str = "solution", rows: tuple[str, ...] = ()) 
 
 
 def job_of(session: Session, rows: tuple[Workload, ...], order: tuple[int, ...] = (0, 0, 1)) -> alone.Job:
-    arm = tools.arm_spec(session, session.settings.subject)
+    arm = arm_spec(session, session.settings.subject)
     return alone.Job(arm=arm, visits=tools.visits(session, rows), order=order, draw_on="cpu")
 
 

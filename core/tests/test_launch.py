@@ -274,6 +274,18 @@ def test_variant_names_what_triton_specialises_on():
     assert Launch.make(Kernel(), (3,), torch.zeros(2), 2**31 + 1, 1, 0.5).variant.split()[1] == "n:i64"
 
 
+def test_variant_leaves_out_what_triton_was_told_not_to_look_at():
+    import triton
+
+    @triton.jit(do_not_specialize=["n"])
+    def kernel(x, n, m):
+        pass
+
+    variants = {Launch.make(kernel, (1,), torch.zeros(2), n, 32).variant for n in (1, 16, 17)}
+    assert variants == {"x:float32 n:i32 m:i32%16"}
+    assert Launch.make(kernel, (1,), torch.zeros(2), 2**31, 1).variant == "x:float32 n:i64 m:1"
+
+
 def test_cute_compiles_for_hopper_without_a_gpu(tmp_path, monkeypatch):
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     # The DSL reads the source of its functions from a file.

@@ -36,7 +36,7 @@ def git(root: Path, *arguments: str) -> str:
 OUTSIDE = {
     "__init__", "__main__", "aot", "cli", "doctor", "errors", "ledger", "migrations", "progress", "provenance",
     "records", "scaffold", "schema", "suggest", "tasks", "terminal", "toml", "validate", "view",
-    "compare", "comparison_view", "rerun", "watch", "watcher",
+    "compare", "comparison_view", "rerun",
     "family", "plots", "publish", "report", "site", "tables",
     "documents", "kernels_view", "occupancy", "sass", "sources",
     "alone", "evidence", "jsonl", "profile", "sanitize", "tools", "tune",

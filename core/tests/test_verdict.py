@@ -124,3 +124,23 @@ def test_why_there_is_no_device_metric_is_recorded():
     found = row(solution=without_device(arm(56.0, 55.0)))
     assert found.arms["solution"].no_graph == "operation not permitted when stream is capturing"
     assert Metric.DEVICE not in found.arms["solution"].samples
+
+
+@pytest.mark.parametrize(
+    ("said", "published"),
+    [
+        (
+            "raised OSError: '/root/.cache/kda/x.cu' (jit.py, line 3, in build)",
+            "raised OSError: 'x.cu' (jit.py, line 3, in build)",
+        ),
+        ("nvcc -I/opt/cuda/include -o /tmp/b-1/k.o k.cu:7: error", "nvcc -Iinclude -o k.o k.cu:7: error"),
+        ('    |   File "/home/me/site-packages/torch/x.py", line 4', '    |   File "x.py", line 4'),
+        ("see https://example.org/a/b, n/a, 3/4/5 and ../a/b", "see https://example.org/a/b, n/a, 3/4/5 and ../a/b"),
+    ],
+)
+def test_what_is_published_names_no_folder_of_the_machine(said, published):
+    broken = arm(56.0, 55.0, fault=Fault(Verdict.ERROR, said), no_graph=said)
+    found = row(solution=broken)
+    assert (found.verdict, found.reason) == (Verdict.ERROR, published)
+    kept = found.arms["solution"]
+    assert (kept.correctness.failure, kept.no_graph) == (published, published)

@@ -221,17 +221,18 @@ def _processes(session: Session, measure: bool) -> dict[str, ArmProcess]:
     # Triton kernels on CPU tensors run in Triton's interpreter.
     environment = {} if session.kind == "cuda" else {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     names = dict.fromkeys((*settings.against, settings.subject))
-    specs = {name: _spec(session, name, name) for name in names}
+    specs = {name: arm_spec(session, name) for name in names}
     if measure and session.kind == "cuda":
         if session.request.again:
-            specs[AGAIN] = _spec(session, settings.against[0], AGAIN)
+            specs[AGAIN] = arm_spec(session, settings.against[0]).model_copy(update={"name": AGAIN})
         specs[LIMIT_ARM] = ArmSpec(name=LIMIT_ARM, module="kda_core.limits", device=session.device, limit=True)
     timeout = float(session.config.bench.timeout_s)
     return {name: ArmProcess(spec, roots, timeout, environment) for name, spec in specs.items()}
 
 
-def _spec(session: Session, arm_name: str, name: str) -> ArmSpec:
-    task, arm = session.request.task, session.config.arms[arm_name]
+def arm_spec(session: Session, name: str) -> ArmSpec:
+    """What the process of arm `name` is started with; brings its pinned upstream files into the cache."""
+    task, arm = session.request.task, session.config.arms[name]
     root = version = None
     if arm.upstream is not None:
         pin = session.config.upstream[arm.upstream]

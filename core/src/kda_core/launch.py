@@ -101,7 +101,8 @@ class Launch:
     def variant(self) -> str:
         """What tells this compilation from others of the same kernel: what Triton specialises on, readable."""
         names = [name for name in self.kernel.arg_names if name not in self.constexprs]
-        parts = [f"{name}:{_specialised(arg)}" for name, arg in zip(names, self.args, strict=False)]
+        plain = {p.name for p in getattr(self.kernel, "params", ()) if p.do_not_specialize}
+        parts = [f"{name}:{_specialised(arg, name in plain)}" for name, arg in zip(names, self.args, strict=False)]
         return " ".join(parts + [f"{key}={value}" for key, value in (*self.constexprs.items(), *self.options.items())])
 
     def run(self, *tensors: Any) -> None:
@@ -294,15 +295,19 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
 
 
-def _specialised(arg: object) -> str:
-    """A runtime argument as Triton's cache key sees it: dtype, or for integers width, divisibility and being 1."""
+def _specialised(arg: object, plain: bool) -> str:
+    """A runtime argument as Triton's cache key sees it: dtype, or for integers width, divisibility and being 1.
+
+    Of a `plain` integer (`do_not_specialize`), the width alone.
+    """
     if isinstance(arg, torch.dtype):
         return str(arg).removeprefix("torch.")
     if not isinstance(arg, int) or isinstance(arg, bool):
         return type(arg).__name__
-    if arg == 1:
+    if arg == 1 and not plain:
         return "1"
-    return f"{'i32' if -(2**31) <= arg < 2**31 else 'i64'}{'%16' if arg % ALIGNMENT == 0 else ''}"
+    width = "i32" if -(2**31) <= arg < 2**31 else "i64"
+    return f"{width}%16" if arg % ALIGNMENT == 0 and not plain else width
 
 
 @dataclass(frozen=True)

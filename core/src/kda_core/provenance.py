@@ -43,6 +43,8 @@ HARNESS = (
     "timing",
     "upstream",
     "verdict",
+    "watch",
+    "watcher",
     "worker",
     "workers",
     "workloads",

@@ -18,9 +18,6 @@ import kda_core
 from kda_core.alone import Job, Visit
 from kda_core.bench import Session
 from kda_core.errors import MissingRequirement
-from kda_core.protocol import ArmSpec
-from kda_core.tasks import checkout_root
-from kda_core.upstream import cache_folder, fetch
 from kda_core.workloads import Workload
 
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
@@ -72,23 +69,6 @@ def version(tool: Path) -> str:
     said = run_tool([str(tool), "--version"], {}, timeout_s=60.0)
     number = re.search(r"[Vv]ersion (\d[\d.]*\d)", said.output)
     return number[1] if number else "unknown"
-
-
-def arm_spec(session: Session, name: str) -> ArmSpec:
-    """What the process of arm `name` is started with; brings its pinned upstream files into the cache."""
-    task, arm = session.request.task, session.config.arms[name]
-    root = release = None
-    if arm.upstream is not None:
-        pin = session.config.upstream[arm.upstream]
-        root, release = str(fetch(pin, task.path / pin.files, cache_folder(checkout_root()))), pin.version
-    return ArmSpec(
-        name=name,
-        module=f"{task.package}.{arm.module}",
-        device=session.device,
-        upstream_root=root,
-        upstream_version=release,
-        compiled=arm.compiled,
-    )
 
 
 def visits(session: Session, rows: Sequence[Workload]) -> tuple[Visit, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 from typing import Literal
 
@@ -18,6 +19,8 @@ FASTER_THAN_HOST = 0.8
 """The host floor is the cheapest launch known to us, not a law: a better launcher may pass it by this much."""
 CLOCK_TOLERANCE = 1.10
 """Median time of a command by the judge's clock over what the worker claims; the protocol itself adds 3 to 5%."""
+ABSOLUTE = re.compile(r"(?:(?<=-[ILo])|(?<![\w./~-]))/(?!/)(?:[^\s/'\":,;()\[\]]+/)+")
+"""The folders of an absolute path, a compiler's option before it included; ratios and addresses of the web are none."""
 NOT_TIMED = {
     "cpu": "correct on the CPU; a GPU would add the timing against upstream, correctness at full size, and the verdict",
     "cuda": "correct; not timed, as only correctness was asked for",
@@ -47,7 +50,7 @@ def result(
         op=notes.row.op,
         production=notes.row.production,
         verdict=verdict,
-        reason=reason,
+        reason=without_folders(reason),
         arms={name: _arm(arm, notes.oracle_dtype, measured) for name, arm in notes.arms.items()},
         limit=limit if measured else None,
         input_shapes={name: spec.shape for name, spec in notes.row.inputs.items()},
@@ -62,17 +65,22 @@ def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
             passed=failure is None,
             checks=arm.checks,
             outputs=tuple(arm.errors.values()),
-            failure=failure,
+            failure=without_folders(failure) if failure else None,
             oracle="float32" if oracle == "float32" else "float64",
         ),
         # A CPU's times say nothing about a kernel and are not kept.
         samples=samples if measured else {},
         calls_per_sample=arm.calls if measured else None,
         kernels_per_call=arm.kernels.get("timed"),
-        no_graph=arm.no_graph,
+        no_graph=without_folders(arm.no_graph) if arm.no_graph else None,
         clock_ratio={metric: median(ratios) for metric, ratios in arm.clock_ratios.items()} if measured else {},
         restarts=arm.restarts,
     )
+
+
+def without_folders(text: str) -> str:
+    """What an arm said, without the folders of absolute paths: they are the machine's, and records are published."""
+    return ABSOLUTE.sub("", text)
 
 
 def _limit(notes: RowNotes) -> Limit | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kda_core import gpu, provenance, tools
 from kda_core.alone import Job
-from kda_core.bench import Request, Session, fit, open_session
+from kda_core.bench import Request, Session, arm_spec, fit, open_session
 from kda_core.case import traffic
 from kda_core.errors import MissingRequirement, UsageError
 from kda_core.oracle import load_reference
@@ -85,7 +85,7 @@ def profile(session: Session, row: Workload, reports: Path, command: str) -> Pro
 def _capture(session: Session, row: Workload, arm: str, ncu: Path, report: Path) -> tuple[Kernel, ...]:
     report.parent.mkdir(parents=True, exist_ok=True)
     job = Job(
-        arm=tools.arm_spec(session, arm),
+        arm=arm_spec(session, arm),
         visits=tools.visits(session, [row]),
         order=(0,) * (WARM_UPS + 1),
         draw_on=session.device,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kda_core import gpu, provenance, tools
 from kda_core.alone import Job
-from kda_core.bench import Request, Session, open_session
+from kda_core.bench import Request, Session, arm_spec, open_session
 from kda_core.errors import ArmFailed, MissingRequirement, UsageError
 from kda_core.sanitize.records import CheckedRow, Finding, SanitizeRecord, Tool, ToolRun
 from kda_core.tasks import Task
@@ -133,7 +133,7 @@ def _finding(row: Workload, report: Report) -> Finding:
 def _check(session: Session, sanitizer: Path, rows: Sequence[Workload], tool: Tool) -> Report:
     """One process of the tool over `rows`."""
     job = Job(
-        arm=tools.arm_spec(session, session.settings.subject),
+        arm=arm_spec(session, session.settings.subject),
         visits=tools.visits(session, rows),
         order=ORDER,
         draw_on="cpu",
