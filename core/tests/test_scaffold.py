@@ -125,7 +125,8 @@ def test_everything_that_identifies_the_task_is_renamed(checkout: Path, source: 
     assert '"" = "llm/k02_other"' in project
     assert "qknorm" not in project.replace("Query/key RMSNorm", "")
     text = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert {name for name in text if "k03_qknorm_rope" in text[name]} == {"prompt.md", "config.toml", "dispatch.md"}
+    naming = {name for name in text if "k03_qknorm_rope" in text[name]}
+    assert naming == {"prompt.md", "config.toml", "dispatch.md", "tuned.toml"}
     note = "From diffusion/k03_qknorm_rope, of which this task is a copy (`kda new`)"
     assert text["config.toml"].splitlines()[2].startswith(f"# {note}")
     for name, title in (("prompt.md", "# other: "), ("dispatch.md", "# Which call takes which path, and why")):

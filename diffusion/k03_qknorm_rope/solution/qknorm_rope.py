@@ -24,6 +24,7 @@ import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
 from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
+from kda_core.tuning import DEFAULT_CAPABILITY, Table
 
 HEAD_DIMS = (64, 128, 256)
 """A head is one power-of-two block in registers; upstream's envelope."""
@@ -48,37 +49,8 @@ class Config:
     """Cache modifier of the stores."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One line of the tuning table."""
-
-    max_rows: float
-    """Largest number of rows, tokens times (q heads + k heads), that the line is for."""
-    config: Config
-    reason: str
-
-
-TUNED: Mapping[int, tuple[Choice, ...]] = {
-    # Compute capability's major number -> lines in ascending order of rows. NVIDIA H200, 2026-11-20, device us.
-    9: (
-        Choice(
-            16_384, Config(warps=4, tiles=1), "19x24 heads: 1.08, against 1.41 with 3 tiles; 195x24: 1.87 against 1.85"
-        ),
-        Choice(
-            float("inf"),
-            Config(warps=4, tiles=4, store=".cs"),
-            "8424x24 heads: 50.8, against 62.4 with 1 tile, 53.5 without .cs, 51.7 without PDL; copy 51.4",
-        ),
-    ),
-}
-DEFAULT = 9
-"""The line set used on devices without their own (B200, capability 10, is compiled but not measured)."""
-
-
-def select(rows: int, capability: int) -> Config:
-    """The configuration for this many rows on a device of this compute capability (major number)."""
-    lines = TUNED.get(capability, TUNED[DEFAULT])
-    return next(line.config for line in lines if rows <= line.max_rows)
+TUNED = Table(__file__, "qknorm_rope", Config)
+"""By rows: tokens times (q heads + k heads)."""
 
 
 # --- kernel
@@ -215,8 +187,8 @@ def plan(call: Call) -> Launch:
     q, k, cache = call.q, call.k, call.cos_sin_cache
     tokens, q_heads, dim = q.shape
     k_heads = k.shape[1]
-    major = torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else DEFAULT
-    config = select(tokens * (q_heads + k_heads), major)
+    major = torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else DEFAULT_CAPABILITY
+    config = TUNED.select(major, rows=tokens * (q_heads + k_heads))
     # Neox loads the two halves of a head as separate vectors, so its tiles have twice the heads.
     heads = config.warps * 32 * VECTOR * (2 if call.is_neox else 1) // dim
     tiles = _tiles(max(q_heads, k_heads), heads, config.tiles)
@@ -319,13 +291,17 @@ def _uncovered(call: Call) -> str | None:
     return None
 
 
-def why_not(*args: Any, **kwargs: Any) -> str | None:
+def why_not(_op: str, *args: Any, **kwargs: Any) -> str | None:
     """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None when it does not.
 
     Raises the same ValueError as the call for arguments that the op has no meaning for.
     """
     call = Call(*args, **kwargs)
     _check(call)
+    return _why_not(call)
+
+
+def _why_not(call: Call) -> str | None:
     device = call.q.device.type
     if device == "cuda" or (device == "cpu" and is_interpreted(qknorm_rope_kernel)):
         return _uncovered(call)
@@ -355,7 +331,8 @@ def _run(call: Call) -> None:
     """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
     if _PLANS.recall(call[:6], call[6:]) is not MISS:
         return
-    if why_not(*call) is not None or call.q.numel() + call.k.numel() == 0:
+    _check(call)
+    if _why_not(call) is not None or call.q.numel() + call.k.numel() == 0:
         _plain(call)
     else:
         _PLANS.launch(plan(call), call[:6], call[6:])

@@ -13,7 +13,7 @@ SIZES = [(64, 64), (128, 64), (128, 128), (256, 64), (256, 128), (256, 256)]
 
 def check(neox=False, eps=1e-6, **shape):
     tensors = make(device=DEVICE, **shape)
-    assert why_not(*tensors, is_neox=neox, eps=eps) is None
+    assert why_not("fused_inplace_qknorm_rope", *tensors, is_neox=neox, eps=eps) is None
     assert_matches(fused_inplace_qknorm_rope, tensors, is_neox=neox, eps=eps)
 
 
@@ -53,10 +53,9 @@ def test_zero_tokens():
     check(tokens=0)
 
 
-@pytest.mark.parametrize("config", {line.config for lines in qknorm_rope.TUNED.values() for line in lines}, ids=str)
-def test_every_tuned_configuration(config, monkeypatch):
-    monkeypatch.setattr(qknorm_rope, "select", lambda rows, major: config)
-    qknorm_rope._PLANS.clear()
-    check(tokens=3, q_heads=30, k_heads=30)
-    check(True, tokens=3, q_heads=30, k_heads=30)
-    qknorm_rope._PLANS.clear()
+@pytest.mark.parametrize("config", qknorm_rope.TUNED.configs, ids=str)
+def test_every_tuned_configuration(config):
+    with qknorm_rope.TUNED.forced(config) as asked:
+        check(tokens=3, q_heads=30, k_heads=30)
+        check(True, tokens=3, q_heads=30, k_heads=30)
+    assert asked

@@ -96,7 +96,7 @@ def test_meaningless_tensors_are_named(position, value, message):
     with pytest.raises(ValueError, match=message):
         fused_inplace_qknorm_rope(*tensors, is_neox=False)
     with pytest.raises(ValueError, match=message):
-        why_not(*tensors, is_neox=False)
+        why_not(OP, *tensors, is_neox=False)
 
 
 @pytest.mark.parametrize(

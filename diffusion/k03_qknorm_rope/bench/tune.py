@@ -1,0 +1,18 @@
+"""Which configurations may be chosen: `kda tune qknorm_rope` times them all."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from diffusion.k03_qknorm_rope.solution.qknorm_rope import TUNED, Config
+from kda_core.tune import Sweep
+
+
+def grid() -> Iterator[Config]:
+    """Warps, tiles, stores, and programmatic dependent launch or not."""
+    for (warps, tiles), store, pdl in product(
+        ((4, 1), (4, 2), (4, 3), (4, 4), (2, 1), (2, 4), (8, 1), (8, 2)), ("", ".cs"), (True, False)
+    ):
+        yield Config(warps, tiles, pdl, store)
+
+
+SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"rows": 16_384}, {})),)
