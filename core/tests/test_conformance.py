@@ -27,8 +27,6 @@ CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GRID_ROWS = 3
 """Of every op, spread over its thinned grid."""
-OLDER = {"qknorm_rope"}
-"""Solutions from before `kda_core.calls`: `why_not` takes no op, and what is no tensor ends in an AttributeError."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,7 @@ class Case:
         return list(returned) if isinstance(returned, tuple) else [returned]
 
     def why_not(self, arguments):
-        op = () if self.task.op in OLDER else (self.row.op,)
-        return self.solution.why_not(*op, *arguments.values(), **self.row.scalars)
+        return self.solution.why_not(self.row.op, *arguments.values(), **self.row.scalars)
 
     def want(self, arguments):
         """The oracle's outputs; ask before a call in place."""
@@ -158,9 +155,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 @each()
-def test_meaningless_arguments_are_named(case, fault, request):
-    if fault == "no tensor" and case.task.op in OLDER:
-        request.applymarker(pytest.mark.xfail(raises=AttributeError))
+def test_meaningless_arguments_are_named(case, fault):
     op = case.task.config.ops[case.row.op]
     for name in case.row.inputs:
         arguments = case.arguments()

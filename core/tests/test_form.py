@@ -35,8 +35,6 @@ SECTIONS = [
     "public functions?",
 ]
 NAMES = ("Call", "plan", "launches", "_check", "_uncovered", "why_not", "_plain", "_run")
-OLDER = {"qknorm_rope"}
-"""Solutions whose `why_not` does not take the op yet."""
 
 
 def headings(text):
@@ -120,8 +118,7 @@ def test_solution(task):
     assert solution.__doc__ == "The optimised arm: public callables with exactly the upstream signatures."
     assert {*task.config.ops, "launches", "why_not"} <= set(solution.__all__)
     assert list(signature(solution.launches).parameters) in (["op", "inputs", "scalars"], ["_op", "inputs", "scalars"])
-    if task.op not in OLDER:
-        assert next(iter(signature(solution.why_not).parameters)) == "op"
+    assert next(iter(signature(solution.why_not).parameters)) == "op"
 
     inside = f"{solution.__name__}."
     modules = [module for name, module in sys.modules.items() if name.startswith(inside) and hasattr(module, "_run")]

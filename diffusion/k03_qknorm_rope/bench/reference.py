@@ -2,6 +2,7 @@
 
 import torch
 
+from kda_core.errors import expecting
 from kda_core.workloads import Workload
 
 LANES = 32
@@ -58,11 +59,7 @@ def bytes_moved(workload: Workload) -> int:
 
 def check(workload: Workload) -> None:
     """Raise ValueError for a row outside the op's envelope; it names the argument, what was expected and what came."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"{argument}: expected {expected}, got {got}")
-
+    expect = expecting()
     inputs, scalars = workload.inputs, workload.scalars
     expect(set(inputs) == set(RANKS), "inputs", str(sorted(RANKS)), sorted(inputs))
     for name, rank in RANKS.items():

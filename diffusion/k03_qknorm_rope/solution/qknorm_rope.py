@@ -23,9 +23,22 @@ import triton
 import triton.language as tl
 from torch.compiler import is_dynamo_compiling
 
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_lazy, is_tracing
-from kda_core.tuning import DEFAULT_CAPABILITY, Table
+from kda_core.calls import (
+    FLOATS,
+    capability,
+    check_tensors,
+    elsewhere,
+    given,
+    pdl_works,
+    register,
+    scattered,
+    unfit,
+)
+from kda_core.errors import expecting
+from kda_core.launch import MISS, Launch, Plans, is_tracing
+from kda_core.tuning import Table
 
+OP = "fused_inplace_qknorm_rope"
 HEAD_DIMS = (64, 128, 256)
 """A head is one power-of-two block in registers; upstream's envelope."""
 DTYPES = (torch.float16, torch.bfloat16)
@@ -175,11 +188,7 @@ class Call(NamedTuple):
     eps: float = 1e-6
     head_dim: int = 0
     rope_dim: int = 0
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments by name, in order."""
-        return dict(zip(self._fields[:6], self[:6], strict=True))
+    tensors = property(given)
 
 
 def plan(call: Call) -> Launch:
@@ -187,13 +196,13 @@ def plan(call: Call) -> Launch:
     q, k, cache = call.q, call.k, call.cos_sin_cache
     tokens, q_heads, dim = q.shape
     k_heads = k.shape[1]
-    major = torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else DEFAULT_CAPABILITY
+    major = capability(q)
     config = TUNED.select(major, rows=tokens * (q_heads + k_heads))
     # Neox loads the two halves of a head as separate vectors, so its tiles have twice the heads.
     heads = config.warps * 32 * VECTOR * (2 if call.is_neox else 1) // dim
     tiles = _tiles(max(q_heads, k_heads), heads, config.tiles)
     parts = _ceil_div(q_heads, heads * tiles) + _ceil_div(k_heads, heads * tiles)
-    pdl = config.pdl and major >= 9 and not is_interpreted(qknorm_rope_kernel)
+    pdl = config.pdl and pdl_works(qknorm_rope_kernel, major)
     return Launch.make(
         qknorm_rope_kernel,
         (tokens * parts,),
@@ -245,11 +254,8 @@ def _ceil_div(a: int, b: int) -> int:
 
 def _check(call: Call) -> None:
     """Raise ValueError for arguments that the op has no meaning for."""
-
-    def expect(fits: bool, argument: str, expected: str, got: object) -> None:
-        if not fits:
-            raise ValueError(f"fused_inplace_qknorm_rope: {argument}: expected {expected}, got {got}")
-
+    expect = expecting(OP)
+    check_tensors(OP, dict(zip(call._fields[:6], call[:6], strict=True)), integers=("positions",), like="q")
     q, k, cache, positions = call.q, call.k, call.cos_sin_cache, call.positions
     expect(q.dim() == 3, "q", "three dimensions [tokens, q heads, head_dim]", list(q.shape))
     expect(k.dim() == 3, "k", "three dimensions [tokens, k heads, head_dim]", list(k.shape))
@@ -265,10 +271,6 @@ def _check(call: Call) -> None:
     expect(call.head_dim in (0, dim), "head_dim", f"0 or q's last size {dim}", call.head_dim)
     expect(call.rope_dim in (0, rope), "rope_dim", f"0 or the width {rope} of cos_sin_cache", call.rope_dim)
     expect(0 < rope <= dim and rope % 2 == 0, "rope_dim", f"an even number from 2 to head_dim {dim}", rope)
-    for name, tensor in call.tensors.items():
-        expect(tensor.device == q.device, name, f"device {q.device}, as q", tensor.device)
-        if name != "positions":
-            expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
 
 
 def _uncovered(call: Call) -> str | None:
@@ -277,22 +279,14 @@ def _uncovered(call: Call) -> str | None:
         return f"q has dtype {call.q.dtype}; the kernel takes float16 and bfloat16"
     if call.q.shape[2] not in HEAD_DIMS:
         return f"head_dim is {call.q.shape[2]}; the kernel takes {', '.join(map(str, HEAD_DIMS))}"
-    for name, tensor in call.tensors.items():
-        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-            return f"{name} has stride {tensor.stride(-1)} in its last dimension; the kernel loads vectors along it"
-        if name in ("q", "k") and any(
-            n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-        ):
+    for name, x in (("q", call.q), ("k", call.k)):
+        if any(n > 1 and not step for n, step in zip(x.shape, x.stride(), strict=True)):
             return f"{name} has stride 0: several of its elements share one memory location"
-        if is_lazy(tensor):
-            return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires gradients, which are being recorded; the kernel has no backward pass"
-    return None
+    return scattered(call.tensors) or unfit(call.tensors, (*FLOATS, torch.float64))
 
 
-def why_not(_op: str, *args: Any, **kwargs: Any) -> str | None:
-    """Why a call with these arguments takes the plain PyTorch path instead of the kernel; None when it does not.
+def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:  # noqa: ARG001
+    """Why a call of `op` with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
 
     Raises the same ValueError as the call for arguments that the op has no meaning for.
     """
@@ -302,10 +296,7 @@ def why_not(_op: str, *args: Any, **kwargs: Any) -> str | None:
 
 
 def _why_not(call: Call) -> str | None:
-    device = call.q.device.type
-    if device == "cuda" or (device == "cpu" and is_interpreted(qknorm_rope_kernel)):
-        return _uncovered(call)
-    return f"q is on {device}; the kernel runs on CUDA devices, and on the CPU when TRITON_INTERPRET=1"
+    return elsewhere(call.q, qknorm_rope_kernel, "q") or _uncovered(call)
 
 
 def _plain(call: Call) -> None:
@@ -340,25 +331,20 @@ def _run(call: Call) -> None:
 
 # --- custom op and fake: what torch.compile and other tracers see
 
-# The namespace is this module's name, so that a copy of this task registers an op of its own.
-_NAMESPACE = __name__.replace(".", "_")
-_NAME = f"{_NAMESPACE}::fused_inplace_qknorm_rope"
-torch.library.define(
-    _NAME,
-    "(Tensor(a!) q, Tensor(b!) k, Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, Tensor positions, *, "
-    "bool is_neox, float eps=1e-06, int head_dim=0, int rope_dim=0) -> ()",
-)
-_op = getattr(torch.ops, _NAMESPACE).fused_inplace_qknorm_rope
 
-
-@torch.library.impl(_NAME, ("CPU", "CUDA"))
 def _impl(*args: Any, **kwargs: Any) -> None:
     _run(Call(*args, **kwargs))
 
 
-@torch.library.register_fake(_NAME)
 def _fake(*_args: Any, **_kwargs: Any) -> None:
     """Returns nothing, and leaves the shapes, dtypes and strides of q and k as they are."""
+
+
+_SCHEMA = (
+    "(Tensor(a!) q, Tensor(b!) k, Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, Tensor positions, *, "
+    "bool is_neox, float eps=1e-06, int head_dim=0, int rope_dim=0) -> ()"
+)
+_op = register(__name__, OP, _SCHEMA, _impl, _fake)
 
 
 # --- public function
@@ -402,7 +388,7 @@ def fused_inplace_qknorm_rope(
             if result is not MISS:
                 return
     call = Call(q, k, q_weight, k_weight, cos_sin_cache, positions, is_neox, eps, head_dim, rope_dim)
-    if is_dynamo_compiling() or is_tracing(*call[:6]):
+    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
         _op(*call[:6], is_neox=is_neox, eps=eps, head_dim=head_dim, rope_dim=rope_dim)
     else:
         _run(call)
