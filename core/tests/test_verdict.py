@@ -104,6 +104,20 @@ def test_within_the_l2_the_copy_is_no_law_but_an_empty_launch_is():
     assert "wall 3.00 us is less than an empty launch costs (5.00 us)" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("footprint", "device", "verdict"),
+    [
+        (75.5, 17.88 / 18.98, Verdict.NOT_FASTER),  # fuse_scale_shift, qwen-4096x3072-row, swept on an H200
+        (75.5, 18.02 / 18.96, Verdict.NOT_FASTER),  # rotary_embedding, ltx2-1x6144x2048
+        (207.0, 48.08 / 49.91, Verdict.NOT_FASTER),  # fuse_scale_shift, qwen-edit-8424x3072-token: three reads a write
+        (75.5, 0.7, Verdict.INVALID),
+        (207.0, 0.9, Verdict.INVALID),
+    ],
+)
+def test_honest_kernels_pass_the_copy_by_a_little(footprint, device, verdict):
+    assert row(footprint=int(footprint * 1e6), solution=arm(50.0 * device, 50.0 * device)).verdict is verdict
+
+
 def test_a_second_opponent_that_cheats_is_named():
     assert row(upstream_latest=arm(70.0, 20.0)).reason.startswith("upstream_latest: device 20.00 us")
 

@@ -51,7 +51,7 @@ class RowNotes:
     row: Workload
     bytes_moved: int
     footprint: int
-    """Bytes of the tensors that one call touches; beyond the L2 the copy rate is a hard limit."""
+    """Bytes of the tensors that one call touches: how hard a limit the copy rate is depends on them."""
     arms: dict[str, ArmNotes]
     oracle_dtype: str = "float64"
     complete: bool = False
