@@ -97,6 +97,23 @@ def test_impossible_times_are_invalid(solution, words):
     assert words in found.reason
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(1.0, Verdict.NOT_FASTER), (0.88, Verdict.INVALID)])
+def test_what_the_protocol_costs_is_no_lie(share, verdict):
+    """Samples of 10 ms on a slow host: the protocol's 1.4 ms are more than a tenth of them."""
+    limit = arm(5.0, 50.0, protocol_us={Metric.WALL: [1400.0] * 9})
+    claimed = 10_000.0 * share
+    found = row(
+        solution=arm(
+            56.0,
+            55.0,
+            clock_ratios={Metric.WALL: [11_500.0 / claimed] * 9},
+            claimed_us={Metric.WALL: [claimed] * 9},
+        ),
+        **{LIMIT_ARM: limit},
+    )
+    assert found.verdict is verdict
+
+
 def test_within_the_l2_the_copy_is_no_law_but_an_empty_launch_is():
     assert row(footprint=MB, solution=arm(45.0, 40.0)).verdict is Verdict.NOT_FASTER
     found = row(footprint=MB, solution=arm(3.0, 1.0))

@@ -367,6 +367,8 @@ class Judge:
                 raise process.give_up(Verdict.ERROR, f"says that it made {answer.calls} calls of {calls}")
             if metric is not None:
                 arm.clock_ratios.setdefault(metric, []).append(elapsed * 1e6 / answer.total_us)
+                arm.protocol_us.setdefault(metric, []).append(elapsed * 1e6 - answer.total_us)
+                arm.claimed_us.setdefault(metric, []).append(answer.total_us)
             return answer
 
         def compare() -> None:

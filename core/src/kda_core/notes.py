@@ -25,7 +25,11 @@ class ArmNotes:
     calls: int | None = None
     """N of the latest generation."""
     clock_ratios: dict[Metric, list[float]] = field(default_factory=dict)
-    """Per sample: time by the judge's clock, less the protocol's own, over the time that the worker claims."""
+    """Per sample: time by the judge's clock over the time that the worker claims."""
+    protocol_us: dict[Metric, list[float]] = field(default_factory=dict)
+    """Per sample: time by the judge's clock less the time that the worker claims, microseconds."""
+    claimed_us: dict[Metric, list[float]] = field(default_factory=dict)
+    """Per sample: the time that the worker claims, microseconds."""
     kernels: dict[str, float] = field(default_factory=dict)
     """Kernels per call in `verified` (single) and `timed` (many) calls."""
     no_graph: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from statistics import median
 from typing import Literal
 
@@ -24,7 +25,8 @@ EVENTS_OF_REPLAY = 0.8
 FASTER_THAN_HOST = 0.8
 """The host floor is the cheapest launch known to us, not a law: a better launcher may pass it by this much."""
 CLOCK_TOLERANCE = 1.10
-"""Median time of a command by the judge's clock over what the worker claims; the protocol itself adds 3 to 5%."""
+"""Median time of a command by the judge's clock over what the worker claims, apart from what the protocol adds for the
+limits' worker, whose claims are our own: 0.6 to 1 ms on a fast host, twice that on a slow one."""
 ABSOLUTE = re.compile(r"(?:(?<=-[ILo])|(?<![\w./~-]))/(?!/)(?:[^\s/'\":,;()\[\]]+/)+")
 """The folders of an absolute path, a compiler's option before it included; ratios and addresses of the web are none."""
 NOT_TIMED = {
@@ -117,7 +119,8 @@ def _judged(notes: RowNotes, settings: Settings, limit: Limit | None, l2_bytes: 
     for name in (settings.subject, *settings.against):
         # Another opponent that failed leaves no ratio; one that measured something impossible would leave a wrong one.
         if notes.arms[name].usable:
-            impossible = _impossible(notes.arms[name], limit, _copy_share(notes.footprint, l2_bytes))
+            share = _copy_share(notes.footprint, l2_bytes)
+            impossible = _impossible(notes.arms[name], limit, share, _protocol_us(notes))
             if impossible is not None:
                 return Verdict.INVALID, f"{name}: {impossible}"
     if limit is None:
@@ -130,16 +133,25 @@ def _copy_share(footprint: int, l2_bytes: int) -> float:
     return max((share for caches, share in FASTER_THAN_COPY if footprint > caches * l2_bytes), default=0.0)
 
 
-def _impossible(arm: ArmNotes, limit: Limit | None, copy_share: float) -> str | None:
+def _protocol_us(notes: RowNotes) -> dict[Metric, float]:
+    """What a command costs beside the time that it claims, by the one worker that runs nothing but our own code."""
+    arm = notes.arms.get(LIMIT_ARM)
+    return {metric: median(times) for metric, times in arm.protocol_us.items()} if arm is not None else {}
+
+
+def _impossible(
+    arm: ArmNotes, limit: Limit | None, copy_share: float, protocol_us: Mapping[Metric, float]
+) -> str | None:
     """Why the arm's times cannot be true, or None."""
-    return _clocks_differ(arm) or _unphysical(arm, limit, copy_share) or _kernels_differ(arm)
+    return _clocks_differ(arm, protocol_us) or _unphysical(arm, limit, copy_share) or _kernels_differ(arm)
 
 
-def _clocks_differ(arm: ArmNotes) -> str | None:
+def _clocks_differ(arm: ArmNotes, protocol_us: Mapping[Metric, float]) -> str | None:
     """The worker's clock against the judge's: a claim that is too long, or too short by more than the protocol."""
     for metric, ratios in arm.clock_ratios.items():
-        ratio = median(ratios)
-        if not 1 <= ratio <= CLOCK_TOLERANCE:
+        ratio, claimed = median(ratios), arm.claimed_us.get(metric)
+        protocol = protocol_us.get(metric, 0.0) / median(claimed) if claimed else 0.0
+        if not 1 <= ratio <= CLOCK_TOLERANCE + protocol:
             return f"{metric.value}: the judge's clock saw {ratio:.2f} times the time that the worker claims"
     share = median(arm.replay_shares) if arm.replay_shares else 1.0
     if share < EVENTS_OF_REPLAY:

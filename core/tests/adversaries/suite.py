@@ -144,7 +144,7 @@ def _looped(session: Session, ending: Ending) -> tuple[Verdict, str]:
     found = verdict.result(notes, settings, "cpu", 0)
     if ending.verdict is Verdict.INVALID and found.verdict in PASSES["cpu"]:
         arm = notes.arms[settings.subject]
-        words = busy(settings.subject, arm) or verdict._clocks_differ(arm)
+        words = busy(settings.subject, arm) or verdict._clocks_differ(arm, {})
         return (Verdict.INVALID, str(words)) if words else (found.verdict, found.reason)
     return found.verdict, found.reason
 
