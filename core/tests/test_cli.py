@@ -28,7 +28,7 @@ from kda_core.ledger import append, read
 from kda_core.records import Verdict
 from kda_core.tasks import Task, find_task
 
-SOURCES = str(Path(kda_core.__file__).parents[1])
+SOURCES = os.pathsep.join([str(Path(kda_core.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 README = "# Toys\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
 RUN = ("--device", "cpu", "--rows", "out*", "--generations", "1")
 HEAVY = {"torch", "triton", "cutlass", "numpy", "pynvml", "pydantic", "rich"}

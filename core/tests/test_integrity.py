@@ -25,7 +25,8 @@ from kda_core.tasks import Task
 from kda_core.worker import Memory
 from kda_core.workers import ArmProcess
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(kda_core.__file__).parents[1])}
+PATHS = [str(Path(kda_core.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 RUN = ("bench", "axpy", "--device", "cpu", "--rows", "out*", "--generations", "1")
 
 
@@ -113,6 +114,15 @@ def test_one_call_that_was_held_up_is_no_proof(toy, monkeypatch):
     monkeypatch.setattr(Judge, "_compare", _spied(Judge._compare, compared, wrong=(calls, calls + 1)))
     assert bench(toy, GOOD).rows[0].verdict is Verdict.UNVERIFIED
     assert compared[calls : calls + 4] == ["late", "late", None, None]
+
+
+def test_a_claim_of_more_time_than_passed_costs_its_row_and_not_the_run(toy):
+    longer = (
+        "import sys\nworker = sys.modules['__main__']\ntimed = worker.Timed\n"
+        "worker.Timed = lambda **facts: timed(**{**facts, 'total_us': 3 * facts['total_us']})\n"
+    )
+    found = bench(toy, longer + GOOD).rows[0]
+    assert (found.verdict, found.reason) == (Verdict.INVALID, "arm 'arm' claims more time than passed")
 
 
 def _spied(original, compared, wrong=()):

@@ -83,7 +83,10 @@ def test_ctrl_c_on_the_command_line_exits_130(checkout):
         [sys.executable, "-m", "kda_core", "bench", "axpy", "--device", "cpu"],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(kda_core.__file__).parents[1])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(kda_core.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        },
         preexec_fn=listen_to_interrupts,
     )
     deadline = time.monotonic() + 60

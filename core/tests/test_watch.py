@@ -108,7 +108,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "pynvml.py").write_text(FAKE)
     monkeypatch.setenv("FAKE_NVML", str(tmp_path / "answers.json"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "fake"), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return Driver(tmp_path / "answers.json")
 
@@ -209,6 +209,11 @@ def test_expensive_readings_are_taken_seldom(driver: Driver) -> None:
     assert seen.longest_gap_s >= 1.0
     assert seen.cpu_s >= 0.01 * seen.readings
     assert seen.cpu_s / seen.readings <= 0.011 * seen.longest_gap_s
+
+
+def test_very_expensive_readings_leave_no_gap_that_spoils_the_run(driver: Driver) -> None:
+    driver.say(burn_s=0.15)  # by the share alone 15 s apart
+    assert watched(driver, 2).longest_gap_s < watch.LONGEST_GAP_S
 
 
 def test_questions_without_an_answer(driver: Driver) -> None:

@@ -271,6 +271,8 @@ class Judge:
             count = max(1, 4 * count)
             timed, elapsed = process.ask("wall", Timed, count=count, canary=None)
             total = timed.total_us
+        if total > elapsed * 1e6:
+            raise process.give_up(Verdict.INVALID, "claims more time than passed")
         quarter_done_s = elapsed - 3 / 4 * total / 1e6
         for _ in range(REPLACE_TRIALS if count >= REPLACED_CALLS[0] else 0):
             old, self._previous = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))

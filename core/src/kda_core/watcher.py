@@ -22,6 +22,8 @@ PERIOD_S = 0.2
 """Between two readings, unless `CORE_SHARE` asks for more: ten samples of 20 ms."""
 CORE_SHARE = 0.01
 """Of one core, at most: after a reading that took long the watcher rests the longer."""
+LONGEST_REST_S = 5.0
+"""However long a reading took: a run unwatched for `watch.LONGEST_GAP_S` could not be published."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def main() -> None:
     while True:
         before = time.process_time()
         readings.append(_read(judge, own))
-        rest = max(PERIOD_S, (time.process_time() - before) / CORE_SHARE)
+        rest = min(LONGEST_REST_S, max(PERIOD_S, (time.process_time() - before) / CORE_SHARE))
         if select.select([sys.stdin], [], [], rest)[0]:
             break
     sys.stdout.write(summarise(readings, time.process_time() - began).model_dump_json())
