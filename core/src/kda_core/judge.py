@@ -33,8 +33,6 @@ MAX_CALLS = 20_000
 LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
-GRAPH_SAMPLE_US = 20_000
-"""As long as a `wall` sample, so that the protocol's own 0.6 ms stay below the tolerance between the two clocks."""
 PROFILED_CALLS = 20
 REPLACED_LOOP_US = 50_000
 """A loop whose inputs are replaced lasts as long at least: writing them takes some milliseconds."""
@@ -392,7 +390,7 @@ class Judge:
             calls = self._graph_calls(case)
             first = timed("replay", calls, times=1)
             compare()
-            times = max(1, int(GRAPH_SAMPLE_US / max(first.events_us or 1.0, 1.0)))
+            times = max(1, int(self._settings.target_sample_us / max(first.events_us or 1.0, 1.0)))
             replay = timed("replay", times * calls, Metric.DEVICE, times=times)
             if replay.events_us is None or replay.events_us > replay.total_us:
                 raise process.give_up(Verdict.ERROR, "claims more time between events than passed on its host")
