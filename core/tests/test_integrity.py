@@ -22,7 +22,7 @@ from kda_core.notes import ArmNotes, RowNotes
 from kda_core.protocol import ArmSpec, Place
 from kda_core.records import Settings, Verdict
 from kda_core.tasks import Task
-from kda_core.worker import Memory
+from kda_core.worker import Memory, _newest
 from kda_core.workers import ArmProcess
 
 PATHS = [str(Path(kda_core.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -145,6 +145,13 @@ def test_what_a_worker_hands_back_is_copied_by_address():
     assert torch.equal(source, target)
     nothing = Place(offset=0, shape=(0, 4), stride=(4, 1), dtype="float32")
     assert memory.copy(source[:0], 0, nothing)
+
+
+def test_workers_keep_outputs_of_so_many_bytes_and_the_newest():
+    tensors = tuple(torch.empty(count) for count in (4, 1, 2))
+    kept = [len(_newest(tensors, most)) for most in (0, 8, 12, 27, 28)]
+    assert kept == [0, 1, 2, 2, 3]
+    assert _newest(tensors, 12)[-1] is tensors[-1]
 
 
 def test_what_idle_arms_do_is_measured(toy):

@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from kda_core.protocol import (
 from kda_core.toml import Strict
 from kda_core.workloads import ITEM_SIZE, span
 
+HELD_BYTES = 4 << 30
+"""Of earlier outputs that a worker keeps: nine calls of norm_scale_shift's largest row were 16 GB in each of four."""
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 
@@ -56,7 +59,8 @@ class OpenRow:
     last: Any = None
     """What the last timed call returned, until `collect`."""
     held: tuple[Any, ...] = ()
-    """Outputs of the single calls since the row was opened or timed, kept so that no later one gets their memory."""
+    """Outputs of the single calls since the row was opened or timed, of `HELD_BYTES` before the last one, kept so that
+    no later one gets their memory."""
 
     def sequence(self, count: int, canary: int | None) -> list[tuple[Any, ...]]:
         """Argument tuples of `count` calls: the input sets in turn, the canary in its place."""
@@ -125,7 +129,8 @@ class Worker:
         result = row.op(*row.sets[0], **row.spec.scalars)
         self._clock.synchronize()
         answer = self._hand_back(result)
-        row.held += tuple(item for item in _items(result) if isinstance(item, self._torch.Tensor))
+        made = tuple(item for item in _items(result) if isinstance(item, self._torch.Tensor))
+        row.held = _newest(row.held, HELD_BYTES) + made
         return answer
 
     def wall(self, count: int, canary: int | None) -> Timed:
@@ -298,6 +303,12 @@ def _reach(tensor: Any) -> range:
         return range(0)
     start = tensor.data_ptr()
     return range(start, start + span(tuple(tensor.shape), tuple(tensor.stride())) * tensor.element_size())
+
+
+def _newest(tensors: tuple[Any, ...], most_bytes: int) -> tuple[Any, ...]:
+    """The last of the tensors that have so many bytes together."""
+    sizes = accumulate(len(_reach(tensor)) for tensor in reversed(tensors))
+    return tensors[len(tensors) - sum(size <= most_bytes for size in sizes) :]
 
 
 def _overlap(one: range, other: range) -> bool:
