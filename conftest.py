@@ -9,6 +9,14 @@ KERNEL_TESTS = "test_kernel.py"
 """A task's tests of its kernels, on whatever runs them."""
 
 
+def pytest_configure() -> None:
+    """Let Triton's interpreter, where it runs kernels, convert as a GPU does."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from kda_core.interpreter import convert_as_a_gpu_does
+
+        convert_as_a_gpu_does()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without a GPU, skip what is marked `gpu`, and kernels unless Triton interprets them."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

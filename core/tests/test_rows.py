@@ -21,7 +21,6 @@ from kda_core.rows import (
     load_tile,
     operand_line,
     per_token,
-    round_to,
     row_stride,
     statistics,
     store_chunk,
@@ -187,8 +186,8 @@ def modulate(
 
 @triton.jit
 def rounding(y, x, N: tl.constexpr):
-    col = tl.arange(0, N)
-    tl.store(y + col, round_to(tl.load(x + col), y.dtype.element_ty))
+    col = tl.arange(0, N)[None, :]
+    store_tile(y, load_tile(x, col, None, N, False, ""), col, None, N, False, "")
 
 
 @triton.jit

@@ -138,9 +138,7 @@ def test_descriptions_are_the_docstrings() -> None:
     arm = load("config.schema.json")["$defs"]["Arm"]
     assert arm["description"] == Arm.__doc__
     assert arm["properties"]["compiled"]["description"] == "Wrap every callable in torch.compile."
-    assert (
-        attribute_docstrings(Cpu)["yardstick"].splitlines()[1] == "because it rounds float32 to bfloat16 towards zero."
-    )
+    assert attribute_docstrings(Cpu)["yardstick"].splitlines()[1].startswith("shrunken row has few elements")
     assert set(attribute_docstrings(records.RunRecord)) <= set(records.RunRecord.model_fields)
     for path in (ROOT / FOLDER).iterdir():
         for definition in load(path.name).get("$defs", {}).values():

@@ -8,6 +8,7 @@ every row that was called to the end. Imports the arm as a worker does (`worker.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -64,6 +65,10 @@ def run(job: Job, done: Path) -> None:
 
 
 def _import(arm: ArmSpec) -> Any:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from kda_core.interpreter import convert_as_a_gpu_does
+
+        convert_as_a_gpu_does()
     if arm.upstream_root is not None:
         from kda_core.upstream import activate
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from kda_core.case import Case, traffic
+from kda_core.case import Case, output_spec, traffic
 from kda_core.config import Config
 from kda_core.correctness import worse, worse_than_baseline
 from kda_core.idle import busy, watched
@@ -231,10 +231,12 @@ class Judge:
         self._hold_to_yardstick(notes, errors)
 
     def _hold_to_yardstick(self, notes: RowNotes, errors: Mapping[str, Sequence[OutputError]]) -> None:
-        if self._device == "cpu" and not self._config.cpu.yardstick:
-            return
+        op = self._config.ops[notes.row.op]
         subject, yardstick = self._settings.subject, self._settings.against[0]
         for own, base in zip(errors.get(subject, ()), errors.get(yardstick, ()), strict=False):
+            dtype = output_spec(op, notes.row, own.output).dtype
+            if self._device == "cpu" and dtype not in self._config.cpu.yardstick:
+                continue
             notes.arms[subject].incorrect = notes.arms[subject].incorrect or worse_than_baseline(own, base)
 
     def _examine(

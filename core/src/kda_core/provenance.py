@@ -31,6 +31,7 @@ HARNESS = (
     "gpu",
     "idle",
     "inputs",
+    "interpreter",
     "judge",
     "launch",
     "limits",

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
-from triton import knobs
 
 from kda_core.errors import expecting
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 VECTOR_BYTES = 16
 """Size of the widest load or store of a thread."""
-INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
-"""Whether device functions run in Triton's interpreter, as TRITON_INTERPRET=1 decides when they are defined."""
 
 
 def vector_width(warps: int, item_size: int) -> int:
@@ -114,7 +111,6 @@ def load_tile(line, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr, CACHE: 
 def store_tile(line, value, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr, CACHE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The counterpart of `load_tile`; rounds `value` to the dtype stored."""
     place = line + col
-    value = round_to(value, line.dtype.element_ty)
     if PARTIAL:
         if inside is None:
             tl.store(place, value, mask=col < N, cache_modifier=CACHE)
@@ -124,16 +120,6 @@ def store_tile(line, value, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr,
         tl.store(place, value, cache_modifier=CACHE)
     else:
         tl.store(place, value, mask=inside, cache_modifier=CACHE)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def round_to(value, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The nearest value of a dtype, ties to even, also in the interpreter, which truncates float32 to bfloat16."""
-    if INTERPRETED and tl.bfloat16 == DTYPE and value.dtype == tl.float32:
-        bits = value.to(tl.uint32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        value = bits.to(tl.float32, bitcast=True)
-    return value.to(DTYPE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -86,6 +86,10 @@ class Worker:
         # As serving frameworks run: with gradients on, some ops take a slower path through the dispatcher.
         torch.set_grad_enabled(False)
         self._memory = Memory(spec.device)
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            from kda_core.interpreter import convert_as_a_gpu_does
+
+            convert_as_a_gpu_does()
         if spec.device.startswith("cuda"):
             torch.cuda.set_device(spec.device)
         if spec.upstream_root is not None:

@@ -25,7 +25,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kda_core.calls import capability, check_tensors, elsewhere, given, output_strides, register, scattered
 from kda_core.errors import expecting
-from kda_core.launch import MISS, Launch, Plans, is_interpreted, is_tracing
+from kda_core.launch import MISS, Launch, Plans, is_tracing
 from kda_core.tuning import Table
 
 from . import common
@@ -45,27 +45,14 @@ TUNED = Table(__file__, "ltx2_rotary", Config)
 
 
 @triton.jit
-def to_bfloat16(x, BY_HAND: tl.constexpr):
-    """Float32 to bfloat16, to the nearest and ties to even, as the hardware converts.
-
-    BY_HAND is for Triton's interpreter, whose conversion cuts the lower bits off. That would be another op: the inner
-    rounding reaches results near zero with the error of a product of any size.
-    """
-    if BY_HAND:
-        bits = x.to(tl.uint32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return x.to(tl.bfloat16)
-
-
-@triton.jit
-def first_product(x, cos, BY_HAND: tl.constexpr):
+def first_product(x, cos):
     """The product in its own dtype (the wider of the two), rounded to bfloat16, as float32."""
     if x.dtype == tl.bfloat16 and cos.dtype == tl.bfloat16:
         # Exact in float32, so this is one rounding, as a bfloat16 multiplication is.
         product = x.to(tl.float32) * cos.to(tl.float32)
     else:
         product = (x * cos).to(tl.float32)
-    return to_bfloat16(product, BY_HAND).to(tl.float32)
+    return product.to(tl.bfloat16).to(tl.float32)
 
 
 @triton.jit
@@ -94,7 +81,6 @@ def ltx2_rotary_kernel(
     PARTS: tl.constexpr,  # programs of a token
     PDL: tl.constexpr,
     STORE: tl.constexpr,
-    BY_HAND: tl.constexpr,
 ):
     """One program: TOKENS tokens, up to HEADS * TILES of the heads of each."""
     batch = tl.program_id(1).to(tl.int64)
@@ -134,10 +120,8 @@ def ltx2_rotary_kernel(
     for step in tl.static_range(TOKENS * TILES):
         a, b, c = loaded[4 * step], loaded[4 * step + 1], loaded[4 * step + 2]  # [HEADS, HALF]
         s = loaded[4 * step + 3].to(tl.float32)
-        y_a = tl.fma(-b.to(tl.float32), s, first_product(a, c, BY_HAND))
-        y_b = tl.fma(a.to(tl.float32), s, first_product(b, c, BY_HAND))
-        if out.dtype.element_ty == tl.bfloat16:
-            y_a, y_b = to_bfloat16(y_a, BY_HAND), to_bfloat16(y_b, BY_HAND)
+        y_a = tl.fma(-b.to(tl.float32), s, first_product(a, c))
+        y_b = tl.fma(a.to(tl.float32), s, first_product(b, c))
 
         head = first + step % TILES * HEADS + row
         inside = head < ALL_HEADS
@@ -196,7 +180,6 @@ def plan(call: Call) -> Launch:
         PARTS=cut.parts,
         PDL=cut.pdl,
         STORE=config.store,
-        BY_HAND=is_interpreted(ltx2_rotary_kernel),
         num_warps=cut.warps,
         launch_pdl=cut.pdl,
     )

@@ -4,8 +4,7 @@
 
 Only layouts that upstream reads rightly: x that it can view as [batch * tokens, ...] (LTX2: contiguous) and stride 1 in
 every last dimension. On a CPU, in Triton's interpreter, only LTX2 in float16 and float32 can be compared: upstream's
-other op is PyTorch there, and the interpreter multiplies bfloat16 as integers. As it also truncates to bfloat16, where
-the solution rounds by hand, it is told not to.
+other op is PyTorch there, and the interpreter multiplies bfloat16 as integers.
 """
 
 import importlib
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from kda_core.interpreter import convert_as_a_gpu_does
 from kda_core.upstream import activate
 
 from .cases import halves, pairs, same_bits
@@ -42,10 +42,10 @@ def calls():
 
 def main(arm, tree, version):
     """Print how many calls agree; exit with the first that does not."""
+    convert_as_a_gpu_does()
     activate(Path(tree), version)
     upstream = importlib.import_module(f"diffusion.k02_rotary_embedding.{arm}")
     solution = importlib.import_module("diffusion.k02_rotary_embedding.solution")
-    solution.ltx2_rotary.is_interpreted = lambda _: False
     compared = 0
     for op, tensors, scalars in calls():
         x, cos, sin = (tensor.to(DEVICE) for tensor in tensors)

@@ -34,14 +34,14 @@ def halves(batch=2, tokens=5, heads=32, half=32, dtype=torch.bfloat16, table=Non
 
 
 def assert_matches(op, tensors, name=None, **scalars):
-    """Call `op` and compare with the oracle to one step of x's dtype (the interpreter truncates bfloat16)."""
+    """Call `op` and compare with the oracle to half a step of x's dtype, and a little of float32 before."""
     (expected,) = getattr(reference, name or op.__name__)(*tensors, **scalars)
     got = op(*tensors, **scalars)
     x = tensors[0]
     like = torch.empty_like(x)
     assert (got.shape, got.dtype, got.stride(), got.device) == (like.shape, like.dtype, like.stride(), like.device)
     step = torch.finfo(x.dtype).eps
-    torch.testing.assert_close(got.double(), expected, atol=max(1e-5, step / 256), rtol=step)
+    torch.testing.assert_close(got.double(), expected, atol=max(1e-5, step / 256), rtol=0.51 * step)
 
 
 def same_bits(a, b):

@@ -49,7 +49,6 @@ from kda_core.rows import (
     load_row,
     operand_line,
     per_token,
-    round_to,
     row_stride,
     statistics,
     store_chunk,
@@ -222,7 +221,7 @@ def norm_tanh_mul_add_kernel(
     for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
         gate = tanh(widen(scales[chunk]), APPROXIMATE)
         value = norm(values[chunk], chunk, mean, inverse, weights, biases, RMS) * gate + widen(shifts[chunk])
-        value = round_to(value, y.dtype.element_ty)
+        value = value.to(y.dtype.element_ty)
         if y2 is not None and (chunk + 1) * BLOCK > N:
             value = tl.where(chunk * BLOCK + col < N, value, 0.0)
         store_chunk(y + first, value, col, inside, chunk, N, BLOCK, STORE)

@@ -52,7 +52,6 @@ from kda_core.rows import (
     load_row,
     operand_line,
     per_token,
-    round_to,
     row_stride,
     statistics,
     store_chunk,
@@ -132,12 +131,12 @@ def residual_sum(
     for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
         if len(gates) > 0:
             value = tl.fma(widen(gates[chunk]), widen(values[chunk]), widen(residuals[chunk]))
-            value = round_to(value, out.dtype.element_ty)
+            value = value.to(out.dtype.element_ty)
             sums += (widen(value),)
         else:
             # Not `widen`: without it the compiler adds pairs in bfloat16, one instruction with the same result.
             value = values[chunk].to(tl.float32) + residuals[chunk].to(tl.float32)
-            value = round_to(value, out.dtype.element_ty)
+            value = value.to(out.dtype.element_ty)
             sums += (value.to(tl.float32),)
         store_chunk(out, value, col, inside, chunk, N, BLOCK, STORE)
     return sums

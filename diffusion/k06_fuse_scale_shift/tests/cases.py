@@ -74,9 +74,9 @@ def assert_select01(op, tensors, eps=1e-6):
 
 
 def _assert_close(got, expected, x):
-    """To one step of x's dtype (the interpreter truncates bfloat16), of x's form and contiguous."""
+    """To half a step of x's dtype, and a little of float32 before, of x's form and contiguous."""
     for out, want in zip(got, expected, strict=True):
         assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device)
         assert out.is_contiguous()
-        atol, rtol = (2e-6, 4e-6) if x.dtype == torch.float32 else (1e-5, torch.finfo(x.dtype).eps)
+        atol, rtol = (2e-6, 4e-6) if x.dtype == torch.float32 else (1e-5, torch.finfo(x.dtype).eps * 0.51)
         torch.testing.assert_close(out.double(), want, atol=atol, rtol=rtol)
