@@ -117,8 +117,16 @@ def test_good_config_and_defaults(tmp_path: Path) -> None:
         ("0" * 64, "0" * 63, "key 'upstream.pkg-1.0.wheel_sha256': .*pattern"),
         ('upstream = "pkg-1.0"', 'upstream = "pkg-2.0"', r"\[arms.baseline\] upstream = 'pkg-2.0': no such"),
         ("[arms.solution]", "[arms.solutoin]", r"\[arms.solution\] is required, got arms \['baseline', 'solutoin'\]"),
-        ('like = { y = "x" }', "like = {}", "output 'y' is no input and `like` names no input for it"),
-        ('like = { y = "x" }', 'like = { y = "z" }', "output 'y' is no input and `like` names no input for it"),
+        ('like = { y = "x" }', "like = {}", "output 'y' is no input, `like` names no input for it, and it is not"),
+        (
+            'like = { y = "x" }',
+            'like = { y = "z" }',
+            "output 'y' is no input, `like` names no input for it, and it is not",
+        ),
+        ('like = { y = "x" }', 'like = { y = "x", z = "x" }', r"like names 'z': expected .* outputs, \['y'\]"),
+        ('like = { y = "x" }', 'per_row = ["z"]', "output 'y' is no input"),
+        ('like = { y = "x" }', 'per_row = ["y", "z"]', r"per_row names 'z': expected .* outputs, \['y'\]"),
+        ('like = { y = "x" }', 'per_row = ["y"]\nlike = { y = "x" }', "like names 'y': .* each in `like` or in"),
     ],
 )
 def test_bad_config_is_named(tmp_path: Path, old: str, new: str, expected: str) -> None:

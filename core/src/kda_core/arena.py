@@ -13,7 +13,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 from kda_core.protocol import Place
-from kda_core.workloads import ITEM_SIZE, TensorSpec, span
+from kda_core.workloads import ITEM_SIZE, OutputSpec, span
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class Plan:
         self.size = GUARD
         self.guards: list[tuple[int, int]] = [(0, GUARD)]
 
-    def add(self, spec: TensorSpec) -> Place:
+    def add(self, spec: OutputSpec) -> Place:
         """Reserve room for `spec` and the guard behind it."""
         offset = self.size
         used = spec.span * ITEM_SIZE[spec.dtype]

@@ -12,7 +12,7 @@ from kda_core.correctness import compare
 from kda_core.inputs import Family
 from kda_core.protocol import Called, Place, RowSpec
 from kda_core.records import OutputError
-from kda_core.workloads import TensorSpec, Workload
+from kda_core.workloads import OutputSpec, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,10 @@ NAN_BYTE = 0xFF
 """All bits set is NaN in every floating-point dtype."""
 
 
-def output_spec(op: Op, row: Workload, name: str) -> TensorSpec:
-    """How output `name` must look: the input itself in place, else like an input and contiguous."""
+def output_spec(op: Op, row: Workload, name: str) -> OutputSpec:
+    """How output `name` must look: the input itself in place, else contiguous, as the row says or like an input."""
+    if name in op.per_row:
+        return row.outputs[name]
     like = row.inputs[op.like.get(name, name)]
     return like if name in row.inplace else like.model_copy(update={"stride": None})
 

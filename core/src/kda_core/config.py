@@ -32,15 +32,27 @@ class Op(Strict):
     """In place: names of inputs. Otherwise one name per returned tensor, in order."""
     like: dict[str, str] = {}
     """Output name -> input whose shape and dtype it has (contiguous). Not for in-place outputs."""
+    per_row: tuple[str, ...] = ()
+    """Outputs that are like no input: every row says their shape and dtype, as `outputs.NAME` (contiguous)."""
     returns: Literal["outputs", "none"] = "outputs"
     """What the callable returns; in-place upstream ops return None."""
 
     @model_validator(mode="after")
     def _outputs_are_known(self) -> "Op":
         for name in self.outputs:
-            source = name if name in self.inputs else self.like.get(name)
-            if source not in self.inputs:
-                raise ValueError(f"output {name!r} is no input and `like` names no input for it")
+            source = name if name in self.inputs or name in self.per_row else self.like.get(name)
+            if source not in (*self.inputs, *self.per_row):
+                raise ValueError(
+                    f"output {name!r} is no input, `like` names no input for it, and it is not in `per_row`"
+                )
+        known = sorted(set(self.outputs) - set(self.inputs))
+        for key, names in (("like", tuple(self.like)), ("per_row", self.per_row)):
+            for name in names:
+                if name not in known or (name in self.like and name in self.per_row):
+                    raise ValueError(
+                        f"{key} names {name!r}: expected new tensors among the outputs, {known}, each in `like` or in "
+                        f"`per_row`"
+                    )
         if self.returns == "outputs" and any(name in self.inputs for name in self.outputs):
             raise ValueError("an op that works in place must return nothing: returns = 'none'")
         return self

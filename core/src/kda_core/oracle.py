@@ -53,7 +53,11 @@ def ask_oracle(reference: Any, op: Op, row: Workload, values: Mapping[str, torch
         shape = output_spec(op, row, name).shape
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tuple(tensor.shape) != shape:
-            raise UsageError(f"{where}: output {name!r}: expected shape {list(shape)}, got {list(tensor.shape)}")
+            hint = "; sizes that are sums or products of others shrink on a CPU unless [cpu] keep names them"
+            raise UsageError(
+                f"{where}: output {name!r}: expected shape {list(shape)}, got {list(tensor.shape)}"
+                f"{hint if name in op.per_row else ''}"
+            )
         if dtype not in DTYPES:
             raise UsageError(f"{where}: output {name!r}: expected dtype {' or '.join(DTYPES)}, got {dtype}")
         if not bool(torch.isfinite(tensor).all()):

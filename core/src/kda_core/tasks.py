@@ -78,6 +78,18 @@ class Task:
                 f"{path}: row {row.id!r}: key 'inplace': {row.op} writes {list(declared)} in place, "
                 f"got {list(row.inplace)}"
             )
+        stray = sorted(set(row.outputs) - set(op.per_row))
+        if stray:
+            raise UsageError(
+                f"{path}: row {row.id!r}: key 'outputs.{stray[0]}': expected only what `per_row` of [ops.{row.op}] in "
+                f"config.toml names, {list(op.per_row)}, got {sorted(row.outputs)}"
+            )
+        for name in op.per_row:
+            if name not in row.outputs:
+                raise UsageError(
+                    f"{path}: row {row.id!r}: missing key 'outputs.{name}': `per_row` of [ops.{row.op}] in config.toml "
+                    f'names it, so expected {{ shape = [...], dtype = "..." }}, got {sorted(row.outputs)}'
+                )
 
     @property
     def ledger(self) -> Path:

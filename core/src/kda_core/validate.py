@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kda_core import derive, ledger, plots, publish, report, sources
 from kda_core.bench import Session, fit
+from kda_core.case import output_spec
 from kda_core.documents import copied, dead_links
 from kda_core.errors import KdaError, LedgerError, UsageError
 from kda_core.oracle import load_reference
@@ -53,7 +54,8 @@ def uncompared(task: Task) -> str | None:
 def _contract(task: Task) -> list[str]:
     """Config, rows, arm modules and upstream lists."""
     found = []
-    dtypes = {row.inputs[name].dtype for row in task.workloads for name in _sources(task, row)}
+    ops = task.config.ops
+    dtypes = {output_spec(ops[row.op], row, name).dtype for row in task.workloads for name in ops[row.op].outputs}
     for dtype in sorted(dtypes - set(task.config.tolerance)):
         found.append(f"{task.path / 'config.toml'}: missing key 'tolerance.{dtype}': a frozen row has such an output")
     for name, arm in task.config.arms.items():
@@ -67,11 +69,6 @@ def _contract(task: Task) -> list[str]:
 
 def _imports(task: Task) -> list[str]:
     return sources.problems(task.path / "solution", f"{task.package}.solution")
-
-
-def _sources(task: Task, row: Workload) -> list[str]:
-    op = task.config.ops[row.op]
-    return [op.like.get(output, output) for output in op.outputs]
 
 
 def _published(task: Task) -> list[str]:

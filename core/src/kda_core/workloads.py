@@ -34,11 +34,37 @@ def span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-class TensorSpec(Strict):
-    """One input tensor; `stride` in elements makes it a view into a larger buffer."""
+class OutputSpec(Strict):
+    """One new tensor that an op returns, contiguous."""
 
     shape: tuple[Annotated[int, Field(ge=0)], ...]
     dtype: DType
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements."""
+        steps: list[int] = []
+        step = 1
+        for size in reversed(self.shape):
+            steps.append(step)
+            step *= max(size, 1)
+        return tuple(reversed(steps))
+
+    @property
+    def span(self) -> int:
+        """Elements of the buffer that the tensor reaches into."""
+        return span(self.shape, self.strides)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's distinct elements: dimensions of stride 0 are read once."""
+        distinct = prod(n for n, step in zip(self.shape, self.strides, strict=True) if step != 0)
+        return distinct * ITEM_SIZE[self.dtype]
+
+
+class TensorSpec(OutputSpec):
+    """One input tensor; `stride` in elements makes it a view into a larger buffer."""
+
     stride: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     fill: Fill = "normal"
     high: Annotated[int, Field(gt=0)] | None = None
@@ -57,25 +83,7 @@ class TensorSpec(Strict):
     @property
     def strides(self) -> tuple[int, ...]:
         """Strides in elements, contiguous where none were given."""
-        if self.stride is not None:
-            return self.stride
-        steps: list[int] = []
-        step = 1
-        for size in reversed(self.shape):
-            steps.append(step)
-            step *= max(size, 1)
-        return tuple(reversed(steps))
-
-    @property
-    def span(self) -> int:
-        """Elements of the buffer that the view reaches into."""
-        return span(self.shape, self.strides)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the view's distinct elements: dimensions of stride 0 are read once."""
-        distinct = prod(n for n, step in zip(self.shape, self.strides, strict=True) if step != 0)
-        return distinct * ITEM_SIZE[self.dtype]
+        return super().strides if self.stride is None else self.stride
 
 
 class Workload(Strict):
@@ -89,6 +97,8 @@ class Workload(Strict):
     production: bool = False
     inplace: tuple[str, ...] = ()
     inputs: dict[str, TensorSpec]
+    outputs: dict[str, OutputSpec] = {}
+    """Those that the op's `per_row` names: its other outputs are inputs, or like one."""
     scalars: dict[str, Scalar] = {}
 
     @model_validator(mode="after")
@@ -134,19 +144,34 @@ def shrink(
     Equal sizes stay equal across inputs, multiples of 8 stay multiples of 8, and odd tails stay
     odd, so that the row takes the same path through a kernel. The last dimension (of indices, which
     run along tokens, not), the dimensions in `keep`, and the strides of views keep their values. The dimensions in
-    `always` shrink whatever they equal, as a picture of 256 x 256 does although it has 256 channels.
+    `always` shrink whatever they equal, as a picture of 256 x 256 does although it has 256 channels. Outputs of the row
+    count as inputs do, so that sizes stay equal there too; one that is a sum or product of others has to be in `keep`.
     """
     always = always or {}
+    specs: dict[str, OutputSpec] = {**row.inputs, **row.outputs}
 
     def small(size: int) -> int:
         return size if size <= SHRINK_ABOVE else SHRINK_ABOVE + size % SHRINK_ABOVE
 
-    kept = {spec.shape[dim] for name, dims in keep.items() if (spec := row.inputs.get(name)) for dim in dims}
-    kept |= {spec.shape[-1] for spec in row.inputs.values() if len(spec.shape) > 1 and spec.dtype not in INTEGRAL}
-    inputs = {}
-    for name, spec in row.inputs.items():
+    kept = {spec.shape[dim] for name, dims in keep.items() if (spec := specs.get(name)) for dim in dims}
+    kept |= {
+        spec.shape[-1]
+        for name, spec in specs.items()
+        if len(spec.shape) > 1 and spec.dtype not in INTEGRAL and len(spec.shape) - 1 not in always.get(name, ())
+    }
+
+    def shape(name: str) -> tuple[int, ...]:
         small_ones = always.get(name, ())
-        shape = tuple(small(n) if dim in small_ones or n not in kept else n for dim, n in enumerate(spec.shape))
-        high = spec.high if spec.high is None or spec.high in kept else small(spec.high)
-        inputs[name] = spec.model_copy(update={"shape": shape, "high": high})
-    return row.model_copy(update={"inputs": inputs})
+        return tuple(small(n) if dim in small_ones or n not in kept else n for dim, n in enumerate(specs[name].shape))
+
+    inputs = {
+        name: spec.model_copy(
+            update={
+                "shape": shape(name),
+                "high": spec.high if spec.high is None or spec.high in kept else small(spec.high),
+            }
+        )
+        for name, spec in row.inputs.items()
+    }
+    outputs = {name: spec.model_copy(update={"shape": shape(name)}) for name, spec in row.outputs.items()}
+    return row.model_copy(update={"inputs": inputs, "outputs": outputs})

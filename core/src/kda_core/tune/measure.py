@@ -22,6 +22,7 @@ from kda_core.oracle import ask_oracle, load_reference
 from kda_core.tune.derive import label
 from kda_core.tune.records import RowTimes, TableTimes, Wrong
 from kda_core.tune.trial import brief
+from kda_core.workloads import INTEGRAL
 
 if TYPE_CHECKING:
     from kda_core.tasks import Task
@@ -217,7 +218,12 @@ class _Attempt:
         specs = {name: output_spec(self._op, row, name) for name in self._op.outputs}
         # Outputs are likely to get memory that a right candidate has just left: NaN there shows what is not written.
         poison = [
-            torch.full(spec.shape, float("nan"), dtype=getattr(torch, spec.dtype), device=self._case.device)
+            torch.full(
+                spec.shape,
+                -1 if spec.dtype in INTEGRAL else float("nan"),
+                dtype=getattr(torch, spec.dtype),
+                device=self._case.device,
+            )
             for name, spec in specs.items()
             if name not in row.inplace
         ]
