@@ -13,7 +13,7 @@ import torch
 
 import kda_core
 from core.tests.conftest import listen_to_interrupts
-from kda_core import verdict
+from kda_core import judge, verdict
 from kda_core.bench import Request, frozen_rows, open_session, run
 from kda_core.errors import KdaError
 from kda_core.idle import busy, watched
@@ -123,6 +123,44 @@ def test_a_claim_of_more_time_than_passed_costs_its_row_and_not_the_run(toy):
     )
     found = bench(toy, longer + GOOD).rows[0]
     assert (found.verdict, found.reason) == (Verdict.INVALID, "arm 'arm' claims more time than passed")
+
+
+LESS = (
+    "import sys\nworker = sys.modules['__main__']\ntimed = worker.Timed\n"
+    "worker.Timed = lambda **facts: timed(**{{**facts, 'total_us': facts['total_us'] * {share}}})\n"
+)
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.1, Verdict.INVALID), (0.7, Verdict.UNVERIFIED)])
+def test_a_claim_of_less_time_does_not_hide_a_loop(toy, share, verdict):
+    """Where the loop's end is not known well enough to look at its last output, that is the arm's doing."""
+    row = bench(toy, LESS.format(share=share) + SLOW.format("1e-3")).rows[0]
+    assert row.verdict is verdict
+    assert row.arms["eager"].replaced == 2
+    if verdict is Verdict.INVALID:
+        assert re.fullmatch(r"arm 'arm' claims less than half of the time that passed in [5-9] of 9 loops", row.reason)
+        assert row.arms["arm"].replaced < 2
+    else:
+        assert row.arms["arm"].replaced == 2
+
+
+@pytest.mark.parametrize(("longest_s", "compared"), [(1.0, 2), (0.0, 0)])
+def test_a_judge_that_comes_too_late_is_not_held_against_the_arm(toy, longest_s, compared, monkeypatch):
+    """Loops grow beyond its delay; where they may not, the record says that nothing was compared."""
+    counts, sleep, ask = [], time.sleep, ArmProcess.ask
+    monkeypatch.setattr(judge, "REPLACED_LONGEST_S", longest_s)
+    monkeypatch.setattr("kda_core.judge.time.sleep", lambda seconds: sleep(seconds + 0.15))
+
+    def noted(process, command, *rest, **named):
+        if process.spec.name == "arm" and command == "wall":
+            counts.append(named["count"])
+        return ask(process, command, *rest, **named)
+
+    monkeypatch.setattr(ArmProcess, "ask", noted)
+    row = bench(toy, SLOW.format("1e-3")).rows[0]
+    assert row.verdict is Verdict.UNVERIFIED
+    assert row.arms["arm"].replaced == compared
+    assert (max(counts) > 64) == bool(compared)  # 64 calls of 1 ms are a loop
 
 
 def _spied(original, compared, wrong=()):

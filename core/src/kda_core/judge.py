@@ -38,6 +38,11 @@ REPLACED_LOOP_US = 50_000
 """A loop whose inputs are replaced lasts as long at least: writing them takes some milliseconds."""
 REPLACED_CALLS = (16, 4**10)
 """Least and most calls of such a loop. Where the least take longer than `REPLACED_LOOP_US`, nothing is tried."""
+REPLACED_LONGEST_S = 1.0
+"""By the judge's clock. Shorter loops grow where the judge came too late: a wait of the host soon weighs nothing."""
+SHORT_CLAIM = 1 / 2
+"""Share of the time that passed: a loop that claims less cannot be looked at. An honest one claims less where the judge
+waited as long as the whole loop again."""
 REPLACE_TRIALS = 9
 REPLACE_RIGHT, REPLACE_WRONG = 2, 3
 """Trials that end it. One right output may be luck, a wrong one a call that was held up while its inputs changed."""
@@ -263,40 +268,64 @@ class Judge:
         """Write new values into the inputs while a timed loop runs: its last output must follow from them.
 
         A call that reads while they change may return anything; only the last one is looked at, and only where its
-        start lies behind the change.
+        start lies behind the change. Where nothing could be looked at because the arm claims far less time than passed,
+        the row is INVALID; where the judge came too late, the loop gets longer, and the record says how many counted.
         """
-        count, total, elapsed, right = 0, 0.0, 0.0, 0
+        count, elapsed = self._long_loop(process)
+        if count < REPLACED_CALLS[0]:
+            return
+        right, short = 0, 0
         wrong: list[str] = []
-        while total < REPLACED_LOOP_US and count < REPLACED_CALLS[1]:
-            count = max(1, 4 * count)
-            timed, elapsed = process.ask("wall", Timed, count=count, canary=None)
-            total = timed.total_us
-        if total > elapsed * 1e6:
-            raise process.give_up(Verdict.INVALID, "claims more time than passed")
-        quarter_done_s = elapsed - 3 / 4 * total / 1e6
-        for _ in range(REPLACE_TRIALS if count >= REPLACED_CALLS[0] else 0):
+        for _ in range(REPLACE_TRIALS):
             old, self._previous = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
             new, expected = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
             case.write(old)
             written = [0.0]
 
-            def replace(new: Any = new, written: list[float] = written) -> None:
-                time.sleep(quarter_done_s)
+            def replace(new: Any = new, written: list[float] = written, pause_s: float = elapsed / 4) -> None:
+                time.sleep(pause_s)
                 case.write(new)
                 written[0] = time.perf_counter()
 
             begin = time.perf_counter()
-            timed, _ = process.ask("wall", Timed, count=count, canary=None, meanwhile=replace)
+            claimed, elapsed = self._loop(process, count, replace)
             called, _ = process.ask("collect", Called)
-            # The loop ended `total_us` behind `begin` or later, and its last eighth holds two calls or more.
-            if written[0] < begin + 7 / 8 * timed.total_us / 1e6:
+            # The loop ended `claimed` behind `begin` or later, and its last eighth holds two calls or more.
+            if written[0] < begin + 7 / 8 * claimed:
                 _, failure = self._compare(case, called, new, expected, Family.NORMAL, which=0)
                 right += failure is None
                 wrong += [failure] if failure else []
+            else:
+                # Where the judge was late by its own clock too, the reply waited for it, and that clock says nothing.
+                short += claimed < elapsed * SHORT_CLAIM and written[0] < begin + 7 / 8 * elapsed
+                if elapsed < REPLACED_LONGEST_S and count < REPLACED_CALLS[1]:
+                    count, elapsed = 2 * count, 2 * elapsed
+            arm.replaced = right + len(wrong)
             if len(wrong) == REPLACE_WRONG:
                 arm.incorrect = f"{wrong[0]}; the inputs were replaced while a loop of calls was running"
             if len(wrong) == REPLACE_WRONG or right == REPLACE_RIGHT:
                 return
+        if short > REPLACE_TRIALS / 2:
+            raise process.give_up(
+                Verdict.INVALID, f"claims less than half of the time that passed in {short} of {REPLACE_TRIALS} loops"
+            )
+
+    def _long_loop(self, process: ArmProcess) -> tuple[int, float]:
+        """Calls of a loop that claims to last long enough to replace inputs, and its seconds by the judge's clock."""
+        count, claimed, elapsed = 0, 0.0, 0.0
+        while claimed * 1e6 < REPLACED_LOOP_US and count < REPLACED_CALLS[1]:
+            count = max(1, 4 * count)
+            claimed, elapsed = self._loop(process, count)
+        return count, elapsed
+
+    def _loop(
+        self, process: ArmProcess, count: int, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
+        """Seconds of one timed loop, as the worker claims and by the judge's clock."""
+        timed, elapsed = process.ask("wall", Timed, count=count, canary=None, meanwhile=meanwhile)
+        if timed.total_us > elapsed * 1e6:
+            raise process.give_up(Verdict.INVALID, "claims more time than passed")
+        return timed.total_us / 1e6, elapsed
 
     # ---- timing -----------------------------------------------------------------------------
 

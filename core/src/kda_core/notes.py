@@ -35,6 +35,8 @@ class ArmNotes:
     no_graph: str | None = None
     """Why the calls could not be captured into a CUDA graph."""
     restarts: int = 0
+    replaced: int | None = None
+    """Loops whose inputs were replaced while they ran, and whose last output was compared; None: not tried."""
     replay_shares: list[float] = field(default_factory=list)
     """Per sample of `device`: time between the events around the replays over the host's time for them."""
     idle_s: float = 0.0

@@ -113,6 +113,9 @@ class ArmRow(Strict):
     """Why there is no `device` metric: the calls could not be captured into a CUDA graph."""
     restarts: int = 0
     """Workers that had to be started again during this row."""
+    replaced: int | None = None
+    """Loops whose inputs were replaced while they ran, and whose last output was compared: two right ones are enough.
+    None: not tried, as the op works in place, its calls are too long, or the run did not get that far."""
 
 
 class Limit(Strict):

@@ -83,6 +83,7 @@ def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
         no_graph=without_folders(arm.no_graph) if arm.no_graph else None,
         clock_ratio={metric: median(ratios) for metric, ratios in arm.clock_ratios.items()} if measured else {},
         restarts=arm.restarts,
+        replaced=arm.replaced,
     )
 
 
