@@ -3,6 +3,9 @@
 import pytest
 
 from core.tests.stub_cuda import Stub
+from kda_core import limits
+from kda_core.launch import MISS
+from kda_core.protocol import RowSpec
 
 SCRIPT = """
 from kda_core import limits
@@ -23,3 +26,19 @@ def test_host_floor_allocates_like_the_outputs_and_launches_once(tmp_path, make)
         f"args {lines['pointers']} scratch (nil) (nil) queries 0"
     )
     assert lines["like"] == "True"
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_host_floor_that_launches_nothing_is_an_error(monkeypatch, launched):
+    row = RowSpec(op="op", sets=(), canary=None, scalars={}, inplace=(), outputs=(), returns_none=True, bytes_moved=0)
+
+    def host():
+        return None if launched else MISS
+
+    monkeypatch.setattr(limits, "cheapest_launch", lambda templates, device: host)
+    monkeypatch.setattr(limits, "fastest_copy", lambda size, in_place: "copy")
+    if launched:
+        assert limits.floors(row, "cpu") == (host, "copy")
+    else:
+        with pytest.raises(RuntimeError, match="launches nothing is too low"):
+            limits.floors(row, "cpu")

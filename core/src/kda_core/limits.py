@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kda_core.launch import Chain, Launch, bind
+from kda_core.launch import MISS, Chain, Launch, bind
 from kda_core.protocol import RowSpec
 from kda_core.timing import Graph
 
@@ -60,7 +60,12 @@ def floors(row: RowSpec, device: str) -> tuple[Op, Op]:
         torch.empty_strided(place.shape, place.stride, dtype=getattr(torch, place.dtype), device="meta")
         for place in row.outputs
     ]
-    return cheapest_launch(templates, torch.device(device)), fastest_copy(row.bytes_moved, in_place=bool(row.inplace))
+    host = cheapest_launch(templates, torch.device(device))
+    if host() is MISS:
+        raise RuntimeError(
+            "the host floor's entry refused its own call (MISS): a floor that launches nothing is too low"
+        )
+    return host, fastest_copy(row.bytes_moved, in_place=bool(row.inplace))
 
 
 def cheapest_launch(templates: list[torch.Tensor], device: torch.device) -> Op:
