@@ -7,7 +7,6 @@ ahead has ended.
 
 import dataclasses
 import importlib
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -124,12 +123,14 @@ def task_of(op):
 
 def test_k03_in_both_of_its_configurations():
     task = task_of("qknorm_rope")
-    (module,) = (module for module in modules_of(task) if hasattr(module, "TUNED"))
-    for choice in module.TUNED[module.DEFAULT]:
-        with patch.object(module, "select", lambda *_, config=choice.config: config):
-            for case in cases_of(task):
+    (table,) = tables_of(task)
+    assert len(table.configs) == 2
+    for config in table.configs:
+        for case in cases_of(task):
+            with table.forced(config) as asked:
                 (launch,) = check(case)
-                assert launch.options["num_warps"] == choice.config.warps
+            assert asked
+            assert launch.options["num_warps"] == config.warps
 
 
 WAVES = {

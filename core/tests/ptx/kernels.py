@@ -122,11 +122,6 @@ def on_the_machine(task: Task, options: Options = DEFAULT) -> Iterator[list[Laun
         for module in modules_of(task):
             if hasattr(module, "elsewhere"):
                 stack.enter_context(patch.object(module, "elsewhere", lambda *_, **__: None))
-            elif hasattr(module, "why_not") and hasattr(module, "Call"):  # k03, which asks for the device itself
-                uncovered = partial(
-                    lambda module, *args, **kwargs: module._uncovered(module.Call(*args, **kwargs)), module
-                )
-                stack.enter_context(patch.object(module, "why_not", uncovered))
         forget_plans(task.path / "solution")
         yield stack.enter_context(launching_on_the_machine(options))
 

@@ -3,7 +3,6 @@
 python -m pytest -p core.tests.ptx.plugin diffusion/*/tests/test_kernel.py
 """
 
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -22,11 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _on_the_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _on_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let the test's task launch on the machine."""
     (task,) = (task for task in TASKS if request.path.is_relative_to(task.path))
     with on_the_machine(task):
-        # Imported before it was replaced where it lives.
-        home = sys.modules[request.module.why_not.__module__]
-        monkeypatch.setattr(request.module, "why_not", home.why_not)
         yield
