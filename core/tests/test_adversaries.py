@@ -145,9 +145,12 @@ def test_a_record_makes_the_page(monkeypatch, tmp_path, capsys):
     assert re.search(r"^\| `side_stream` \| .* \| GPU: INVALID \| - \| not run \|$", text, re.MULTILINE)
 
 
-def test_what_no_run_stands_behind_is_called_expected():
+def test_what_no_run_stands_behind_is_called_expected(monkeypatch):
+    gpu_alone = dataclasses.replace(BY_NAME["detects_the_profiler"], cuda=Ending(None, missed="a kernel less"))
+    others = tuple(one for one in ADVERSARIES if one.name != gpu_alone.name)
     cpu = next(line for line in page.read(page.RECORDS) if line.kind == "cpu")
     gpu_run = cpu.model_copy(update={"kind": "cuda", "results": {name: BY_NAME[name].cuda.name for name in CUDA}})
+    monkeypatch.setattr(page, "ADVERSARIES", (*others, gpu_alone))
     lines = {
         kinds: {line.split("`")[1]: line.split(" | ")[1] for line in text.splitlines() if line.startswith("| `")}
         for kinds, records in (("cpu", [cpu]), ("both", [cpu, gpu_run]), ("none", []))
@@ -159,8 +162,10 @@ def test_what_no_run_stands_behind_is_called_expected():
         "none": "CPU expected; GPU expected",
     }
     assert [lines[kinds]["detects_the_profiler"] for kinds in lines] == ["GPU expected", "GPU", "GPU expected"]
-    assert '"expected", no run of the suite on one stands behind it yet; 2 of these' in page.page([cpu])
+    assert '"expected", no run of the suite on one stands behind it yet; 1 of these' in page.page([cpu])
     assert '"expected", no run' not in page.page([cpu, gpu_run])
+    monkeypatch.setattr(page, "ADVERSARIES", others)
+    assert '"expected", no run of the suite on one stands behind it yet.\n' in page.page([cpu])
 
 
 def test_a_record_of_a_part_is_refused(capsys):

@@ -43,9 +43,10 @@ time is kept, so that no wrong number can come from there.
 {escapes}
 """
 UNPROVEN = """
-Where a kind of machine is "expected", no run of the suite on one stands behind it yet; {only} of these are known from
-such an expectation alone.
+Where a kind of machine is "expected", no run of the suite on one stands behind it yet{alone}.
 """
+ALONE = """; {only} of these are known from
+such an expectation alone"""
 VERSIONS = ("python", "torch", "triton", "cuda", "driver")
 
 
@@ -128,7 +129,7 @@ def page(records: Sequence[SuiteRecord]) -> str:
         missed=missed,
         ran="\n".join(ran),
         rows="\n".join(rows),
-        unproven=UNPROVEN.format(only=only) if assumed else "",
+        unproven=UNPROVEN.format(alone=ALONE.format(only=only) if only else "") if assumed else "",
         escapes="\n".join(f"| `{name}` | {_escaped(kinds, latest)} | {gains} |" for name, kinds, gains in escapes),
     )
 
