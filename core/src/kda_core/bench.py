@@ -200,7 +200,7 @@ def _opponents(request: Request, config: Config, kind: Kind) -> tuple[str, ...]:
     """The arms named, or else upstream's; on a CPU the eager arm, the protocol's other side."""
     if request.against:
         names = tuple(_arm(config, name, kind, "--against") for name in request.against)
-        if kind == "cuda" and request.subject in names:
+        if request.subject in names:
             raise UsageError(f"--against {request.subject!r}: an arm cannot run against itself; --aa measures A/A")
         return names
     usual = ("baseline", "upstream_latest") if kind == "cuda" else ("eager",)

@@ -12,7 +12,6 @@ from kda_core.case import output_spec
 from kda_core.documents import copied, dead_links
 from kda_core.errors import KdaError, LedgerError, UsageError
 from kda_core.oracle import load_reference
-from kda_core.suggest import expect_matches
 from kda_core.tasks import Task
 from kda_core.tune import sweep as tune
 from kda_core.upstream import read_lock
@@ -93,9 +92,7 @@ def grid_rows(session: Session, full: bool) -> tuple[Workload, ...]:
     task = session.request.task
     path = task.path / "bench" / "grid.py"
     grid = _grid(task, path, thin=session.kind == "cpu" and not full)
-    every = (*task.workloads, *grid)
-    expect_matches("--rows", session.request.rows, [row.id for row in every])
-    wanted = select(every, session.request.rows)
+    wanted = select((*task.workloads, *grid), session.request.rows)
     frozen = tuple(row for row in wanted if row in task.workloads)
     rest = tuple(row for row in wanted if row not in task.workloads)
     return (*fit(session, frozen, task.path / "bench" / "workloads.toml"), *fit(session, rest, path))

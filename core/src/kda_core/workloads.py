@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kda_core.errors import UsageError
-from kda_core.suggest import nearest
+from kda_core.suggest import expect_matches
 from kda_core.toml import Strict, read_toml, validate
 
 DType = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "bool"]
@@ -129,10 +129,7 @@ def load_workloads(path: Path) -> tuple[Workload, ...]:
 
 def select(rows: tuple[Workload, ...], patterns: list[str]) -> tuple[Workload, ...]:
     """Rows whose id matches any shell pattern, in file order; an unmatched pattern is a UsageError."""
-    for pattern in patterns:
-        if not any(fnmatchcase(row.id, pattern) for row in rows):
-            ids = [row.id for row in rows]
-            raise UsageError(f"--rows {pattern!r}: no such row; nearest: {', '.join(nearest(pattern, ids))}")
+    expect_matches("--rows", patterns, [row.id for row in rows])
     return tuple(row for row in rows if not patterns or any(fnmatchcase(row.id, p) for p in patterns))
 
 
