@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -105,7 +105,7 @@ def face(adversary: Adversary, kind: Kind) -> Got:
             task=task,
             rows=[(kind == "cuda" and adversary.cuda_row) or adversary.row],
             subject=adversary.name,
-            against=["eager"] if kind == "cuda" or adversary.opponent else [adversary.name],
+            against=["eager"],
             device=kind,
             # Right after one another the runs find each other's load: no reason to refuse here.
             allow_busy=True,
@@ -113,6 +113,10 @@ def face(adversary: Adversary, kind: Kind) -> Got:
             samples=SAMPLES if kind == "cuda" or adversary.loops else None,
         )
         session = open_session(request)
+        if kind == "cpu" and not adversary.opponent:
+            # No request may name an arm against itself; here it spares a process for every adversary.
+            settings = session.settings.model_copy(update={"against": (adversary.name,)})
+            session = replace(session, settings=settings)
         if kind == "cpu" and adversary.loops:
             found = _looped(session, ending)
         else:
