@@ -75,6 +75,8 @@ class Graph:
             op(*calls[0], **scalars)
         torch.cuda.current_stream().wait_stream(side)
         self.calls = len(calls)
+        # A graph knows addresses alone: what `op` and `calls` hold has to live as long as it is replayed.
+        self._held = op, calls
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             for arguments in calls:
