@@ -1,18 +1,22 @@
 """Every adversary through the real judge; the table, the files, the committed page and method.md in step."""
 
 import dataclasses
+import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import kda_core
 from core.tests.adversaries import __main__ as command
-from core.tests.adversaries import page, suite
+from core.tests.adversaries import page, share, suite
 from core.tests.adversaries.table import ADVERSARIES, ARMS, Adversary, Ending, Kind
 from kda_core import gpu
 from kda_core.errors import ExitCode
@@ -27,9 +31,10 @@ METHOD = page.RECORDS.parent / "method.md"
 def started(request: pytest.FixtureRequest, kind: Kind):
     """Start every adversary that this session asks for; at the end show the table, which is what a log is read for."""
     asked = {item.callspec.params["name"] for item in request.session.items if item.originalname == f"test_on_{kind}"}
-    begin, futures = time.monotonic(), suite.start([BY_NAME[name] for name in sorted(asked)], kind)
-    yield futures
-    done = [future.result() for future in futures.values() if not future.cancel()]
+    begin = time.monotonic()
+    with suite.started([BY_NAME[name] for name in sorted(asked)], kind) as futures:
+        yield futures
+        done = [future.result() for future in futures.values() if not future.cancel()]
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print()
         command.show(done, kind, time.monotonic() - begin)
@@ -100,9 +105,12 @@ def test_a_difference_is_shown_and_fails_the_command(monkeypatch, capsys):
     wrong = dataclasses.replace(BY_NAME["raises_on_import"], cpu=Ending(Verdict.INCORRECT))
     monkeypatch.setattr(command, "ADVERSARIES", (wrong,))
     assert command.main(["--device", "cpu"]) == ExitCode.UNFIT_ROWS
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert re.search(
         r"raises_on_import\s+INCORRECT\s+ERROR\s+WRONG\s+expected INCORRECT, got ERROR: arm 'raises_on", out
+    )
+    assert re.search(
+        r"\[1/1\] raises_on_import: ERROR WRONG, \d+ s \(start [\d.]+, verify [\d.]+\): expected INCORR", err
     )
     assert "0 end as expected, 0 of these are known not to be caught, 1 differ" in out
 
@@ -121,24 +129,25 @@ def test_verdict_and_words_are_compared(verdict, reason, wrong):
 
 
 def test_a_record_makes_the_page(monkeypatch, tmp_path, capsys):
-    class Done:
-        def __init__(self, one):
-            self.one = one
+    def ended(one):
+        ending, future = one.cpu, Future()
+        changed = ending.words if ending.noisy else ""
+        future.set_result(suite.Got(one, "cpu", ending.verdict or Verdict.UNVERIFIED, ending.words, changed))
+        return future
 
-        def result(self):
-            ending = self.one.cpu
-            changed = ending.words if ending.noisy else ""
-            return suite.Got(self.one, "cpu", ending.verdict or Verdict.UNVERIFIED, ending.words, changed)
-
-    monkeypatch.setattr(suite, "start", lambda adversaries, kind: {one.name: Done(one) for one in adversaries})
+    monkeypatch.setattr(
+        suite, "started", lambda adversaries, kind: nullcontext({one.name: ended(one) for one in adversaries})
+    )
     path = tmp_path / "runs.jsonl"
     for _ in range(2):
         command.main(["--device", "cpu", "--record", str(path)])
     first, second = page.read(path)
     assert first.results == second.results == {name: BY_NAME[name].cpu.name for name in CPU}
+    assert first.gpus == 1
     text = path.with_suffix(".md").read_text(encoding="utf-8")
     assert f"- **CPU**: {second.machine}, {second.utc}" in text
     assert "- **GPU**: not run yet" in text
+    assert f"- **CPU**: 8 x {second.machine}" in page.page([second.model_copy(update={"gpus": 8})])
     assert re.search(
         r"^\| `nan` \| One element is not a number. \| INCORRECT \| INCORRECT \| not run \|$", text, re.MULTILINE
     )
@@ -179,6 +188,79 @@ def test_a_broken_record_is_named(tmp_path):
     path.write_text("{}\n")
     with pytest.raises(ValueError, match=r"runs.jsonl:1: no record of the suite"):
         page.read(path)
+
+
+# ---- several GPUs, and an early end ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "cores", "names"),
+    [
+        (None, 3, 8, ["0", "1", "2"]),
+        ("3, GPU-1f", 2, 8, ["3", "GPU-1f"]),
+        ("3,x,4", 1, 8, ["3"]),
+        (None, 8, 2, ["0", "1"]),
+    ],
+)
+def test_devices_are_named_as_they_are_visible(monkeypatch, visible, count, cores, names):
+    monkeypatch.delenv(share.VISIBLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(share.VISIBLE, visible)
+    monkeypatch.setattr(gpu, "_nvml", nullcontext)
+    monkeypatch.setattr(gpu, "_visible", lambda _: [object()] * count)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert share.devices() == names
+
+
+@pytest.fixture
+def temporary(monkeypatch, tmp_path):
+    """Where processes started from here put their checkouts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for either process")
+
+
+@needs_two_cores
+def test_two_processes_share_the_adversaries(temporary):
+    chosen = [BY_NAME[name] for name in ("raises_on_import", "lacks_the_op")]
+    with share.started(chosen, "cpu", ["0", "1"]) as futures:
+        results = [futures[one.name].result() for one in chosen]
+    assert [(got.adversary, got.wrong) for got in results] == [(one, None) for one in chosen]
+    assert not any(temporary.glob("kda-adversary-*"))
+
+
+@needs_two_cores
+def test_a_process_that_dies_is_an_error_that_names_what_it_ran(temporary):
+    chosen = [BY_NAME[name] for name in ("hangs", "nan")]
+
+    def lose_one():
+        with share.started(chosen, "cpu", ["0", "1"]) as futures:
+            while not futures["hangs"].running():
+                time.sleep(0.01)
+            (child,) = (one for one in multiprocessing.active_children() if one.name == "of device 0")
+            child.kill()
+            futures["hangs"].result()
+
+    with pytest.raises(share.ShareDied, match="the process of device 0 ended with exit code -9 while it ran hangs"):
+        lose_one()
+    assert not multiprocessing.active_children()
+
+
+def test_ctrl_c_ends_what_runs_and_drops_the_rest(temporary):
+    run = [sys.executable, "-m", "core.tests.adversaries", "--device", "cpu"]
+    path = os.pathsep.join([str(Path(kda_core.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(
+        run, cwd=page.RECORDS.parents[1], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert re.match(r"\[1/\d+\] [a-z_]+: [A-Za-z]+ ok, \d+ s", process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert re.search(r"interrupted: \d of \d+ adversaries had ended\n$", err)
+    assert not any(temporary.glob("kda-adversary-*"))
 
 
 # ---- what only a GPU can judge ---------------------------------------------------------------------
@@ -233,6 +315,13 @@ with torch.profiler.profile():
     calls = [arm("detects_the_profiler").squash(small, factor=1e-4) for _ in range(50)]
 assert sum(bool(call.any()) for call in calls) > sum(not bool(call.any()) for call in calls)
 assert worker.Worker.profile(None, 20).kernels == 20
+
+late = arm("patches_the_worker")
+late._hand_back = lambda self, result: result.clone()
+out = late.axpy(x, y, factor=3)
+for _ in range(2):  # as a graph's output, replay after replay
+    x += 1
+    assert torch.equal(worker.Worker._hand_back(None, out), torch.add(y, x, alpha=3))
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from concurrent.futures import as_completed
 from pathlib import Path
 from textwrap import shorten
 
@@ -12,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from core.tests.adversaries import page, suite
+from core.tests.adversaries import page, share, suite
 from core.tests.adversaries.table import ADVERSARIES, Kind
 from kda_core import gpu
-from kda_core.errors import ExitCode
+from kda_core.errors import ExitCode, KdaError
 from kda_core.suggest import nearest
 
 SAID = 120
@@ -42,20 +43,38 @@ def main(arguments: list[str]) -> int:
     kind: Kind = given.device if given.device != "auto" else "cuda" if gpu.has_gpu() else "cpu"
     begin = time.monotonic()
     chosen = suite.chosen(kind, tuple(given.names), ADVERSARIES)
-    futures = suite.start(chosen, kind)
-    results = []
-    for number, one in enumerate(chosen, start=1):
-        print(f"[{number}/{len(chosen)}] {one.name}", file=sys.stderr)
-        results.append(futures[one.name].result())
+    names = share.devices() if kind == "cuda" else []
+    found: dict[str, suite.Got] = {}
+    try:
+        with share.started(chosen, kind, names) if len(names) > 1 else suite.started(chosen, kind) as futures:
+            for future in as_completed(futures.values()):
+                got = future.result()
+                found[got.adversary.name] = got
+                print(f"[{len(found)}/{len(chosen)}] {line(got)}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(found)} of {len(chosen)} adversaries had ended", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except KdaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    results = [found[one.name] for one in chosen]
     seconds = time.monotonic() - begin
-    show(results, kind, seconds)
+    gpus = max(1, len(names))
+    show(results, kind, seconds, gpus)
     if given.record:
-        page.append(given.record, page.record(results, kind, seconds))
+        page.append(given.record, page.record(results, kind, seconds, gpus))
         given.record.with_suffix(".md").write_text(page.page(page.read(given.record)), encoding="utf-8")
     return ExitCode.UNFIT_ROWS if any(got.wrong for got in results) else ExitCode.OK
 
 
-def show(results: list[suite.Got], kind: Kind, seconds: float) -> None:
+def line(got: suite.Got) -> str:
+    """An ended run in one line."""
+    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in got.phases)
+    wrong = f": {got.wrong}" if got.wrong else ""
+    return f"{got.adversary.name}: {got.name} {'WRONG' if wrong else 'ok'}, {got.seconds:.0f} s ({phases}){wrong}"
+
+
+def show(results: list[suite.Got], kind: Kind, seconds: float, gpus: int = 1) -> None:
     """Print the table."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     table = Table(box=None, pad_edge=False)
@@ -70,8 +89,9 @@ def show(results: list[suite.Got], kind: Kind, seconds: float) -> None:
     console.print(table)
     wrong = sum(got.wrong is not None for got in results)
     missed = sum(not ending.caught for got in results if (ending := got.adversary.on(kind)))
+    where = "the CPU" if kind == "cpu" else "a GPU" if gpus == 1 else f"{gpus} GPUs"
     console.print(
-        f"{len(results)} adversaries on {'a GPU' if kind == 'cuda' else 'the CPU'} in {seconds:.0f} s: "
+        f"{len(results)} adversaries on {where} in {seconds:.0f} s: "
         f"{len(results) - wrong} end as expected, {missed} of these are known not to be caught, {wrong} differ"
     )
 

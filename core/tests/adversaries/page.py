@@ -62,12 +62,14 @@ class SuiteRecord(Strict):
     kind: Kind
     machine: str
     """The GPU's name; without one, the processor's and how many cores the suite used."""
+    gpus: int = 1
+    """GPUs of this kind that the adversaries were shared out among."""
     versions: dict[str, str]
     results: dict[str, str]
     """Adversary -> verdict, or `passes`."""
 
 
-def record(results: Sequence[Got], kind: Kind, seconds: float) -> SuiteRecord:
+def record(results: Sequence[Got], kind: Kind, seconds: float, gpus: int) -> SuiteRecord:
     """What a run leaves behind."""
     git, driver = provenance.git_state(checkout_root()), None
     host = provenance.host(None)
@@ -85,6 +87,7 @@ def record(results: Sequence[Got], kind: Kind, seconds: float) -> SuiteRecord:
         dirty=git.dirty,
         kind=kind,
         machine=machine,
+        gpus=gpus,
         versions={name: versions[name] for name in VERSIONS},
         results={got.adversary.name: got.name for got in results},
     )
@@ -139,7 +142,8 @@ def _where(line: SuiteRecord | None, device: str) -> str:
         return f"- **{device}**: not run yet"
     commit = f"`{line.commit[:10]}`" + (" with changes" if line.dirty else "")
     versions = ", ".join(f"{name} {version}" for name, version in line.versions.items() if version != provenance.ABSENT)
-    return f"- **{device}**: {line.machine}, {line.utc}, {line.seconds:g} s, commit {commit}, {versions}"
+    several = f"{line.gpus} x " if line.gpus > 1 else ""
+    return f"- **{device}**: {several}{line.machine}, {line.utc}, {line.seconds:g} s, commit {commit}, {versions}"
 
 
 def _expected(one: Adversary) -> str:

@@ -6,10 +6,12 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +20,7 @@ from core.tests.adversaries.table import ARMS, NOISY, PASSES, Adversary, Ending,
 from kda_core import verdict
 from kda_core.bench import CHANGED, Request, Session, frozen_rows, open_session, run
 from kda_core.idle import busy
-from kda_core.judge import Judge
+from kda_core.judge import Judge, Progress
 from kda_core.oracle import load_reference
 from kda_core.protocol import ArmSpec
 from kda_core.records import Verdict
@@ -32,6 +34,8 @@ LOOP_US = 20_000
 HANG_S = {"cpu": 2, "cuda": 10}
 """Timeout of a command where the adversary hangs; the opponent's first call on a GPU must fit."""
 MOST_TOGETHER = 4
+POLL_S = 0.2
+"""Between two looks for workers of runs that are to end."""
 _numbers = count()
 
 
@@ -45,6 +49,13 @@ class Got:
     reason: str
     changed: str = ""
     """Which files changed during the run, where that keeps it from being published."""
+    phases: tuple[tuple[str, float], ...] = ()
+    """What the run did in turn, and the seconds of each."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took."""
+        return sum(seconds for _, seconds in self.phases)
 
     @property
     def name(self) -> str:
@@ -100,6 +111,11 @@ def face(adversary: Adversary, kind: Kind) -> Got:
     """One run: how the judge ends the adversary's row."""
     ending = adversary.on(kind)
     assert ending is not None
+    marks = [("start", time.monotonic())]
+
+    def enter(_row: str, phase: str) -> None:
+        marks.append((phase, time.monotonic()))
+
     with checkout(adversary, kind) as task:
         request = Request(
             task=task,
@@ -117,16 +133,19 @@ def face(adversary: Adversary, kind: Kind) -> Got:
             # No request may name an arm against itself; here it spares a process for every adversary.
             settings = session.settings.model_copy(update={"against": (adversary.name,)})
             session = replace(session, settings=settings)
+        changed = ""
         if kind == "cpu" and adversary.loops:
-            found = _looped(session, ending)
+            ended, reason = _looped(session, ending, enter)
         else:
-            record = run(session, frozen_rows(session), measure=True, progress=lambda *_: None)
+            record = run(session, frozen_rows(session), measure=True, progress=enter)
             changed = "; ".join(words for words in record.noisy if CHANGED in words)
-            found = record.rows[0].verdict, record.rows[0].reason, changed
-    return Got(adversary, kind, *found)
+            ended, reason = record.rows[0].verdict, record.rows[0].reason
+        marks.append(("", time.monotonic()))
+    phases = tuple((phase, end - begin) for (phase, begin), (_, end) in pairwise(marks))
+    return Got(adversary, kind, ended, reason, changed, phases)
 
 
-def _looped(session: Session, ending: Ending) -> tuple[Verdict, str]:
+def _looped(session: Session, ending: Ending, progress: Progress) -> tuple[Verdict, str]:
     """On a CPU, with samples as long as a GPU's. Where INVALID is expected, the checks of times have their say.
 
     Elsewhere they have none: on a busy machine the judge's clock finds honest samples too long.
@@ -139,7 +158,7 @@ def _looped(session: Session, ending: Ending) -> tuple[Verdict, str]:
         name: ArmProcess(ArmSpec(name=name, module=module, device="cpu"), roots, session.config.bench.timeout_s, {})
         for name, module in modules.items()
     }
-    judge = Judge(session.config, load_reference(task), arms, settings, "cpu", None, lambda *_: None)
+    judge = Judge(session.config, load_reference(task), arms, settings, "cpu", None, progress)
     try:
         judge.run(frozen_rows(session), measure=True)
     finally:
@@ -158,16 +177,41 @@ def chosen(kind: Kind, names: tuple[str, ...], adversaries: tuple[Adversary, ...
     return [one for one in adversaries if one.on(kind) is not None and (not names or one.name in names)]
 
 
-def start(adversaries: list[Adversary], kind: Kind) -> dict[str, Future[Got]]:
-    """Run all. Those whose verdict rests on no time run side by side; on a GPU the others follow, one by one."""
+@contextlib.contextmanager
+def started(
+    adversaries: list[Adversary], kind: Kind, began: Callable[[str], None] = lambda _: None
+) -> Iterator[dict[str, Future[Got]]]:
+    """Run all. Those whose verdict rests on no time run side by side; on a GPU the others follow, one by one.
+
+    `began` is told the name of each as it begins. Leaving the block ends those that run and drops the rest.
+    """
+
+    def run_one(one: Adversary) -> Got:
+        began(one.name)
+        return face(one, kind)
+
     together = [one for one in adversaries if kind == "cpu" or _timeless(one.on(kind))]
     pool, alone = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_TOGETHER)), ThreadPoolExecutor(1)
-    futures = {one.name: pool.submit(face, one, kind) for one in together}
+    futures = {one.name: pool.submit(run_one, one) for one in together}
     alone.submit(wait, list(futures.values()))
-    futures |= {one.name: alone.submit(face, one, kind) for one in adversaries if one not in together}
+    futures |= {one.name: alone.submit(run_one, one) for one in adversaries if one not in together}
     pool.shutdown(wait=False)
     alone.shutdown(wait=False)
-    return futures
+    try:
+        yield futures
+    finally:
+        running = [future for future in futures.values() if not future.cancel()]
+        while wait(running, timeout=POLL_S).not_done:
+            _kill_workers()
+
+
+def _kill_workers() -> None:
+    """End this process's workers: a judge without them soon comes to an end, if by starting some once more."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"kda_core.worker" in (folder / "cmdline").read_bytes():
+                os.killpg(int(folder.name), signal.SIGKILL)
 
 
 def _timeless(ending: Ending | None) -> bool:

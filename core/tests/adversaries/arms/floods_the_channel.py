@@ -4,15 +4,12 @@ Caught by: the longest line that the judge accepts.
 """
 
 import os
-import stat
+import sys
+
+_CHANNEL = int(sys.argv[1])
+"""The worker is started with its descriptor; on a GPU, CUDA's sockets lie beside it."""
 
 
 def axpy(x, y, *, factor):
-    for descriptor in range(3, 64):
-        try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-        except OSError:
-            continue
-        while True:
-            os.write(descriptor, b" " * (1 << 20))
+    while True:
+        os.write(_CHANNEL, b" " * (1 << 20))

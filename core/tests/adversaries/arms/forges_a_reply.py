@@ -5,22 +5,16 @@ Caught by: a reply that is there before its command.
 
 import json
 import os
-import socket
-import stat
+import sys
 
+_CHANNEL = int(sys.argv[1])
+"""The worker is started with its descriptor; on a GPU, CUDA's sockets lie beside it."""
 _CALLS = []
 
 
 def axpy(x, y, *, factor):
     _CALLS.append(None)
-    for descriptor in range(3, 64):
-        try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-        except OSError:
-            continue
-        with socket.socket(fileno=os.dup(descriptor)) as channel:
-            # hello, attach, row, then one command per call: the next one's number.
-            reply = {"id": 4 + len(_CALLS), "returned": "None", "outputs": [], "copied": False}
-            channel.sendall(json.dumps(reply).encode() + b"\n")
+    # hello, attach, row, then one command per call: the next one's number.
+    reply = {"id": 4 + len(_CALLS), "returned": "None", "outputs": [], "copied": False}
+    os.write(_CHANNEL, json.dumps(reply).encode() + b"\n")
     return factor * x + y
