@@ -392,7 +392,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         task = make_checkout(tmp_path / kind)
         monkeypatch.setattr(gpu, "has_gpu", lambda: kind == "cuda")
         monkeypatch.setattr(bench, "_device", lambda request: kind)
-        against = ["baseline"] if kind == "cuda" else ["solution"]
+        against = ["baseline"] if kind == "cuda" else []
         return bench.open_session(bench.Request(task=task, against=against))
 
     return make
