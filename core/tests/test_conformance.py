@@ -222,9 +222,22 @@ class TestOnGpu:
     def test_second_call_runs_the_plan_of_the_first(self, case, monkeypatch):
         if case.why_not(case.arguments()) is not None:
             pytest.skip("takes the plain path")
+        copied = []
+        for module in case.modules:
+            if hasattr(module, "_ready"):  # where x may be copied before the kernels read it
+
+                def ready(call, path=module._ready):
+                    made = path(call)
+                    copied.append(made is not call)
+                    return made
+
+                monkeypatch.setattr(module, "_ready", ready)
         case.assert_right()
         for module in case.modules:
-            monkeypatch.setattr(module, "_run", None)
+            monkeypatch.setattr(module, "plan", None)
+            # A hot entry takes the call before `_run` is asked; only a copy is made there, and has a plan of its own.
+            if not any(copied):
+                monkeypatch.setattr(module, "_run", None)
         case.assert_right()
 
     @each(GRID_ROWS)
