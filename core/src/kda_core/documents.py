@@ -24,11 +24,24 @@ def dead_links(task: Task) -> list[str]:
     """Relative links of the card and of `docs/` that lead nowhere, one line each: with one the site is not built."""
     return [
         f"{path}:{number}: link to {target}: no such file"
-        for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md")))
-        if path.is_file()
+        for path in _written(task)
         for number, target in _links(path)
         if not (path.parent / target).exists()
     ]
+
+
+def unlink(task: Task) -> None:
+    """Leave of every link that leads nowhere its text: a copy lacks the records of its source, of which notes speak."""
+    for path in _written(task):
+        text = path.read_text(encoding="utf-8")
+        for match in reversed(list(LINK.finditer(text))):
+            if not (path.parent / match["target"]).exists():
+                text = text[: match.start()] + match["text"] + text[match.end() :]
+        path.write_text(text, encoding="utf-8")
+
+
+def _written(task: Task) -> list[Path]:
+    return [path for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md"))) if path.is_file()]
 
 
 def _links(path: Path) -> Iterator[tuple[int, str]]:

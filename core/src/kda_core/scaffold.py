@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kda_core import tuning
-from kda_core.documents import COPIED
+from kda_core.documents import COPIED, unlink
 from kda_core.errors import UsageError
 from kda_core.publish import publish
 from kda_core.tasks import Task, checkout_root, find_tasks
@@ -80,7 +80,9 @@ def new_task(source: Task, name: str) -> Path:
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    publish([Task(path=folder, package=f"{target.family}.{target.folder}")], check=False)
+    task = Task(path=folder, package=f"{target.family}.{target.folder}")
+    publish([task], check=False)
+    unlink(task)
     return folder
 
 
