@@ -100,7 +100,7 @@ def kernel(duration: float = 1.0, **fields: object) -> Kernel:
 @pytest.mark.parametrize(
     ("kernels", "words"),
     [
-        ([kernel(memory_pct=60, compute_pct=59, dram_pct=20, l2_pct=60, l1_pct=50)], "memory (L2), 60% of peak"),
+        ([kernel(memory_pct=60, compute_pct=59, dram_pct=20, l2_pct=80, l1_pct=50)], "memory, 60% of peak (L2 80%)"),
         ([kernel(memory_pct=59.9, compute_pct=80)], "compute, 80% of peak"),
         ([kernel(memory_pct=59, compute_pct=3, waves=0.25)], "size: 0.25 waves of blocks leave the GPU partly idle"),
         (
@@ -110,7 +110,7 @@ def kernel(duration: float = 1.0, **fields: object) -> Kernel:
         ([kernel(compute_pct=80)], "-"),
         (
             [kernel(3, memory_pct=80, compute_pct=0), kernel(1, memory_pct=0, compute_pct=0)],
-            "memory (DRAM), 60% of peak",
+            "memory, 60% of peak",
         ),
     ],
 )
@@ -128,7 +128,9 @@ def test_means_and_stalls_are_weighted_by_duration():
 
 def test_short_names():
     assert short("void norm::kernel<float, 4>(Params<float>)") == "norm::kernel"
+    assert short("void <unnamed>::rope<128, 0>(<unnamed>::Params)") == "rope"
     assert short("_axpy") == "_axpy"
+    assert short("kernel_cutlass_" + "x" * 100) == "kernel_cutlass_" + "x" * 42 + "..."
 
 
 # ---- the command ------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def test_profile_from_the_command_to_the_page(checkout, on_cpu, kda, monkeypatch
     table = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("|")]
     cells = {line[1]: line[2:-1] for line in table}
     assert cells["duration"] == ["9.02 us", "2.00 us"]
-    assert cells["**bound**"] == ["memory (DRAM), 72% of peak"] * 2
+    assert cells["**bound**"] == ["memory, 72% of peak (DRAM 72%)"] * 2
     assert cells["registers per thread"] == ["48", "32"]
     assert cells["... limited by"] == ["registers, shared memory (10 blocks)"] * 2
     assert cells["local memory (spills)"] == ["256 bytes", "128 bytes"]

@@ -18,6 +18,8 @@ NONE = "-"
 ISSUING = "selected"
 """The one state of a warp that is no stall."""
 LIMITERS = {"shared_mem": "shared memory", "blocks": "blocks per multiprocessor"}
+LONGEST_NAME = 60
+"""Characters of a kernel's name; `profile.jsonl` has all of it."""
 STALLS = {
     "barrier": "at a barrier of the block",
     "branch_resolving": "for a branch target",
@@ -47,7 +49,8 @@ passes left them, clocks as they were.
 - Durations and bytes are sums over the kernels of the call; percentages are means weighted by duration.
 - Throughputs are shares of the peak of the busiest unit of their kind.
 - **bound** follows from a rule: the larger of memory and compute throughput from {BUSY_PCT:.0f}% on (memory with its
-  busiest level); below that `size` where the longest kernel has less than one wave of blocks, else `latency`.
+  busiest level, of whose units ncu counts more where it stands alone); below that `size` where the longest kernel has
+  less than one wave of blocks, else `latency`.
 - Stalls are shares of the time that warps are resident, of the kernels together.
 """
 
@@ -99,8 +102,9 @@ def bound(kernels: Sequence[Kernel]) -> str:
         if compute > memory:
             return f"compute, {compute:.0f}% of peak"
         levels = {"DRAM": "dram_pct", "L2": "l2_pct", "L1": "l1_pct"}
-        busiest = max(levels, key=lambda level: mean(kernels, levels[level]) or 0.0)
-        return f"memory ({busiest}), {memory:.0f}% of peak"
+        shares = [(share, level) for level, field in levels.items() if (share := mean(kernels, field)) is not None]
+        busiest = "".join(f" ({level} {share:.0f}%)" for share, level in sorted(shares)[-1:])
+        return f"memory, {memory:.0f}% of peak{busiest}"
     longest = max(kernels, key=lambda kernel: kernel.duration_us)
     if longest.waves is not None and longest.waves < 1:
         return f"size: {longest.waves:.2f} waves of blocks leave the GPU partly idle"
@@ -203,8 +207,10 @@ def _size(triple: tuple[int, int, int]) -> str:
 
 
 def short(name: str) -> str:
-    """A kernel's name without return type, template arguments and parameters."""
-    return re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0].strip() or name
+    """A kernel's name without return type, unnamed namespaces, template arguments and parameters; cut if it is long."""
+    bare = re.sub(r"^(void )?((<unnamed>|\(anonymous namespace\))::)*", "", name)
+    found = re.split(r"[<(]", bare, maxsplit=1)[0].strip() or name
+    return found if len(found) <= LONGEST_NAME else f"{found[: LONGEST_NAME - 3]}..."
 
 
 PER_KERNEL: tuple[tuple[str, Callable[[Kernel], str]], ...] = (
