@@ -109,7 +109,8 @@ if code:
     lines += ["========= Target application returned an error", "========="]
 if tool == "racecheck":
     warned = 2 if MODE == "races" else 0
-    lines += ["========= Warning: Race reported between Write access at axpy+0x40", "========="] if warned else []
+    for place in range(warned):
+        lines += [f"========= Warning: Race reported between Write access at axpy+0x4{place}", "========="]
     plural = "hazard" if warned == 1 else "hazards"
     lines += [f"========= RACECHECK SUMMARY: {warned} {plural} displayed (0 errors, {warned} warnings)"]
 else:

@@ -45,11 +45,16 @@ NO_CUDA = (
 
 
 def test_logs_of_compute_sanitizer():
-    assert run.parse(CLEAN) == run.Report(0, 0, "")
+    assert run.parse(CLEAN) == run.Report(0, 0)
+    assert run.parse(CLEAN).first == ""
     first = (
         "Invalid __global__ write of size 2 bytes\nat _norm+0x1b0 in norm.py:88\nby thread (31,0,0) in block (4,0,0)"
     )
-    assert run.parse(OVERRUN) == run.Report(103, 0, first)
+    second = "Invalid __global__ write of size 2 bytes\nat _norm+0x1c0 in norm.py:88"
+    assert run.parse(OVERRUN) == run.Report(103, 0, (first, second))
+    assert run.parse(OVERRUN).first == first
+    many = OVERRUN.replace("========= ERROR", "========= again\n=========\n" * 30 + "========= ERROR", 1)
+    assert len(run.parse(many).reports) == run.MOST_REPORTS
     assert run.parse(RACES.replace("2 errors, 1 warning", "1 error, 2 warnings")).errors == 1
     report = run.parse(RACES)
     assert (report.errors, report.warnings) == (2, 1)
@@ -185,7 +190,9 @@ def test_clean_from_the_command_to_the_page(checkout, on_cpu, kda, monkeypatch, 
     today = record.utc[:10]
     assert f"| `inplace-64x16` | axpy_ | smallest production row | 0 errors, {today} | 0 errors, {today} |" in page
     assert "  - racecheck: 0 errors, 2 warnings in 2 rows\n" in page
-    assert "    Warning: Race reported between Write access at axpy+0x40\n" in page
+    for number in (1, 2):
+        report = f"Warning: Race reported between Write access at axpy+0x4{number - 1}"
+        assert f"    report {number}\n\n    ```\n    {report}\n" in page
 
 
 def test_errors_are_traced_to_their_rows(checkout, on_cpu, kda, monkeypatch, tmp_path):

@@ -70,7 +70,7 @@ def _cell(row: str, found: tuple[SanitizeRecord, ToolRun] | None) -> str:
 
 
 def _run_md(record: SanitizeRecord, outdated: bool) -> str:
-    """One run: where, of what, and the first report of every tool that had one."""
+    """One run: where, of what, and what every tool reported: of each row that had an error, or else of all together."""
     where = f"{record.gpu.name}, driver {record.gpu.driver}, compute-sanitizer {record.version}"
     since = "; **the solution has changed since**" if outdated else ""
     lines = [f"- {record.utc[:10]}, {where}, {described(record.provenance, record.command)}{since}\n"]
@@ -78,6 +78,8 @@ def _run_md(record: SanitizeRecord, outdated: bool) -> str:
         counts = f"{_count(run.errors, 'error')}, {_count(run.warnings, 'warning')}"
         lines.append(f"  - {run.tool.value}: {counts} in {_count(len(record.rows), 'row')}\n")
         reports = [(finding.row, finding.report) for finding in run.findings] or [("first report", run.report)]
+        if len(run.reports) > 1 and not run.findings:
+            reports = [(f"report {number}", report) for number, report in enumerate(run.reports, start=1)]
         for title, report in reports:
             if report:
                 quoted = "".join(f"    {line}\n" for line in ("```", *report.splitlines(), "```"))

@@ -55,6 +55,8 @@ class ToolRun(Strict):
     """Hazards that racecheck takes to be intended; they do not fail the run."""
     report: str = ""
     """The first one, errors and warnings alike."""
+    reports: tuple[str, ...] = ()
+    """The first twenty; none in runs from before they were kept."""
     findings: tuple[Finding, ...] = ()
     """Empty when the run was clean, or when only all rows together show the errors."""
 

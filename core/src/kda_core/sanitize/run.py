@@ -37,6 +37,8 @@ PADDING = 4096
 ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """One cudaMalloc for every tensor; from PyTorch's pool, an access outside a tensor would be inside an allocation."""
 PREFIX = "========="
+MOST_REPORTS = 20
+"""Kept of a run; an overrun is reported once for every thread."""
 SUMMARY = re.compile(rf"^{PREFIX} ERROR SUMMARY: (\d+) errors?$", re.MULTILINE)
 RACES = re.compile(
     rf"^{PREFIX} RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)$", re.MULTILINE
@@ -50,8 +52,13 @@ class Report:
 
     errors: int
     warnings: int
-    first: str
-    """Its first report without the prefix, empty when there is none."""
+    reports: tuple[str, ...] = ()
+    """Its reports without the prefix, the first `MOST_REPORTS`."""
+
+    @property
+    def first(self) -> str:
+        """The first one, empty when there is none."""
+        return next(iter(self.reports), "")
 
 
 def open_sanitize(task: Task, rows: list[str]) -> Session:
@@ -122,6 +129,7 @@ def _run(session: Session, sanitizer: Path, rows: Sequence[Workload], tool: Tool
         errors=together.errors,
         warnings=together.warnings,
         report=together.first,
+        reports=together.reports,
         findings=tuple(findings),
     )
 
@@ -177,14 +185,16 @@ def parse(text: str) -> Report | None:
     races, errors = RACES.search(text), SUMMARY.search(text)
     if races is None and errors is None:
         return None
-    first: list[str] = []
+    reports: list[list[str]] = [[]]
     for line in text.splitlines():
         said = line.removeprefix(PREFIX)
         if said == line or said.strip() == "COMPUTE-SANITIZER":
             continue
-        if " SUMMARY: " in said or (first and not said.strip()):
+        if " SUMMARY: " in said:
             break
         if said.strip():
-            first.append(said.strip())
+            reports[-1].append(said.strip())
+        elif reports[-1]:
+            reports.append([])
     counts = (int(races[1]), int(races[2])) if races else (int(errors[1]) if errors else 0, 0)
-    return Report(*counts, "\n".join(first))
+    return Report(*counts, tuple("\n".join(report) for report in reports if report)[:MOST_REPORTS])
