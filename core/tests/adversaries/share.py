@@ -71,6 +71,7 @@ def started(adversaries: list[Adversary], kind: Kind, names: list[str]) -> Itera
         for child in children:
             child.join(STOP_S)
             child.kill()
+            child.join()
 
 
 def _child(results: Connection, name: str, cores: list[int], adversaries: list[Adversary], kind: Kind) -> None:
