@@ -161,7 +161,7 @@ def test_why_there_is_no_device_metric_is_recorded():
     ("said", "published"),
     [
         (
-            "raised OSError: '/root/.cache/kda/x.cu' (jit.py, line 3, in build)",
+            "raised OSError: '/var/.cache/kda/x.cu' (jit.py, line 3, in build)",
             "raised OSError: 'x.cu' (jit.py, line 3, in build)",
         ),
         ("nvcc -I/opt/cuda/include -o /tmp/b-1/k.o k.cu:7: error", "nvcc -Iinclude -o k.o k.cu:7: error"),
