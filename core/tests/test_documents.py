@@ -6,7 +6,7 @@ import pytest
 
 from core.tests.every_task import every_task
 from kda_core import documents
-from kda_core.documents import copied, dead_links
+from kda_core.documents import copied, dead_links, unlink
 from kda_core.scaffold import NOTES
 from kda_core.tasks import Task
 from kda_core.validate import problems
@@ -40,6 +40,17 @@ def test_links(task: Task) -> None:
         f"{path}:8: link to ../solution/gone.py: no such file",
         f"{path}:8: link to plots/gone.svg: no such file",
     ]
+
+
+def test_dead_links_leave_their_text_and_code_stays(task: Task) -> None:
+    (task.path / "docs" / "notes.md").write_text(
+        "[card](../prompt.md) [`a` and b](gone.md) `[c](gone.md)` [d](gone.md#e)\n```\n[f](gone.md)\n```\n"
+    )
+    unlink(task)
+    assert (task.path / "docs" / "notes.md").read_text() == (
+        "[card](../prompt.md) `a` and b `[c](gone.md)` d\n```\n[f](gone.md)\n```\n"
+    )
+    assert dead_links(task) == []
 
 
 def test_validate_names_a_dead_link(toy) -> None:

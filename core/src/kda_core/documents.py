@@ -23,10 +23,10 @@ def copied(task: Task) -> list[str]:
 def dead_links(task: Task) -> list[str]:
     """Relative links of the card and of `docs/` that lead nowhere, one line each: with one the site is not built."""
     return [
-        f"{path}:{number}: link to {target}: no such file"
+        f"{path}:{number}: link to {match['target']}: no such file"
         for path in _written(task)
-        for number, target in _links(path)
-        if not (path.parent / target).exists()
+        for number, match in _links(path.read_text(encoding="utf-8"))
+        if not (path.parent / match["target"]).exists()
     ]
 
 
@@ -34,20 +34,24 @@ def unlink(task: Task) -> None:
     """Leave of every link that leads nowhere its text: a copy lacks the records of its source, of which notes speak."""
     for path in _written(task):
         text = path.read_text(encoding="utf-8")
-        for match in reversed(list(LINK.finditer(text))):
+        lines = text.splitlines(keepends=True)
+        for number, match in reversed(list(_links(text))):
             if not (path.parent / match["target"]).exists():
-                text = text[: match.start()] + match["text"] + text[match.end() :]
-        path.write_text(text, encoding="utf-8")
+                line = lines[number - 1]
+                kept = line[match.start("text") : match.end("text")]
+                lines[number - 1] = line[: match.start()] + kept + line[match.end() :]
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def _written(task: Task) -> list[Path]:
     return [path for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md"))) if path.is_file()]
 
 
-def _links(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and target of every relative link outside code."""
+def _links(text: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """Line number and match, with its places in that line, of every relative link outside code."""
     fenced = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         fenced ^= line.lstrip().startswith("```")
         if not fenced and not line.startswith("    "):
-            yield from ((number, match["target"]) for match in LINK.finditer(re.sub(r"`[^`]*`", "", line)))
+            blanked = re.sub(r"`[^`]*`", lambda code: " " * len(code[0]), line)
+            yield from ((number, match) for match in LINK.finditer(blanked))
