@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, as_completed
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Lock, Thread
 
@@ -22,6 +22,10 @@ from kda_core.worker import PR_SET_PDEATHSIG
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 STOP_S = 15
 """For a process to end its workers and remove its folders; then it is killed, and its workers with it."""
+
+# A child's state is asked for by its collector and by who started it. multiprocessing does not provide for
+# that: of two that wait for one pid, the one whom the system answers "no such child" takes it for alive.
+_reaping = Lock()
 
 
 class ShareDied(KdaError):
@@ -57,21 +61,24 @@ def started(adversaries: list[Adversary], kind: Kind, names: list[str]) -> Itera
             child = spawn.Process(
                 target=_child, args=(theirs, name, ours, mine, kind), name=f"of device {name}", daemon=True
             )
-            child.start()
+            with _reaping:  # start() also looks after children that have ended
+                child.start()
             children.append(child)
             theirs.close()
             shared = {one.name: futures[one.name] for one in mine}
             Thread(target=_collect, args=(child, results, shared), daemon=True).start()
         yield futures
     except BaseException:
-        for child in children:
-            child.terminate()
+        with _reaping:
+            for child in children:
+                child.terminate()
         raise
     finally:
         for child in children:
-            child.join(STOP_S)
-            child.kill()
-            child.join()
+            wait([child.sentinel], STOP_S)
+            with _reaping:
+                child.kill()
+                child.join()
 
 
 def _child(results: Connection, name: str, cores: list[int], adversaries: list[Adversary], kind: Kind) -> None:
@@ -102,7 +109,9 @@ def _collect(child: BaseProcess, results: Connection, futures: dict[str, Future[
                 futures[message].set_running_or_notify_cancel()
             else:
                 futures[message.adversary.name].set_result(message)
-    child.join()
+    wait([child.sentinel])
+    with _reaping:
+        child.join()
     begun = [name for name, future in futures.items() if future.running()]
     what = ", ".join(begun) or "nothing"
     for future in futures.values():
