@@ -6,9 +6,9 @@ import pytest
 
 from core.tests.every_task import every_task
 from kda_core import documents
-from kda_core.documents import copied, dead_links, unlink
+from kda_core.documents import COPIED, copied, dead_links, quoted, unlink, unrecorded
 from kda_core.scaffold import NOTES
-from kda_core.tasks import Task
+from kda_core.tasks import Task, checkout_root, find_tasks
 from kda_core.validate import problems
 
 
@@ -23,6 +23,7 @@ def task(tmp_path: Path) -> Task:
 def test_documents_of_every_task(task):
     assert copied(task) == []
     assert dead_links(task) == []
+    assert unrecorded(task) == []
 
 
 def test_notes_are_looked_for_where_they_are_put():
@@ -56,3 +57,33 @@ def test_dead_links_leave_their_text_and_code_stays(task: Task) -> None:
 def test_validate_names_a_dead_link(toy) -> None:
     (toy.path / "prompt.md").write_text("[gone](gone.md)\n")
     assert f"{toy.path / 'prompt.md'}:1: link to gone.md: no such file" in problems(toy)
+
+
+def test_quoted_runs_have_to_be_recorded(task: Task) -> None:
+    run, sweep = "20261120T135435Z-b4c641", "2026-11-20T13:49:06Z"
+    (task.path / "docs" / "ledger.jsonl").write_text(f'{{"run_id":"{run}"}}\n')
+    path = task.path / "docs" / "dispatch.md"
+    path.write_text(f"# Notes\nThe run {run}, and\nthe sweep of {sweep}, and `20261120T135435Z-b4c642`.\n")
+    says = "is quoted, and no line of docs/*.jsonl has it"
+    assert unrecorded(task) == [f"{path}:3: {sweep} {says}", f"{path}:3: 20261120T135435Z-b4c642 {says}"]
+    (task.path / "docs" / "tuning.jsonl").write_text(f'{{"utc":"{sweep}"}}\n')
+    assert unrecorded(task) == [f"{path}:3: 20261120T135435Z-b4c642 {says}"]
+    path.write_text(f"> from k01_op, {COPIED}\n" + path.read_text())
+    assert unrecorded(task) == []
+
+
+def test_validate_names_an_unrecorded_run(toy) -> None:
+    (toy.path / "prompt.md").write_text("The run 20261120T135435Z-b4c641.\n")
+    said = f"{toy.path / 'prompt.md'}:1: 20261120T135435Z-b4c641 is quoted, and no line of docs/*.jsonl has it"
+    assert said in problems(toy)
+
+
+def test_runs_quoted_beside_the_tasks_are_recorded() -> None:
+    root = checkout_root()
+    assert root is not None
+    logs = [*root.glob("docs/*.jsonl"), *(task.ledger for task in find_tasks())]
+    records = "".join(path.read_text() for path in logs if path.is_file())
+    paths = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("*/README.md")]
+    names = [(path, number, name) for path in paths for number, name in quoted(path.read_text())]
+    assert names
+    assert [place for place in names if place[2] not in records] == []

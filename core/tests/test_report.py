@@ -1,7 +1,7 @@
 """From a ledger to published numbers: every claim is computed again, and every edit is caught."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +333,7 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     row = next(line for line in text.splitlines() if line.startswith("| large-512x8 |"))
     median = record.rows[1].arms["solution"].summary[Metric.WALL].median
     assert f"| {median:.2f} |" in row
-    assert row.endswith(f"| 28.00 | {28 / median:.3f} | FASTER |")
+    assert row.endswith(f"| 4.30 | 28.00 | {28 / median:.3f} | FASTER |")
     for fact in (
         record.command,
         COMMIT,
@@ -349,6 +349,28 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
         assert f"](plots/{picture}-h200.svg)\n" in text
     assert "| not published: the checkout was dirty |" in text
     assert "## b200\n\nCompiled (sm_100a), not measured" in text
+
+
+def test_rows_are_told_apart_by_what_bounds_them(task: Task, record: RunRecord) -> None:
+    """The small row's device takes less than 0.8 of its wall, the large one's nearly all of it."""
+    small = {Metric.WALL: 10.0, Metric.DEVICE: 7.9}
+    text = results_md(task, [_with_medians(record, small, {Metric.WALL: 40.0, Metric.DEVICE: 35.0})])
+    assert f"| host | 1 | 10.00 | 7.90 | wall over host floor {10 / 4.3:.3f} |\n" in text
+    assert "| device | 1 | 40.00 | 35.00 | device over copy 1.250 |\n" in text
+    text = results_md(task, [_with_medians(record, small, {Metric.WALL: 8.6, Metric.DEVICE: 1.0})])
+    assert "| host | 2 | 8.60 to 10.00 | 1.00 to 7.90 | wall over host floor 2.000 to 2.326 |\n" in text
+    assert "| device | 1" not in text
+
+
+def _with_medians(record: RunRecord, *rows: Mapping[Metric, float]) -> RunRecord:
+    """The record with these medians of the solution, row by row."""
+    changed = []
+    for row, medians in zip(record.rows, rows, strict=True):
+        arm = row.arms["solution"]
+        summary = {metric: arm.summary[metric].model_copy(update={"median": us}) for metric, us in medians.items()}
+        arms = row.arms | {"solution": arm.model_copy(update={"summary": arm.summary | summary})}
+        changed.append(row.model_copy(update={"arms": arms}))
+    return record.model_copy(update={"rows": tuple(changed)})
 
 
 def test_results_show_the_gpu_during_the_run_where_it_was_watched(task: Task, record: RunRecord) -> None:

@@ -17,6 +17,7 @@ from kda_core.tasks import Task
 from kda_core.tune import Sweep
 from kda_core.tune import sweep as tune
 from kda_core.tune.derive import choose, derive, expected, score
+from kda_core.tune.digest import digest_md
 from kda_core.tune.records import RowTimes, SweepRecord, TableTimes, Wrong
 from kda_core.tuning import Line, Table
 
@@ -561,6 +562,73 @@ def test_on_a_gpu_the_cache_is_filled_with_triton_kernels_alone(
     assert sorted(compiled) == [(1, "sm_90a"), (2, "sm_90a"), (4, "sm_90a")]
 
 
+# ---- the page ---------------------------------------------------------------------------------
+
+
+def page_of(*records: SweepRecord, sweep: Sweep[Config] = SWEEP) -> list[str]:
+    text = digest_md(Task(path=Path("/nowhere/k01_norm"), package="family.k01_norm"), [sweep], records)
+    assert text is not None
+    return text.splitlines()
+
+
+def test_the_page_says_what_every_other_choice_costs() -> None:
+    narrow = [row(128, (1.0, 2.0, 1.5, 3.0)), row(512, (1.0, 8.0, 1.5, 0.75))]
+    lines = page_of(record(*narrow, row(513, (4.0, 2.0, 4.0, 4.0))))
+    assert "| 1 | width 512 | 2 | `warps=4` | 1.155 | 1.000 | 0.0% |" in lines
+    assert "| 2 | any | 1 | `warps=8` | 1.000 | 2.000 | 0.0% |" in lines
+    assert "| 1 | `warps=8` | 4.000 (2.000 to 8.000) | 4.000 (2.000 to 8.000) | the same |" in lines
+    assert "| 1 | `early=False` | not tried | 1.500 (0.750 to 3.000) | `warps=4 early=False store=.cs` |" in lines
+    assert "| 1 | `store=.cs` | 1.500 (1.500 to 1.500) | 1.500 (1.500 to 1.500) | the same |" in lines
+    assert "| 2 | `warps=4` | 2.000 | 2.000 | the same |" in lines
+    assert "| r512 | 1 | 0.00 | 1.00 | 1.00 | 1.000 | 0.75 | `warps=4 early=False store=.cs` |" in lines
+    assert "| r513 | 2 | 0.00 | 1.00 | 2.00 | 2.000 | 2.00 | chosen |" in lines
+
+
+def test_the_page_tells_equal_launches_and_wrong_candidates() -> None:
+    lines = page_of(record(row(128, (1.0, 1.0, 2.0, None), wrong=[3]), row(513, (1.0, 2.0, 2.0, 2.0))))
+    assert "| 1 | `warps=8` | the same kernel | the same kernel | the same |" in lines
+    assert "- never chosen: `warps=4 early=False store=.cs`: not finite" in lines
+
+
+def test_the_page_lists_every_sweep() -> None:
+    rows = (row(128, (1.0, 2.0, 3.0, 3.0)), row(513, (1.0, 2.0, 3.0, 3.0)))
+    first, second = record(*rows), record(*rows, utc="2026-12-02T00:00:00Z")
+    cut = record(*rows, utc="2026-12-03T00:00:00Z", partial=True, noisy=("hot",), dirty=True)
+    history = [line.split(" | ") for line in page_of(first, second, cut) if line.startswith("| 2026")]
+    assert [line[0][2:12] for line in history] == ["2026-12-03", "2026-12-02", "2026-12-01"]
+    assert [line[-1] for line in history] == [
+        "no table follows: rows are missing; hot |",
+        "used above |",
+        "superseded |",
+    ]
+    assert history[0][2] == "`0000000000` and changes"
+    assert not any(line.startswith("## `norm`") for line in page_of(cut))
+
+
+def test_the_page_follows_the_log_even_where_no_table_does(
+    tuning_task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kda_core import bench
+    from kda_core.tune import run
+
+    _, found, watch = trials_of(tuning_task)
+    made = record(tables=tuple(measured(tuning_task, watch, found)[0]), noisy=("clocks throttled",))
+    monkeypatch.setattr(bench, "_device", lambda request: "cuda")
+    monkeypatch.setattr(run, "sweep", lambda planned: made)
+    run.run(run.Request(tuning_task))
+    assert tune.check(tuning_task) == []
+    page = tune.page(tuning_task)
+    assert "| no table follows: clocks throttled |" in page.read_text()
+    page.write_text(page.read_text().replace("throttled", "fine"))
+    (line,) = tune.check(tuning_task)
+    assert line == f"{page}: not what {tune.log(tuning_task)} gives; run `kda tune axpy --derive`"
+    run.rederive(tuning_task)
+    assert f"{page}: written" in capsys.readouterr().out.replace("\n", "")
+    assert tune.check(tuning_task) == []
+    tune.log(tuning_task).unlink()
+    assert tune.check(tuning_task) == [f"{page}: no sweep is recorded that it follows from"]
+
+
 # ---- the check --------------------------------------------------------------------------------
 
 
@@ -570,6 +638,7 @@ def test_guesses_are_sound_until_a_sweep_is_recorded(tuning_task: Task) -> None:
     (line,) = tune.check(tuning_task)
     assert line.endswith(f"[[axpy]]: not what {tune.log(tuning_task)} gives; run `kda tune axpy --derive`")
     assert tune.write(tuning_task, tune.derived(tuning_task, tune.load(tuning_task)))
+    assert tune.write_page(tuning_task, tune.load(tuning_task))
     assert tune.check(tuning_task) == []
     written = tuning.read(tune.tuned(tuning_task))["axpy"]
     assert [one.config for one in written] == [{"blocks": 1}] * 2

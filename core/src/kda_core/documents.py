@@ -1,4 +1,4 @@
-"""A task's own documents: whether they are still those of the task that it is a copy of, and where their links lead."""
+"""A task's own documents: whether a copy's are still its source's, where links lead, and which runs they quote."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ from kda_core.tasks import Task
 
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 """A relative Markdown link or picture."""
+QUOTED = re.compile(r"\b(?:\d{8}T\d{6}Z-[0-9a-f]{6}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b")
+"""A run by its id, or a sweep by its time."""
 COPIED = "of which this task is a copy (`kda new`)"
 """In the note that `kda new` puts into what is still about the copy's source."""
 NOTED = ("prompt.md", "config.toml", "docs/dispatch.md")
@@ -28,6 +30,28 @@ def dead_links(task: Task) -> list[str]:
         for number, match in _links(path.read_text(encoding="utf-8"))
         if not (path.parent / match["target"]).exists()
     ]
+
+
+def unrecorded(task: Task) -> list[str]:
+    """Runs and sweeps that the task's notes quote and none of its records holds, one line each.
+
+    A copy's notes speak of its source as long as they say so.
+    """
+    records = "".join(path.read_text(encoding="utf-8") for path in sorted(task.path.glob("docs/*.jsonl")))
+    foreign = {task.path / name for name in copied(task)}
+    return [
+        f"{path}:{number}: {name} is quoted, and no line of docs/*.jsonl has it"
+        for path in _written(task)
+        if path not in foreign
+        for number, name in quoted(path.read_text(encoding="utf-8"))
+        if name not in records
+    ]
+
+
+def quoted(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and name of every run and sweep that a text speaks of."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        yield from ((number, match[0]) for match in QUOTED.finditer(line))
 
 
 def unlink(task: Task) -> None:

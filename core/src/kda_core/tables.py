@@ -1,6 +1,6 @@
 """The Markdown of published runs: a task's `docs/results.md`, and the table of all tasks. Pure functions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kda_core.config import Target
 from kda_core.gpu import GpuState
@@ -29,6 +29,12 @@ from kda_core.tasks import Task
 
 Ledgers = Sequence[tuple[Task, Sequence[RunRecord]]]
 """Tasks with every record of their ledgers."""
+HOST_BOUND = 0.8
+"""Of wall: where the device takes less, the host decides."""
+BOUNDS = f"""What bounds the solution's rows, each group's least and most: the host where the device takes less than
+{HOST_BOUND:g} of wall, else the device. The `host floor` is the cheapest launch with the op's outputs allocated, `copy`
+a streaming copy of as many bytes as the op must move, both measured in this run; the larger is the limit of `attained`.
+"""
 
 
 def results_md(task: Task, records: Sequence[RunRecord]) -> str:
@@ -115,7 +121,8 @@ def _target_section(target: str, goal: Target, record: RunRecord) -> str:
         f"## {target}\n\n{gpu.name}, {record.utc[:10]}: {record.headline.rows} production rows, {faster} of "
         f"{len(record.rows)} FASTER than {record.settings.against[0]}. Brackets hold 95% confidence intervals; times "
         f"are medians in us per call; `wall` is what a caller pays, `device` the GPU's share.\n\n"
-        f"{headline_md(record, goal)}\n{_row_table(record)}\n{_picture(SPEEDUP, target)}\n"
+        f"{headline_md(record, goal)}\n{BOUNDS}\n{_bounds_table(record)}\n{_row_table(record)}\n"
+        f"{_picture(SPEEDUP, target)}\n"
         f"{_picture(ATTAINED, target)}\n{_circumstances(record)}"
     )
 
@@ -140,16 +147,41 @@ def _row_table(record: RunRecord) -> str:
     subject, against = record.settings.subject, record.settings.against
     first, others = against[0], against[1:]
     head = ["row", first, subject, *others, f"vs {first}", *(f"vs {arm}" for arm in others)]
-    head += [f"device {first}", f"device {subject}", "limit", "attained", "verdict"]
+    head += [f"device {first}", f"device {subject}", "host floor", "copy", "attained", "verdict"]
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for row in record.rows:
         cells = [row.id if row.production else f"{row.id} (not in the mean)"]
         cells += [microseconds(median(row, arm, Metric.WALL)) for arm in (first, subject, *others)]
         cells += [interval(row.speedup.get(arm)) for arm in against]
         cells += [microseconds(median(row, arm, Metric.DEVICE)) for arm in (first, subject)]
-        cells += [microseconds(row.limit.wall_us if row.limit else None), ratio(row.attained), row.verdict.value]
+        floors = (row.limit.host_us, row.limit.device_us) if row.limit else (None, None)
+        cells += [*map(microseconds, floors), ratio(row.attained), row.verdict.value]
         lines.append(line(*cells))
     return "".join(lines)
+
+
+def _bounds_table(record: RunRecord) -> str:
+    """The subject's rows by what decides their time, and how far above that floor they are."""
+    groups: dict[str, list[tuple[float, float, float]]] = {"host": [], "device": []}
+    for row in record.rows:
+        wall, device = (median(row, record.settings.subject, metric) for metric in (Metric.WALL, Metric.DEVICE))
+        if wall and device and row.limit:
+            host = device < HOST_BOUND * wall
+            over = wall / row.limit.host_us if host else device / row.limit.device_us
+            groups["host" if host else "device"].append((wall, device, over))
+    lines = [line("bound by", "rows", "wall", "device", "over that floor"), "|---" * 5 + "|\n"]
+    floors = {"host": "wall over host floor", "device": "device over copy"}
+    for name, rows in groups.items():
+        if rows:
+            walls, devices, overs = zip(*rows, strict=True)
+            times = (_range(walls, microseconds), _range(devices, microseconds))
+            lines.append(line(name, str(len(rows)), *times, f"{floors[name]} {_range(overs, ratio)}"))
+    return "".join(lines)
+
+
+def _range(several: Sequence[float], written: Callable[[float], str]) -> str:
+    """`5.42 to 5.90`, or the one number."""
+    return " to ".join(dict.fromkeys((written(min(several)), written(max(several)))))
 
 
 def _picture(kind: Plot, target: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kda_core import derive, ledger, plots, publish, report, sources
 from kda_core.bench import Session, fit
 from kda_core.case import output_spec
-from kda_core.documents import copied, dead_links
+from kda_core.documents import copied, dead_links, unrecorded
 from kda_core.errors import KdaError, LedgerError, UsageError
 from kda_core.oracle import load_reference
 from kda_core.tasks import Task
@@ -28,7 +28,7 @@ def problems(task: Task) -> list[str]:
         LedgerError: the ledger is broken, so that nothing can be said of its numbers; the other lines are in it too.
     """
     found = [f"{task.path / name}: missing" for name in FILES if not (task.path / name).exists()]
-    for check in (_contract, _imports, dead_links, tune.problems, _published):
+    for check in (_contract, _imports, dead_links, unrecorded, tune.problems, _published):
         try:
             found += check(task)
         except LedgerError as error:

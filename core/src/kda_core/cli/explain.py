@@ -19,7 +19,10 @@ def tune(
         float | None, typer.Option("--limit-s", metavar="SECONDS", help="Begin no row after it; the sweep is partial.")
     ] = None,
     derive: Annotated[
-        bool, typer.Option("--derive", help="Only make tuned.toml again from the recorded sweeps; needs no GPU.")
+        bool,
+        typer.Option(
+            "--derive", help="Only make tuned.toml and docs/tuning.md again from the recorded sweeps; no GPU."
+        ),
     ] = False,
 ) -> None:
     """Time every configuration of a task's kernels and write the tables that dispatch reads."""

@@ -50,17 +50,22 @@ def expected(
     tables: dict[str, tuple[Line, ...]] = {}
     for sweep in sweeps:
         name = sweep.table.name
-        latest = {
-            record.capability: (record, table)
-            for record in records
-            if record.usable
-            for table in record.tables
-            if table.table == name
-        }
-        kept = [line for line in current.get(name, ()) if line.capability not in latest]
-        derived = [line for record, table in latest.values() for line in derive(sweep, record, table)]
+        measured = latest(name, records)
+        kept = [line for line in current.get(name, ()) if line.capability not in measured]
+        derived = [line for record, table in measured.values() for line in derive(sweep, record, table)]
         tables[name] = tuple(sorted((*kept, *derived), key=lambda line: line.capability))
     return tables
+
+
+def latest(table: str, records: Sequence[SweepRecord]) -> dict[int, tuple[SweepRecord, TableTimes]]:
+    """Capability -> the last usable sweep of the table with this name, and its times."""
+    return {
+        record.capability: (record, times)
+        for record in records
+        if record.usable
+        for times in record.tables
+        if times.table == table
+    }
 
 
 def unfounded(
@@ -70,7 +75,7 @@ def unfounded(
     found = []
     for sweep in sweeps:
         name = sweep.table.name
-        measured = {r.capability for r in records if r.usable and any(table.table == name for table in r.tables)}
+        measured = latest(name, records)
         lines = [line for line in current.get(name, ()) if line.capability not in measured]
         if not measured and not lines:
             found.append(f"[[{name}]]: missing, and no sweep is recorded that gives it")
@@ -142,7 +147,7 @@ def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> lis
 
 def choose(scored: Sequence[Scored], rows: Sequence[RowTimes]) -> tuple[Scored, str]:
     """The candidate to take, and why in words."""
-    noise = fmean(median(spreads) for spreads in zip(*(one.spreads for one in scored), strict=True))
+    noise = spread(scored)
     fastest = scored[0]
     equal = [one for one in scored if one.score <= fastest.score * (1 + noise)]
     chosen = min(equal, key=lambda one: (departures(one.config), one.place))
@@ -154,6 +159,11 @@ def choose(scored: Sequence[Scored], rows: Sequence[RowTimes]) -> tuple[Scored, 
         better = "; equal within the spread, and plainer" if other.score < chosen.score else ""
         parts.append(f"next {label(other.config)} {other.score:.3f}{better}")
     return chosen, "; ".join([*parts, f"spread {noise:.1%}", f"{copy:.3f} of the streaming copy's time"])
+
+
+def spread(scored: Sequence[Scored]) -> float:
+    """The noise of these candidates' times, as a share of them: what is closer is equal."""
+    return fmean(median(spreads) for spreads in zip(*(one.spreads for one in scored), strict=True))
 
 
 def departures(config: Any) -> int:

@@ -61,15 +61,18 @@ def run(request: Request) -> ExitCode:
         return ExitCode.OK
     why = ["some rows were not measured"] * record.partial + list(record.noisy)
     view.say(f"no table follows from it: {'; '.join(why)}")
+    tune.write_page(request.task, tune.load(request.task))
     return ExitCode.INTERRUPTED if record.partial and planned.whole and request.limit_s is None else ExitCode.OK
 
 
 def rederive(task: Task) -> None:
-    """Write `tuned.toml` as the recorded sweeps give it, and show it."""
-    tables = tune.derived(task, tune.load(task))
-    changed = tune.write(task, tables)
+    """Write `tuned.toml` and its page as the recorded sweeps give them, and show the tables."""
+    sweeps = tune.load(task)
+    tables = tune.derived(task, sweeps)
+    written = {tune.tuned(task): tune.write(task, tables), tune.page(task): tune.write_page(task, sweeps)}
     view.print_tables(tables)
-    view.say(f"{tune.tuned(task)}: {'written' if changed else 'unchanged'}")
+    for path, changed in written.items():
+        view.say(f"{path}: {'written' if changed else 'unchanged'}")
     records = tune.recorded(task)
     if not records:
         view.say("no sweep is recorded yet: the lines are what somebody wrote")

@@ -5,7 +5,8 @@ A task's `bench/tune.py` exports `SWEEPS`, one `Sweep` per table of its solution
     SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"width": 512}, {})),)
 
 `kda tune` measures every candidate on every row, appends the times to `docs/tuning.jsonl`, and derives `tuned.toml`
-from them by the rule in `derive`. The dispatch of the solution reads that file through `kda_core.tuning`.
+from them by the rule in `derive`. The dispatch of the solution reads that file through `kda_core.tuning`. What was
+measured, losers included, is shown in `docs/tuning.md`, which `digest` makes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kda_core.errors import KdaError, MissingRequirement, UsageError
 from kda_core.oracle import load_reference
 from kda_core.tasks import Task
 from kda_core.tune.derive import DECLARED, expected, unfounded
+from kda_core.tune.digest import digest_md
 from kda_core.tune.records import SweepRecord
 from kda_core.tuning import C, Features, Line, Table
 from kda_core.workloads import Workload
@@ -88,6 +90,11 @@ def tuned(task: Task) -> Path:
     return task.path / "solution" / tuning.FILE
 
 
+def page(task: Task) -> Path:
+    """The log as people read it."""
+    return task.path / "docs" / "tuning.md"
+
+
 def has_sweeps(task: Task) -> bool:
     """Whether the task says how it is tuned."""
     return (task.path / "bench" / "tune.py").is_file()
@@ -118,7 +125,16 @@ def derived(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[str, tuple[Line, .
 
 def write(task: Task, tables: Mapping[str, Sequence[Line]]) -> bool:
     """Write `tuned.toml`; False when it held that already."""
-    path, text = tuned(task), text_of(task.op, tables)
+    return _write(tuned(task), text_of(task.op, tables))
+
+
+def write_page(task: Task, sweeps: Sequence[Sweep[Any]]) -> bool:
+    """Write the page of the log, once there is one; False when it is unchanged."""
+    text = digest_md(task, sweeps, recorded(task))
+    return text is not None and _write(page(task), text)
+
+
+def _write(path: Path, text: str) -> bool:
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return False
     path.write_text(text, encoding="utf-8")
@@ -170,7 +186,7 @@ def problems(task: Task) -> list[str]:
     if not has_sweeps(task):
         return [
             f"{path}: there is no bench/tune.py that it follows from"
-            for path in (tuned(task), log(task))
+            for path in (tuned(task), log(task), page(task))
             if path.exists()
         ]
     code = "import sys; from kda_core.tune import sweep; sweep.answer(*sys.argv[1:])"
@@ -207,4 +223,13 @@ def check(task: Task) -> list[str]:
             found.append(f"{path}: [[{name}]]: not what {log(task)} gives; run `kda tune {task.op} --derive`")
     if not found and path.read_text(encoding="utf-8") != text_of(task.op, tables):
         found.append(f"{path}: not as `kda tune {task.op} --derive` writes it; run that")
-    return found
+    return found or _page_problems(task, sweeps)
+
+
+def _page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
+    path, wanted = page(task), digest_md(task, sweeps, recorded(task))
+    if wanted is None:
+        return [f"{path}: no sweep is recorded that it follows from"] if path.exists() else []
+    if path.is_file() and path.read_text(encoding="utf-8") == wanted:
+        return []
+    return [f"{path}: not what {log(task)} gives; run `kda tune {task.op} --derive`"]
