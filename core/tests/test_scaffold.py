@@ -86,9 +86,9 @@ def test_every_task_can_be_copied(
     monkeypatch.setattr(sweep, "problems", lambda copy: sweep.check(copy) if sweep.has_sweeps(copy) else [])
     copy = find_task("copy")
     assert problems(copy) == []
-    assert "[tuning.jsonl]" in (task.path / "docs" / "dispatch.md").read_text()
-    assert "tuning.jsonl" in (text := (folder / "docs" / "dispatch.md").read_text())
-    assert "[tuning.jsonl]" not in text
+    assert "[tuning.md]" in (task.path / "docs" / "dispatch.md").read_text()
+    assert "tuning.md" in (text := (folder / "docs" / "dispatch.md").read_text())
+    assert "[tuning.md]" not in text
     # The words of its source are left in notes alone, and in the reasons of tuned lines that were not measured for it.
     for path in folder.rglob("*"):
         if path.is_file():
