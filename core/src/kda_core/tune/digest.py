@@ -114,7 +114,7 @@ def _times(number: int, chosen: Scored, scored: Sequence[Scored], rows: Sequence
 
 
 def _wrong(table: TableTimes) -> str:
-    """Candidates that failed, and how often."""
+    """Candidates that failed on a row, and how."""
     failures = {failure.candidate: failure.reason for row in reversed(table.rows) for failure in reversed(row.wrong)}
     return "".join(
         f"- never chosen: `{' '.join(f'{k}={v}' for k, v in table.candidates[candidate].items())}`: {reason}\n"
