@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 import kda_core
 from core.tests.conftest import listen_to_interrupts
+from core.tests.processes import until, workers_of
 from kda_core import judge, verdict
 from kda_core.bench import Request, frozen_rows, open_session, run
 from kda_core.errors import KdaError
@@ -239,38 +241,46 @@ def test_an_honest_run_leaves_the_files_as_they_were(toy):
     assert not stale.exists()
 
 
-def test_ctrl_c_does_not_wait_for_a_hung_arm(toy):
-    (toy.path / "solution" / "__init__.py").write_text("import time\ndef axpy(x, y, *, factor):\n    time.sleep(99)\n")
-    process = subprocess.Popen(
+@contextmanager
+def hanging(toy, tmp_path):
+    """A `kda bench` whose solution has been called, and does not return."""
+    called = tmp_path / "called"
+    (toy.path / "solution" / "__init__.py").write_text(
+        "import pathlib, time\n"
+        "def axpy(x, y, *, factor):\n"
+        f"    pathlib.Path({str(called)!r}).touch()\n"
+        "    time.sleep(99)\n"
+    )
+    with subprocess.Popen(
         [sys.executable, "-m", "kda_core", *RUN],
         cwd=toy.path.parents[1],
         env=ENV,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=listen_to_interrupts,
-    )
-    time.sleep(8)
-    begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert time.monotonic() - begin < 5
+    ) as process:
+        try:
+            assert until(called.exists, seconds=60)
+            assert workers_of(toy.package)
+            yield process
+        finally:
+            process.kill()
 
 
-def test_no_worker_outlives_a_killed_judge(toy):
-    (toy.path / "solution" / "__init__.py").write_text("import time\ndef axpy(x, y, *, factor):\n    time.sleep(30)\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kda_core", *RUN],
-        cwd=toy.path.parents[1],
-        env=ENV,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    time.sleep(8)
-    process.terminate()
-    process.wait(10)
-    time.sleep(1)
-    listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in listed.splitlines() if "kda_core.worker" in line and toy.package in line]
+def test_ctrl_c_does_not_wait_for_a_hung_arm(toy, tmp_path):
+    with hanging(toy, tmp_path) as process:
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_killed_judge(toy, tmp_path, by):
+    with hanging(toy, tmp_path) as process:
+        process.send_signal(by)
+        process.wait(60)
+        assert until(lambda: not workers_of(toy.package))
 
 
 def test_a_broken_solution_exits_5_and_keeps_its_record(toy, tmp_path):

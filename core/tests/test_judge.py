@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import kda_core
 from core.tests.conftest import listen_to_interrupts
+from core.tests.processes import until, workers_of
 from kda_core.bench import Request, frozen_rows, open_session, run
 from kda_core.records import Metric, Verdict
 from kda_core.tasks import Task
@@ -82,7 +82,7 @@ def test_interrupt_ends_the_workers_and_keeps_what_was_measured(toy):
         "inplace-64x16": Verdict.INVALID,
     }
     assert "interrupted" in record.rows[1].reason
-    assert _workers_of(toy.package) == []
+    assert workers_of(toy.package) == []
 
 
 def test_ctrl_c_on_the_command_line_exits_130(checkout):
@@ -98,14 +98,12 @@ def test_ctrl_c_on_the_command_line_exits_130(checkout):
         },
         preexec_fn=listen_to_interrupts,
     )
-    deadline = time.monotonic() + 60
-    while not _workers_of("toys.k90_axpy") and time.monotonic() < deadline:
-        time.sleep(0.2)
+    assert until(lambda: bool(workers_of("toys.k90_axpy")), seconds=60)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert "interrupted" in out
-    assert _workers_of("toys.k90_axpy") == []
+    assert workers_of("toys.k90_axpy") == []
 
 
 def test_a_faulty_opponent_is_named_and_not_the_subject(toy):
@@ -133,8 +131,3 @@ def test_metrics_of_the_protocol_were_all_asked_for(toy, monkeypatch):
     bench(toy, "solution", "out")
     assert all(set(samples) == {Metric.WALL, Metric.LATENCY} for samples in seen)
     assert all(len(generations) == 2 for samples in seen for generations in samples.values())
-
-
-def _workers_of(package: str) -> list[str]:
-    listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if "kda_core.worker" in line and package in line]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kda_core
+from core.tests.processes import is_running, until
 from core.tests.records_factory import gpu_state, make_checkout, make_record
 from kda_core import bench, gpu, ledger, watch, watcher
 from kda_core.derive import mismatches
@@ -120,20 +121,6 @@ def watched(driver: Driver, readings: int = 3) -> MachineWatch:
         seen = watcher.finish()
     assert isinstance(seen, MachineWatch), seen
     return seen
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
 
 
 # ---- the process ------------------------------------------------------------------------------
