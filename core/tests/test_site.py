@@ -18,6 +18,7 @@ from kda_core.records import Metric, RunRecord
 from kda_core.report import interval, microseconds
 from kda_core.site import build, pages
 from kda_core.site.strips import strips
+from kda_core.tables import bounds_md
 from kda_core.tasks import Task, find_task, find_tasks
 
 if TYPE_CHECKING:
@@ -138,15 +139,24 @@ def test_a_click_sorts_the_rows_and_another_one_turns_them(made: tuple[Path, Run
     given = [" ".join(text.split()) for text in column(tab, "solution")]
     assert given == [microseconds(row.arms["solution"].summary[Metric.WALL].median) for row in record.rows]
     speedups = sorted((row.speedup["baseline"].estimate, interval(row.speedup["baseline"])) for row in record.rows)
-    head = tab.get_by_role("columnheader", name="vs baseline").first
+    head = tab.locator("table[data-kda-sortable]").first.get_by_role("columnheader", name="vs baseline")
     for turn, expected in (("ascending", speedups), ("descending", speedups[::-1])):
         head.get_by_role("button").click()
         assert head.get_attribute("aria-sort") == turn
         assert [" ".join(text.split()) for text in column(tab, "vs baseline")] == [text for _, text in expected]
-    tab.get_by_role("columnheader", name="row").first.get_by_role("button").click()
+    tab.locator("table[data-kda-sortable]").first.get_by_role("columnheader", name="row").get_by_role("button").click()
     assert [text.split()[-1] for text in column(tab, "row")] == sorted(ROWS)
     assert head.get_attribute("aria-sort") is None
     assert tab.complaints == []
+
+
+def test_the_page_says_what_bounds_the_rows(made: tuple[Path, RunRecord], browser: "Browser") -> None:
+    site, record = made
+    words = opened(browser, site / PAGE).locator("body").inner_text()
+    table = [line.strip(" |\n").split(" | ") for line in bounds_md(record).splitlines() if line.startswith("| ")]
+    assert len(table) > 1
+    for cells in table:
+        assert "\t".join(cells) in words
 
 
 def test_a_row_opens_to_its_samples(made: tuple[Path, RunRecord], browser: "Browser") -> None:
@@ -170,7 +180,7 @@ def test_a_row_opens_to_its_samples(made: tuple[Path, RunRecord], browser: "Brow
     numbers = [wall.median, wall.mean, wall.std, wall.min, wall.p10, wall.p90]
     assert "\t".join(["solution", "wall", *map(microseconds, numbers), "36"]) in words
     # The detail goes along when the rows are sorted.
-    tab.get_by_role("columnheader", name="row").first.get_by_role("button").click()
+    tab.locator("table[data-kda-sortable]").first.get_by_role("columnheader", name="row").get_by_role("button").click()
     assert detail.is_visible()
     button.click()
     assert not detail.is_visible()

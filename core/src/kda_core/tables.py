@@ -121,7 +121,7 @@ def _target_section(target: str, goal: Target, record: RunRecord) -> str:
         f"## {target}\n\n{gpu.name}, {record.utc[:10]}: {record.headline.rows} production rows, {faster} of "
         f"{len(record.rows)} FASTER than {record.settings.against[0]}. Brackets hold 95% confidence intervals; times "
         f"are medians in us per call; `wall` is what a caller pays, `device` the GPU's share.\n\n"
-        f"{headline_md(record, goal)}\n{BOUNDS}\n{_bounds_table(record)}\n{_row_table(record)}\n"
+        f"{headline_md(record, goal)}\n{bounds_md(record)}\n{_row_table(record)}\n"
         f"{_picture(SPEEDUP, target)}\n"
         f"{_picture(ATTAINED, target)}\n{_circumstances(record)}"
     )
@@ -143,24 +143,7 @@ def headline_md(record: RunRecord, goal: Target) -> str:
     return "".join(table)
 
 
-def _row_table(record: RunRecord) -> str:
-    subject, against = record.settings.subject, record.settings.against
-    first, others = against[0], against[1:]
-    head = ["row", first, subject, *others, f"vs {first}", *(f"vs {arm}" for arm in others)]
-    head += [f"device {first}", f"device {subject}", "host floor", "copy", "attained", "verdict"]
-    lines = [line(*head), "|---" * len(head) + "|\n"]
-    for row in record.rows:
-        cells = [row.id if row.production else f"{row.id} (not in the mean)"]
-        cells += [microseconds(median(row, arm, Metric.WALL)) for arm in (first, subject, *others)]
-        cells += [interval(row.speedup.get(arm)) for arm in against]
-        cells += [microseconds(median(row, arm, Metric.DEVICE)) for arm in (first, subject)]
-        floors = (row.limit.host_us, row.limit.device_us) if row.limit else (None, None)
-        cells += [*map(microseconds, floors), ratio(row.attained), row.verdict.value]
-        lines.append(line(*cells))
-    return "".join(lines)
-
-
-def _bounds_table(record: RunRecord) -> str:
+def bounds_md(record: RunRecord) -> str:
     """The subject's rows by what decides their time, and how far above that floor they are."""
     groups: dict[str, list[tuple[float, float, float]]] = {"host": [], "device": []}
     for row in record.rows:
@@ -176,6 +159,23 @@ def _bounds_table(record: RunRecord) -> str:
             walls, devices, overs = zip(*rows, strict=True)
             times = (_range(walls, microseconds), _range(devices, microseconds))
             lines.append(line(name, str(len(rows)), *times, f"{floors[name]} {_range(overs, ratio)}"))
+    return f"{BOUNDS}\n{''.join(lines)}"
+
+
+def _row_table(record: RunRecord) -> str:
+    subject, against = record.settings.subject, record.settings.against
+    first, others = against[0], against[1:]
+    head = ["row", first, subject, *others, f"vs {first}", *(f"vs {arm}" for arm in others)]
+    head += [f"device {first}", f"device {subject}", "host floor", "copy", "attained", "verdict"]
+    lines = [line(*head), "|---" * len(head) + "|\n"]
+    for row in record.rows:
+        cells = [row.id if row.production else f"{row.id} (not in the mean)"]
+        cells += [microseconds(median(row, arm, Metric.WALL)) for arm in (first, subject, *others)]
+        cells += [interval(row.speedup.get(arm)) for arm in against]
+        cells += [microseconds(median(row, arm, Metric.DEVICE)) for arm in (first, subject)]
+        floors = (row.limit.host_us, row.limit.device_us) if row.limit else (None, None)
+        cells += [*map(microseconds, floors), ratio(row.attained), row.verdict.value]
+        lines.append(line(*cells))
     return "".join(lines)
 
 

@@ -137,6 +137,7 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord, drawn: d
         + f"\nGeometric means over {record.headline.rows} production rows with 95% intervals; {faster} of "
         f"{len(record.rows)} rows are FASTER than {report.arm_name(record, record.settings.against[0])}. Times are "
         f"medians in us per call; `wall` is what a caller pays, `device` the GPU's share. A row opens to its samples.\n"
+        + f"\n{tables.bounds_md(record)}\n"
         + raw(_rows(record, target))
         + raw("".join(pictures))
         + f"\n### Provenance of {target}\n\n{facts}"
