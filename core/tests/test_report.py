@@ -14,7 +14,7 @@ from kda_core.errors import LedgerError, MissingRequirement, UsageError
 from kda_core.ledger import append, read
 from kda_core.publish import publish
 from kda_core.records import ArmRow, Interval, Limit, MachineWatch, Metric, RunRecord, Spread, Verdict
-from kda_core.report import publishable, published, stale
+from kda_core.report import met, publishable, published, slower, stale
 from kda_core.tables import replace_block, results_md, top_table_md
 from kda_core.tasks import Task
 from kda_core.validate import problems, uncompared
@@ -333,7 +333,12 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     row = next(line for line in text.splitlines() if line.startswith("| large-512x8 |"))
     median = record.rows[1].arms["solution"].summary[Metric.WALL].median
     assert f"| {median:.2f} |" in row
-    assert row.endswith(f"| 4.30 | 28.00 | {28 / median:.3f} | FASTER |")
+    assert row.endswith(f"| 4.30 | 28.00 | {28 / median:.3f} | - | FASTER |")
+    repeat = record.noise_floor["small-4x8"].ratio
+    assert repeat is not None
+    small = next(line for line in text.splitlines() if line.startswith("| small-4x8 |"))
+    assert small.endswith(f" | {repeat.estimate:.3f} [{repeat.low:.3f}, {repeat.high:.3f}] | FASTER |")
+    assert " Rows slower than baseline or upstream_latest: none. " in text
     for fact in (
         record.command,
         COMMIT,
@@ -349,6 +354,27 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
         assert f"](plots/{picture}-h200.svg)\n" in text
     assert "| not published: the checkout was dirty |" in text
     assert "## b200\n\nCompiled (sm_100a), not measured" in text
+
+
+@pytest.mark.parametrize(
+    ("low", "estimate", "said"),
+    [
+        (1.6, 1.7, "met"),
+        (1.59, 1.7, "met by the estimate, not by its whole interval"),
+        (1.5, 1.59, "missed"),
+    ],
+)
+def test_a_target_is_met_by_the_whole_interval_or_says_so(low: float, estimate: float, said: str) -> None:
+    assert met(Interval(estimate=estimate, low=low, high=2.0), 1.6) == said
+    assert met(None, 1.6) == "missed"
+
+
+def test_rows_that_are_slower_are_named(record: RunRecord) -> None:
+    first, second = record.rows
+    slow = first.model_copy(update={"speedup": {"baseline": Interval(estimate=0.9, low=0.8, high=0.99)}})
+    equal = second.model_copy(update={"speedup": {"baseline": Interval(estimate=0.9, low=0.8, high=1.0)}})
+    said = slower(record.model_copy(update={"rows": (slow, equal)}))
+    assert said == f"Rows slower than baseline or upstream_latest: {first.id} (baseline)."
 
 
 def test_rows_are_told_apart_by_what_bounds_them(task: Task, record: RunRecord) -> None:

@@ -91,6 +91,19 @@ def arm_name(record: RunRecord, arm: str) -> str:
     return f"{arm} ({pin})" if pin else arm
 
 
+def met(value: Interval | None, goal: float) -> str:
+    """Whether a number is what was aimed at: by its whole interval, by the estimate alone, or not."""
+    if value is None or value.estimate < goal:
+        return "missed"
+    return "met" if value.low >= goal else "met by the estimate, not by its whole interval"
+
+
+def slower(record: RunRecord) -> str:
+    """The rows on which the subject is slower than an opponent, the whole interval below 1, in a sentence."""
+    found = [f"{row.id} ({arm})" for row in record.rows for arm, speedup in row.speedup.items() if speedup.high < 1]
+    return f"Rows slower than {' or '.join(record.settings.against)}: {', '.join(found) or 'none'}."
+
+
 def by_age(record: RunRecord) -> tuple[str, str]:
     """Sorts runs from the oldest to the newest."""
     return record.utc, record.run_id

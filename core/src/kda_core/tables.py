@@ -18,12 +18,14 @@ from kda_core.report import (
     interval,
     line,
     median,
+    met,
     microseconds,
     noise_floor,
     pin_name,
     publishable,
     published,
     ratio,
+    slower,
 )
 from kda_core.tasks import Task
 
@@ -119,8 +121,9 @@ def _target_section(target: str, goal: Target, record: RunRecord) -> str:
     faster = sum(row.verdict is Verdict.FASTER for row in record.rows)
     return (
         f"## {target}\n\n{gpu.name}, {record.utc[:10]}: {record.headline.rows} production rows, {faster} of "
-        f"{len(record.rows)} FASTER than {record.settings.against[0]}. Brackets hold 95% confidence intervals; times "
-        f"are medians in us per call; `wall` is what a caller pays, `device` the GPU's share.\n\n"
+        f"{len(record.rows)} FASTER than {record.settings.against[0]}. {slower(record)} Brackets hold 95% confidence "
+        f"intervals; times are medians in us per call; `wall` is what a caller pays, `device` the GPU's share. `A/A`: "
+        f"{record.settings.against[0]} against itself in the same run, 1 but for noise.\n\n"
         f"{headline_md(record, goal)}\n{bounds_md(record)}\n{_row_table(record)}\n"
         f"{_picture(SPEEDUP, target)}\n"
         f"{_picture(ATTAINED, target)}\n{_circumstances(record)}"
@@ -166,7 +169,7 @@ def _row_table(record: RunRecord) -> str:
     subject, against = record.settings.subject, record.settings.against
     first, others = against[0], against[1:]
     head = ["row", first, subject, *others, f"vs {first}", *(f"vs {arm}" for arm in others)]
-    head += [f"device {first}", f"device {subject}", "host floor", "copy", "attained", "verdict"]
+    head += [f"device {first}", f"device {subject}", "host floor", "copy", "attained", "A/A", "verdict"]
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for row in record.rows:
         cells = [row.id if row.production else f"{row.id} (not in the mean)"]
@@ -174,7 +177,9 @@ def _row_table(record: RunRecord) -> str:
         cells += [interval(row.speedup.get(arm)) for arm in against]
         cells += [microseconds(median(row, arm, Metric.DEVICE)) for arm in (first, subject)]
         floors = (row.limit.host_us, row.limit.device_us) if row.limit else (None, None)
-        cells += [*map(microseconds, floors), ratio(row.attained), row.verdict.value]
+        repeat = record.noise_floor.get(row.id)
+        cells += [*map(microseconds, floors), ratio(row.attained), interval(repeat.ratio if repeat else None)]
+        cells += [row.verdict.value]
         lines.append(line(*cells))
     return "".join(lines)
 
@@ -269,6 +274,4 @@ def state(task: Task, record: RunRecord, shown: set[str]) -> str:
 
 
 def _met(value: Interval | None, goal: float | None) -> str:
-    if goal is None:
-        return NONE
-    return f">= {goal:g}: {'met' if value and value.estimate >= goal else 'missed'}"
+    return NONE if goal is None else f">= {goal:g}: {met(value, goal)}"

@@ -133,10 +133,11 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord, drawn: d
     pictures = [_inlined(drawn, kind, target) for kind in (plots.SPEEDUP, plots.ATTAINED)]
     facts = "".join(f"- {name}: {fact}\n" for name, fact in tables.facts(record).items())
     return (
-        raw(_template("headline.html").render(cards=cards, stale=stale))
+        raw(_template("headline.html").render(cards=cards, stale=stale, met=report.met))
         + f"\nGeometric means over {record.headline.rows} production rows with 95% intervals; {faster} of "
-        f"{len(record.rows)} rows are FASTER than {report.arm_name(record, record.settings.against[0])}. Times are "
-        f"medians in us per call; `wall` is what a caller pays, `device` the GPU's share. A row opens to its samples.\n"
+        f"{len(record.rows)} rows are FASTER than {report.arm_name(record, record.settings.against[0])}. "
+        f"{report.slower(record)} Times are medians in us per call; `wall` is what a caller pays, `device` the GPU's "
+        f"share. A row opens to its samples.\n"
         + f"\n{tables.bounds_md(record)}\n"
         + raw(_rows(record, target))
         + raw("".join(pictures))
