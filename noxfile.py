@@ -228,8 +228,10 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def publish(session: nox.Session) -> None:
-    """Generate results, plots and tables from the ledgers (-- --check compares them)"""
+    """Generate results, plots and tables from the ledgers, and the site (-- --check compares all but the site)"""
     kda(session, "publish", *session.posargs, tools=extra("plots"))
+    if not session.posargs:
+        site(session)
 
 
 @nox.session(venv_backend="none")

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from core.tests.every_task import every_task
 from kda_core import aot, cli
 from kda_core.aot import compile_task, meta_tensors
 from kda_core.errors import ExitCode, MissingRequirement, UsageError
 from kda_core.occupancy import Occupancy, Resource
+from kda_core.oracle import load_reference
+from kda_core.tasks import Task
 from kda_core.workloads import TensorSpec, Workload
 
 SOLUTION = """
@@ -49,6 +52,19 @@ def package(tmp_path, monkeypatch):
     (folder / "__init__.py").write_text(SOLUTION)
     monkeypatch.syspath_prepend(tmp_path)
     return f"{name}.task"
+
+
+@every_task
+def test_every_task_compiles_for_all_of_its_targets(task: Task) -> None:
+    """No GPU of the second kind has run them: that they compile for it is all that is said."""
+    targets = {target.capability for target in task.config.targets.values()}
+    load_reference(task)  # makes the task importable
+    kernels = compile_task(task.package, task.workloads, sorted(targets))
+    if not kernels or not targets:
+        pytest.skip("no kernels, or nothing to compile them for")
+    rows = {target: {row for one in kernels if one.target == target for row in one.rows} for target in targets}
+    assert len(set(map(frozenset, rows.values()))) == 1
+    assert [(one.name, one.target, one.rows) for one in kernels if one.spill_bytes] == []
 
 
 def test_equal_variants_are_compiled_once_per_target(package):
