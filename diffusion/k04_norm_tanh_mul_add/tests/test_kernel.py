@@ -1,6 +1,7 @@
 """The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
 
 from dataclasses import replace
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -48,10 +49,17 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("shape", FORMS, ids=str)
-@pytest.mark.parametrize("operand", ["scale", "shift", "scale2"])
-def test_every_broadcast_form_of_every_operand(operand, shape):
-    check("layer" if operand == "shift" else "rms", double=True, **{operand: shape})
+KINDS = cycle(product(["layer", "rms"], DTYPES))
+"""Of norm and dtype, in turn, so that every operand and every form has several."""
+
+
+@pytest.mark.parametrize(
+    ("operand", "shape", "norm", "dtype"),
+    [(*form, *kind) for form, kind in zip(product(["scale", "shift", "scale2"], FORMS), KINDS, strict=False)],
+    ids=str,
+)
+def test_every_broadcast_form_of_every_operand(operand, shape, norm, dtype):
+    check(norm, double=operand == "scale2" or norm == "rms", dtype=dtype, **{operand: shape})
 
 
 @norms
