@@ -590,6 +590,18 @@ def test_the_page_tells_equal_launches_and_wrong_candidates() -> None:
     assert "- never chosen: `warps=4 early=False store=.cs`: not finite" in lines
 
 
+def test_a_sweep_of_other_configurations_is_said_to_be_one() -> None:
+    """As it is after a change to the solution, until it is swept again."""
+    other = replace(SWEEP, candidates=(Config(16),))
+    lines = page_of(record(row(128, (1.0, 2.0, 3.0, 3.0)), row(513, (1.0, 2.0, 3.0, 3.0))), sweep=other)
+    (said,) = (line for line in lines if line.startswith("[[norm]]"))
+    assert said.startswith(
+        "[[norm]]: line 1, at_most {'width': 512}: the sweep of 2026-12-01T00:00:00Z has no candidate"
+    )
+    assert "## `norm` on NVIDIA H200" in lines
+    assert "## Recorded sweeps" in lines
+
+
 def test_the_page_lists_every_sweep() -> None:
     rows = (row(128, (1.0, 2.0, 3.0, 3.0)), row(513, (1.0, 2.0, 3.0, 3.0)))
     first, second = record(*rows), record(*rows, utc="2026-12-02T00:00:00Z")

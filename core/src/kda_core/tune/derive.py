@@ -98,8 +98,20 @@ def _unfounded(sweep: Sweep[Any], lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Line]:
-    """The lines of one table for the record's capability; a UsageError names a line without a row or a candidate."""
+@dataclass(frozen=True)
+class Decided:
+    """One line of a table, and what decided it."""
+
+    at_most: dict[str, float]
+    rows: tuple[RowTimes, ...]
+    scored: tuple[Scored, ...]
+    """Best first."""
+    chosen: Scored
+    reason: str
+
+
+def decide(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Decided]:
+    """The lines of one table in their order; a UsageError names a line without a row or a candidate."""
     lines = []
     for number, bounds in enumerate(sweep.lines):
         rows = [row for row in table.rows if sweep.line_of(row.features) == number]
@@ -110,17 +122,23 @@ def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Li
         if not scored:
             raise UsageError(f"{where} has no candidate that was tried on every row and right there")
         chosen, reason = choose(scored, rows)
-        lines.append(
-            Line(
-                capability=record.capability,
-                at_most=dict(bounds),
-                config=told(chosen.config),
-                device=record.device,
-                date=record.utc[:10],
-                reason=reason,
-            )
-        )
+        lines.append(Decided(dict(bounds), tuple(rows), tuple(scored), chosen, reason))
     return lines
+
+
+def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Line]:
+    """The lines of one table for the record's capability, as `decide` has them."""
+    return [
+        Line(
+            capability=record.capability,
+            at_most=line.at_most,
+            config=told(line.chosen.config),
+            device=record.device,
+            date=record.utc[:10],
+            reason=line.reason,
+        )
+        for line in decide(sweep, record, table)
+    ]
 
 
 def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> list[Scored]:

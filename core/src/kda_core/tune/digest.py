@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+from kda_core.errors import UsageError
 from kda_core.report import line, microseconds, ratio
-from kda_core.tune.derive import Scored, choose, label, latest, score, spread
+from kda_core.tune.derive import Decided, Scored, decide, label, latest, spread
 
 if TYPE_CHECKING:
     from kda_core.tasks import Task
-    from kda_core.tune.records import RowTimes, SweepRecord, TableTimes
+    from kda_core.tune.records import SweepRecord, TableTimes
     from kda_core.tune.sweep import Sweep
 
 INTRODUCTION = """Device time of every candidate on every row, microseconds per call: a CUDA graph of calls, replayed,
@@ -39,7 +40,11 @@ def digest_md(task: Task, sweeps: Sequence[Sweep[Any]], records: Sequence[SweepR
     used = set[str]()
     for sweep in sweeps:
         for record, table in latest(sweep.table.name, records).values():
-            parts.append(_table_section(sweep, record, table))
+            parts.append(f"## `{sweep.table.name}` on {record.device}\n")
+            try:
+                parts.append(_table_section(sweep, record, table))
+            except UsageError as error:  # the solution has other configurations now: only a new sweep says more
+                parts.append(f"{error}.\n")
             used.add(record.utc)
     parts.append(_history(records, used))
     return "\n".join(parts)
@@ -51,18 +56,14 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
     lines.append("|---" * 7 + "|\n")
     choices = [line("line", "instead", "alone", "at best", "which is"), "|---" * 5 + "|\n"]
     times = [line("row", "line", "MB", "copy", "chosen", "over the copy", "fastest", "which is"), "|---" * 8 + "|\n"]
-    for number, bounds in enumerate(sweep.lines):
-        rows = [row for row in table.rows if sweep.line_of(row.features) == number]
-        scored = score(sweep, table, rows)
-        chosen, _ = choose(scored, rows)
-        at_most = ", ".join(f"{name} {bound}" for name, bound in bounds.items()) or "any"
-        copy = geometric_mean(time / row.copy_us for time, row in zip(chosen.times, rows, strict=True))
-        own = (str(number + 1), at_most, str(len(rows)), _code(chosen.config))
-        lines.append(
-            line(*own, ratio(geometric_mean(_over_best(chosen, scored))), ratio(copy), f"{spread(scored):.1%}")
-        )
-        choices += _choices(number + 1, chosen, scored)
-        times += _times(number + 1, chosen, scored, rows)
+    for number, one in enumerate(decide(sweep, record, table), start=1):
+        at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
+        copy = geometric_mean(time / row.copy_us for time, row in zip(one.chosen.times, one.rows, strict=True))
+        best = ratio(geometric_mean(_over_best(one.chosen, one.scored)))
+        own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
+        lines.append(line(*own, best, ratio(copy), f"{spread(one.scored):.1%}"))
+        choices += _choices(number, one.chosen, one.scored)
+        times += _times(number, one)
     versions = ", ".join(f"{name} {record.versions[name]}" for name in VERSIONS if name in record.versions)
     where = (
         f"{len(table.candidates)} candidates, each on those of {len(table.rows)} rows where it applies, "
@@ -70,7 +71,7 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
     )
     wrong = _wrong(table)
     return "\n".join(
-        [f"## `{table.table}` on {record.device}\n", f"{where}\n", "".join(lines)]
+        [f"{where}\n", "".join(lines)]
         + ["### Other choices\n", CHOICES, "".join(choices)]
         + ["### Rows\n", "".join(times)]
         + ([wrong] if wrong else [])
@@ -96,10 +97,11 @@ def _choices(number: int, chosen: Scored, scored: Sequence[Scored]) -> Iterable[
             )
 
 
-def _times(number: int, chosen: Scored, scored: Sequence[Scored], rows: Sequence[RowTimes]) -> Iterable[str]:
+def _times(number: int, decided: Decided) -> Iterable[str]:
     """One line for every row."""
-    for place, row in enumerate(rows):
-        fastest = min(scored, key=lambda one: one.times[place])
+    chosen = decided.chosen
+    for place, row in enumerate(decided.rows):
+        fastest = min(decided.scored, key=lambda one: one.times[place])
         best = chosen if fastest.times[place] == chosen.times[place] else fastest
         yield line(
             row.row,
