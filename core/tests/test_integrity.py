@@ -272,15 +272,15 @@ def test_ctrl_c_does_not_wait_for_a_hung_arm(toy, tmp_path):
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_a_killed_judge(toy, tmp_path, by):
     with hanging(toy, tmp_path) as process:
         process.send_signal(by)
-        process.wait(60)
-        assert until(lambda: not workers_of(toy.package))
+        process.wait(10)
+        assert until(lambda: not workers_of(toy.package), seconds=1)
 
 
 def test_a_broken_solution_exits_5_and_keeps_its_record(toy, tmp_path):

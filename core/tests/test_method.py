@@ -8,7 +8,7 @@ import pytest
 from kda_core.ledger import read
 from kda_core.records import Interval, Metric, RowResult
 from kda_core.report import median as median_of
-from kda_core.tables import HOST_BOUND
+from kda_core.tables import host_bound
 from kda_core.tasks import checkout_root, find_task
 
 
@@ -18,18 +18,18 @@ def reach(interval: Interval | None) -> float:
     return exp(log(interval.high / interval.low) / 2) - 1
 
 
-def host_bound(row: RowResult) -> bool:
+def is_host_bound(row: RowResult) -> bool:
     wall, device = (median_of(row, "solution", metric) for metric in (Metric.WALL, Metric.DEVICE))
     assert wall is not None
     assert device is not None
-    return device < HOST_BOUND * wall
+    return host_bound(wall, device)
 
 
 def side_by_side(op: str, alone: str, beside: str, host: bool) -> str:
     """What the table under "Runs side by side" says of one kind of rows, behind the runs' names."""
     runs = {record.run_id: record for record in read(find_task(op).ledger)}
     old, new = runs[alone], runs[beside]
-    pairs = [(then, now) for now in new.rows for then in old.rows if then.id == now.id and host_bound(now) is host]
+    pairs = [(then, now) for now in new.rows for then in old.rows if then.id == now.id and is_host_bound(now) is host]
 
     def ratios(arm: str, metric: Metric) -> list[float]:
         times = [[median_of(row, arm, metric) for row in pair] for pair in pairs]

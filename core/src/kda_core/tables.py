@@ -146,13 +146,18 @@ def headline_md(record: RunRecord, goal: Target) -> str:
     return "".join(table)
 
 
+def host_bound(wall: float, device: float) -> bool:
+    """Whether the host decides a call's time, by these medians in microseconds."""
+    return device < HOST_BOUND * wall
+
+
 def bounds_md(record: RunRecord) -> str:
     """The subject's rows by what decides their time, and how far above that floor they are."""
     groups: dict[str, list[tuple[float, float, float]]] = {"host": [], "device": []}
     for row in record.rows:
         wall, device = (median(row, record.settings.subject, metric) for metric in (Metric.WALL, Metric.DEVICE))
         if wall and device and row.limit:
-            host = device < HOST_BOUND * wall
+            host = host_bound(wall, device)
             over = wall / row.limit.host_us if host else device / row.limit.device_us
             groups["host" if host else "device"].append((wall, device, over))
     lines = [line("bound by", "rows", "wall", "device", "over that floor"), "|---" * 5 + "|\n"]

@@ -171,12 +171,17 @@ def choose(scored: Sequence[Scored], rows: Sequence[RowTimes]) -> tuple[Scored, 
     chosen = min(equal, key=lambda one: (departures(one.config), one.place))
     # Candidates that a row makes equal share its time; equal on all rows, they are one.
     other = next((one for one in scored if one.times != chosen.times), None)
-    copy = geometric_mean(time / row.copy_us for time, row in zip(chosen.times, rows, strict=True))
+    copy = over_copy(chosen, rows)
     parts = [f"{len(rows)} rows, {len(scored)} candidates: {chosen.score:.3f} of each row's best"]
     if other is not None:
         better = "; equal within the spread, and plainer" if other.score < chosen.score else ""
         parts.append(f"next {label(other.config)} {other.score:.3f}{better}")
     return chosen, "; ".join([*parts, f"spread {noise:.1%}", f"{copy:.3f} of the streaming copy's time"])
+
+
+def over_copy(one: Scored, rows: Sequence[RowTimes]) -> float:
+    """Geometric mean of a candidate's time over the streaming copy's."""
+    return geometric_mean(time / row.copy_us for time, row in zip(one.times, rows, strict=True))
 
 
 def spread(scored: Sequence[Scored]) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda_core.errors import UsageError
 from kda_core.report import line, microseconds, ratio
-from kda_core.tune.derive import Decided, Scored, decide, label, latest, spread
+from kda_core.tune.derive import Decided, Scored, decide, label, latest, over_copy, spread
 
 if TYPE_CHECKING:
     from kda_core.tasks import Task
@@ -58,10 +58,9 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
     times = [line("row", "line", "MB", "copy", "chosen", "over the copy", "fastest", "which is"), "|---" * 8 + "|\n"]
     for number, one in enumerate(decide(sweep, record, table), start=1):
         at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
-        copy = geometric_mean(time / row.copy_us for time, row in zip(one.chosen.times, one.rows, strict=True))
-        best = ratio(geometric_mean(_over_best(one.chosen, one.scored)))
+        copy = over_copy(one.chosen, one.rows)
         own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
-        lines.append(line(*own, best, ratio(copy), f"{spread(one.scored):.1%}"))
+        lines.append(line(*own, ratio(one.chosen.score), ratio(copy), f"{spread(one.scored):.1%}"))
         choices += _choices(number, one.chosen, one.scored)
         times += _times(number, one)
     versions = ", ".join(f"{name} {record.versions[name]}" for name in VERSIONS if name in record.versions)
@@ -150,11 +149,6 @@ def _code(config: Any) -> str:
 
 def _over(one: Scored, chosen: Scored) -> list[float]:
     return [time / base for time, base in zip(one.times, chosen.times, strict=True)]
-
-
-def _over_best(chosen: Scored, scored: Sequence[Scored]) -> list[float]:
-    best = [min(times) for times in zip(*(one.times for one in scored), strict=True)]
-    return [time / least for time, least in zip(chosen.times, best, strict=True)]
 
 
 def _factor(one: Scored, chosen: Scored) -> str:
