@@ -19,6 +19,7 @@ import torch
 import kda_core
 from core.tests.records_factory import cpu_record, gpu_state, make_checkout, make_record
 from kda_core import cli, gpu, provenance, tasks
+from kda_core import validate as checks
 from kda_core.cli.base import command_line
 from kda_core.cli.measure import _rehearsing
 from kda_core.derive import mismatches
@@ -361,6 +362,55 @@ def test_a_failed_arm_weighs_more_than_a_wrong_row(toy: Task, kda: Kda) -> None:
     assert "out-64x16: INCORRECT: solution: output 'out': expected shape [8, 16], got [16, 8]" in answer.out
     assert "inplace-64x16: ERROR: arm 'solution' raised AttributeError" in answer.out
     assert "axpy: 0 of 2 rows agree with the oracle" in answer.out
+    assert (
+        answer.out.splitlines()[-1] == "axpy: failed: files and published numbers (named before the rows); 2 of 2 rows"
+    )
+
+
+GRID = (
+    "from kda_core.workloads import TensorSpec, Workload\n\n\n"
+    "def grid():\n"
+    "    x = TensorSpec(shape=(4, 8), dtype='float32')\n"
+    "    for n in range(3):\n"
+    "        yield Workload(id=f'row-{n}', op='axpy', inputs={'x': x, 'y': x}, scalars={'factor': n})\n\n\n"
+    "thin = list\n"
+)
+
+
+def test_the_last_line_of_validate_says_what_failed(toy: Task, kda: Kda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows agree, and the exit code is 1: hundreds of lines earlier something was said of files."""
+    answer = kda("validate", "axpy", "--device", "cpu", "--rows", "out*")
+    assert answer.code == ExitCode.UNFIT_ROWS
+    *_, rows, last = answer.out.splitlines()
+    assert rows.startswith("axpy: 1 of 1 rows agree with the oracle")
+    assert last == "axpy: failed: files and published numbers (named before the rows)"
+    monkeypatch.setattr(checks, "problems", lambda task: [])
+    answer = kda("validate", "axpy", "--device", "cpu", "--rows", "out*")
+    assert answer.code == ExitCode.OK
+    assert answer.out.splitlines()[-1].startswith("axpy: 1 of 1 rows agree with the oracle")
+
+
+def test_validate_names_rows_on_which_an_opponent_is_wrong(
+    toy: Task, kda: Kda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (toy.path / "bench" / "grid.py").write_text(GRID)
+    wrong = "factor * x + y + (1 if factor != 1 and x.numel() == 32 else 0)"
+    edit(toy.path / "baseline" / "__init__.py", "factor * x + y", wrong)
+    monkeypatch.setattr(checks, "problems", lambda task: [])
+    answer = kda("validate", "axpy", "--device", "cpu")
+    assert answer.code == ExitCode.OK
+    *_, rows, last = answer.out.splitlines()
+    assert rows.startswith("axpy: 5 of 5 rows agree with the oracle")
+    assert last == "axpy: 2 rows on which eager itself is outside the tolerance: row-0, row-2"
+
+
+def test_validate_with_a_limit_says_how_many_rows_it_left_out(
+    toy: Task, kda: Kda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "problems", lambda task: [])
+    answer = kda("validate", "axpy", "--device", "cpu", "--limit-s", "0")
+    assert answer.code == ExitCode.OK
+    assert answer.out.splitlines()[-1] == "axpy: 1 of 2 rows checked, 1 not: --limit-s 0"
 
 
 # ---- publish, list, doctor, merge -------------------------------------------------------------

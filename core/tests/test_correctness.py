@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
-from kda_core import correctness
-from kda_core.config import Tolerance
+from kda_core import correctness, oracle
+from kda_core.config import Op, Tolerance
 from kda_core.correctness import compare, worse, worse_than_baseline
+from kda_core.inputs import nudged
+from kda_core.workloads import TensorSpec, Workload
 
 TIGHT = Tolerance(atol=1e-3, rtol=1e-2, reason="for tests")
 
@@ -94,7 +96,40 @@ def test_twice_the_baseline_is_the_ceiling():
     good = compare("y", want + 1.9e-4, want, TIGHT).error
     bad = compare("y", want + 2.1e-4, want, TIGHT).error
     assert worse_than_baseline(good, base) is None
-    assert "more than twice the baseline's 0.0001" in str(worse_than_baseline(bad, base))
+    assert "more than twice the baseline's 0.0001 on the same" in str(worse_than_baseline(bad, base))
+    assert worse_than_baseline(bad, base, roundings=2e-5) is None
+    assert "0.0001 and 5e-06 for rounding on" in str(worse_than_baseline(bad, base, roundings=5e-6))
+
+
+def test_inputs_are_nudged_by_one_bit_of_float32_in_both_directions():
+    values = {
+        "x": torch.full((64,), 65.0),
+        "half": torch.ones(4).half(),
+        "index": torch.arange(3),
+        "zero": torch.zeros(1),
+    }
+    moved = nudged(values, "seed")
+    assert sorted(((moved["x"] - 65) * 2**17).unique().tolist()) == [-1.0, 1.0]
+    assert all(torch.equal(moved[name], values[name]) for name in ("half", "index"))
+    assert moved["zero"] != 0
+    assert all(torch.equal(value, nudged(values, "seed")[name]) for name, value in moved.items())
+    assert not torch.equal(moved["x"], nudged(values, "another")["x"])
+
+
+def test_what_the_last_bits_of_the_inputs_do_to_each_output():
+    class Reference:
+        __file__ = "reference.py"
+
+        @staticmethod
+        def both(x, y):
+            return 3 * x.double(), y.double()
+
+    op = Op(inputs=("x", "y"), outputs=("three", "same"), like={"three": "x", "same": "y"})
+    spec = {"x": TensorSpec(shape=(5,), dtype="float32"), "y": TensorSpec(shape=(5,), dtype="bfloat16")}
+    values = {"x": torch.full((5,), 65.0), "y": torch.ones(5).bfloat16()}
+    row = Workload(id="row", op="both", inputs=spec)
+    expected = oracle.ask_oracle(Reference, op, row, values)
+    assert oracle.last_bits(Reference, op, row, values, expected, "seed") == [3 * 2**-17, 0.0]
 
 
 def test_the_worst_of_two_trials_is_taken_number_by_number():

@@ -1,5 +1,6 @@
 """Ways around the judge, and ways to lose a run, that were open once: each must stay closed."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -167,9 +168,9 @@ def test_a_judge_that_comes_too_late_is_not_held_against_the_arm(toy, longest_s,
 
 def _spied(original, compared, wrong=()):
     def compare(*given, **named):
-        errors, failure = original(*given, **named)
-        compared.append("late" if len(compared) in wrong else failure)
-        return errors, compared[-1]
+        found = original(*given, **named)
+        compared.append("late" if len(compared) in wrong else found.failure)
+        return dataclasses.replace(found, broken="late") if compared[-1] == "late" else found
 
     return compare
 

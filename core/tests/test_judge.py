@@ -1,9 +1,11 @@
 """The real judge with real worker processes, on the CPU: what a run keeps, loses and says. See adversaries/, too."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ import pytest
 import kda_core
 from core.tests.conftest import listen_to_interrupts
 from core.tests.processes import until, workers_of
+from kda_core import judge
 from kda_core.bench import Request, frozen_rows, open_session, run
 from kda_core.records import Metric, Verdict
 from kda_core.tasks import Task
+from kda_core.validate import grid_session
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -49,22 +53,112 @@ def test_a_crash_costs_one_row_and_the_next_one_gets_a_new_worker(toy):
     assert inplace.arms["segfaults"].correctness.passed
 
 
-@pytest.mark.parametrize("held", [("float32",), ("bfloat16",)])
-def test_an_error_beyond_twice_the_opponents_is_incorrect(toy, held):
-    """On a CPU where the output's dtype is one of those that `cpu.yardstick` names."""
-    config = toy.path / "config.toml"
-    every = 'yardstick = ["float32", "bfloat16"]'
-    assert every in config.read_text()
-    config.write_text(config.read_text().replace(every, f"yardstick = {list(held)}"))
+def test_an_error_beyond_twice_the_opponents_is_incorrect(toy):
     (toy.path / "faulty" / "coarse.py").write_text(
-        "def axpy(x, y, *, factor):\n    return factor * x + y + 4e-6 * (1 + 0 * x)\n"
+        "def axpy(x, y, *, factor):\n    return factor * x + y + 9e-6 * (1 + 0 * x)\n"
     )
-    record = bench(toy, "coarse", "out")
-    if "float32" in held:
-        assert record.rows[0].verdict is Verdict.INCORRECT
-        assert "more than twice the baseline's" in record.rows[0].reason
-    else:
-        assert record.rows[0].verdict is Verdict.UNVERIFIED
+    row = bench(toy, "coarse", "out").rows[0]
+    assert row.verdict is Verdict.INCORRECT
+    assert re.search(r"more than twice the baseline's .* for rounding .*\[inputs: normal, seed \d+\]", row.reason)
+
+
+@pytest.mark.parametrize(("roundings", "verdict"), [(None, Verdict.UNVERIFIED), ({}, Verdict.INCORRECT)])
+def test_the_last_bit_of_a_float32_decides_nothing(toy, monkeypatch, roundings, verdict):
+    (toy.path / "faulty" / "next.py").write_text(
+        "import torch\n\n\ndef axpy(x, y, *, factor):\n"
+        "    return torch.nextafter(factor * x + y, torch.full_like(x, torch.inf))\n"
+    )
+    if roundings is not None:
+        monkeypatch.setattr(judge, "INPUT_ROUNDINGS", roundings)
+    assert bench(toy, "next", "out").rows[0].verdict is verdict
+
+
+# ---- a grid: about the subject alone ------------------------------------------------------------
+
+WRONG_ON_OFFSET = "def axpy(x, y, *, factor):\n    return factor * x + y + (10 if x.mean() > 32 else 0)\n"
+RIGHT = "def axpy(x, y, *, factor):\n    return factor * x + y\n"
+COARSE_ON_MIXED = (
+    "def axpy(x, y, *, factor):\n    return factor * x + y + (5e-4 if abs(x).max() > 9 and abs(x.mean()) < 32 else 0)\n"
+)
+WRONG_ON_MIXED = COARSE_ON_MIXED.replace("5e-4", "5.0")
+
+
+def grid(task, solution, eager, families=None, production=False, **how):
+    """One row of a regression grid."""
+    (task.path / "solution" / "__init__.py").write_text(solution)
+    (task.path / "baseline" / "__init__.py").write_text(eager)
+    fresh = Task(path=task.path, package=task.package)
+    session = grid_session(open_session(Request(task=fresh, rows=["out*"], device="cpu")))
+    if families:
+        session = replace(session, settings=session.settings.model_copy(update={"families": families}))
+    rows = tuple(row.model_copy(update={"production": production}) for row in frozen_rows(session))
+    return run(session, rows, measure=False, progress=lambda row, phase: None, **how)
+
+
+def test_a_grids_opponent_may_be_outside_the_tolerance(toy):
+    row = grid(toy, RIGHT, WRONG_ON_OFFSET).rows[0]
+    assert row.verdict is Verdict.UNVERIFIED
+    assert re.search(r"correct on the CPU.*; eager is not: output 'out': .* outside tolerance.*offset", row.reason)
+    assert not row.arms["eager"].correctness.passed
+    assert {arm.correctness.checks for arm in row.arms.values()} == {3}  # every draw, of the opponent too
+
+
+@pytest.mark.parametrize(
+    ("solution", "words"),
+    [(WRONG_ON_MIXED, "elements outside tolerance"), (COARSE_ON_MIXED, "more than twice the baseline's")],
+)
+def test_a_wrong_opponent_hides_nothing_of_the_subject(toy, solution, words):
+    """The draws behind the one that the opponent fails are compared with the oracle, and with the opponent."""
+    row = grid(toy, solution, WRONG_ON_OFFSET).rows[0]
+    assert row.verdict is Verdict.INCORRECT
+    assert row.reason.startswith("solution: ")
+    assert words in row.reason
+    assert "[inputs: mixed" in row.reason
+
+
+def test_a_wrong_opponent_bounds_nothing(toy):
+    """It is off by 1.5e-5, too much for small elements; the subject by more, where elements are large."""
+    eager = RIGHT.replace("+ y", "+ y + 1.5e-5")
+    solution = RIGHT.replace("factor * x + y", "(factor * x + y) * (1 + 7e-6)")
+    row = grid(toy, solution, eager, families=("normal",)).rows[0]
+    own, other = (row.arms[name].correctness.outputs[0].max_abs for name in ("solution", "eager"))
+    assert own > 2 * other + 1e-6
+    assert row.verdict is Verdict.UNVERIFIED
+
+
+@pytest.mark.parametrize(
+    ("eager", "production", "words"),
+    [
+        (WRONG_ON_OFFSET, True, "elements outside tolerance"),
+        (RIGHT.replace("    return", "    y += 1\n    return"), False, "input 'y' was changed"),
+        (RIGHT.replace("+ y", "+ y.double()"), False, "expected dtype float32, got float64"),
+    ],
+)
+def test_what_no_opponent_may_do(toy, eager, production, words):
+    """Be wrong on a row of production, or be broken rather than inexact."""
+    row = grid(toy, RIGHT, eager, production=production).rows[0]
+    assert row.verdict is Verdict.INCORRECT
+    assert row.reason.startswith("eager: ")
+    assert words in row.reason
+
+
+@pytest.mark.parametrize(("limit_s", "rows"), [(0.0, 1), (600.0, 2)])
+def test_a_limit_of_time_begins_no_other_row(toy, limit_s, rows):
+    session = grid_session(open_session(Request(task=toy, device="cpu")))
+    record = run(session, frozen_rows(session), measure=False, progress=lambda row, phase: None, limit_s=limit_s)
+    assert [row.verdict for row in record.rows] == rows * [Verdict.UNVERIFIED]
+    assert not record.partial
+
+
+def test_a_row_that_a_grid_did_not_finish_is_absent(toy):
+    def interrupt(row, phase):
+        if row.startswith("inplace"):
+            raise KeyboardInterrupt
+
+    session = grid_session(open_session(Request(task=toy, device="cpu")))
+    record = run(session, frozen_rows(session), measure=False, progress=interrupt)
+    assert [row.id for row in record.rows] == ["out-64x16"]
+    assert record.partial
 
 
 def test_interrupt_ends_the_workers_and_keeps_what_was_measured(toy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -118,15 +119,22 @@ def fit(session: Session, rows: tuple[Workload, ...], source: Path) -> tuple[Wor
 
 
 def run(
-    session: Session, rows: tuple[Workload, ...], measure: bool, progress: Progress, command: str = ""
+    session: Session,
+    rows: tuple[Workload, ...],
+    measure: bool,
+    progress: Progress,
+    command: str = "",
+    limit_s: float | None = None,
 ) -> RunRecord:
     """Verify (and with `measure` time) `rows`; always returns a record, a partial one after Ctrl-C.
+
+    Without `measure`, rows that were not begun within `limit_s` seconds, or not finished before Ctrl-C, are absent.
 
     Raises:
         MissingRequirement: no GPU, or a busy one without `allow_busy`; an upstream file that cannot be had.
     """
     task, settings = session.request.task, session.settings
-    started = datetime.now(timezone.utc)
+    started, begin = datetime.now(timezone.utc), time.monotonic()
     before = _gpu_before(session)
     source = provenance.collect(task, [settings.subject, *settings.against], before.driver if before else None)
     reference = load_reference(task)
@@ -136,7 +144,7 @@ def run(
     with _placed(session.kind) as core:
         judge = Judge(session.config, reference, _processes(session, measure), settings, session.device, core, progress)
         try:
-            judge.run(rows, measure)
+            judge.run(rows, measure, until=None if limit_s is None else begin + limit_s)
         except KeyboardInterrupt:
             partial = True
         finally:
@@ -145,7 +153,8 @@ def run(
             finally:
                 judge.stop()
     l2 = _l2_bytes(session.device)
-    results = [result(notes, settings, session.kind, l2, measure) for notes in judge.notes.values()]
+    noted = [notes for notes in judge.notes.values() if measure or notes.complete or notes.failed]
+    results = [result(notes, settings, session.kind, l2, measure) for notes in noted]
     host = provenance.host(core)
     record = RunRecord(
         run_id=provenance.run_id(started),

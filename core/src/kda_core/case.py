@@ -46,6 +46,23 @@ def traffic(op: Op, row: Workload, reference: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class Examined:
+    """What one call left."""
+
+    errors: tuple[OutputError, ...]
+    """One per output; none where the form is wrong."""
+    outside: str | None
+    """The first output outside the tolerance, in words."""
+    broken: str | None
+    """The first fault that no tolerance is about: form, a changed input, a guard."""
+
+    @property
+    def failure(self) -> str | None:
+        """The first thing wrong."""
+        return self.outside or self.broken
+
+
+@dataclass(frozen=True)
 class Case:
     """An open row. Close it after every worker has let go of the arena."""
 
@@ -115,24 +132,25 @@ class Case:
         family: Family,
         tolerances: Mapping[str, Tolerance],
         which: int,
-    ) -> tuple[list[OutputError], str | None]:
-        """Everything about a call that worked on input set `which`: errors per output, the first failure in words."""
+    ) -> Examined:
+        """Everything about a call that worked on input set `which`."""
         errors: list[OutputError] = []
-        failure = self._form(called)
-        if failure is None:
+        outside = None
+        broken = self._form(called)
+        if broken is None:
             returned = iter(self.spec.outputs)
             for number, (name, want) in enumerate(zip(self.op.outputs, expected, strict=True)):
                 place = self.input_sets[which][name] if name in self.row.inplace else next(returned)
                 before = previous[number] if previous is not None else None
                 found = compare(name, self.arena.view(place), want, tolerances[place.dtype], family.magnitude, before)
                 errors.append(found.error)
-                failure = failure or found.failure
-            failure = failure or self._changed_input(values, which)
+                outside = outside or found.failure
+            broken = self._changed_input(values, which)
         guard = self.arena.broken_guard()
         if guard is not None:
             self.arena.repair_guards()
-            failure = failure or f"wrote outside its tensors, {guard} bytes into the shared memory"
-        return errors, failure
+            broken = broken or f"wrote outside its tensors, {guard} bytes into the shared memory"
+        return Examined(tuple(errors), outside, broken)
 
     def _form(self, called: Called) -> str | None:
         """What is wrong with the form of the returned value, or None."""

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from kda_core.toml import Strict, read_toml, validate
 from kda_core.upstream import Pin
-from kda_core.workloads import DType
 
 Device = Literal["cuda", "cpu"]
 Positive = Annotated[int, Field(gt=0)]
@@ -111,10 +110,6 @@ class Cpu(Strict):
     """Input -> dimensions that never shrink (the last one never does, unless `shrink` names it)."""
     shrink: dict[str, tuple[int, ...]] = {}
     """Input -> dimensions that shrink even where their size equals one that is kept."""
-    yardstick: tuple[DType, ...] = ("bfloat16", "float16")
-    """Dtypes of outputs whose error must stay within twice the opponent's here too. float32 only where it is named: a
-    shrunken row has few elements, and the largest errors of two right algorithms differ by more (7% of the draws of
-    norm_infer's float32 row in the family `offset`)."""
 
 
 class Config(Strict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 BASELINE_FACTOR = 2.0
 BASELINE_SLACK = 1e-6
 """A solution's error may be at most twice the baseline's on the same inputs, plus this."""
+INPUT_ROUNDINGS: Mapping[str, float] = {"float32": 4.0}
+"""Dtype of an output -> how many changes by the last bit of its inputs (`oracle.last_bits`) are allowed beside that.
+
+The largest errors of two right float32 kernels differ by luck: of a mean near 64 one rounding decides. Between honest
+kernels, simulated, twice alone failed 8.6% of the draws of the family `offset`, and 16 times still 0.5%; beside twice,
+3.8 changes were enough for all (docs/method.md), and TF32 is wrong by 22 or more. 16-bit outputs are rounded last.
+"""
 CHUNK = 1 << 26
 """Elements compared at a time: float64 temporaries of 512 MiB at most."""
 
@@ -109,14 +117,18 @@ def compare(
     return Comparison(error=error, failure=failure)
 
 
-def worse_than_baseline(subject: OutputError, baseline: OutputError) -> str | None:
-    """Why the subject's error is too large beside the baseline's on the same inputs, or None."""
-    ceiling = BASELINE_FACTOR * baseline.max_abs + BASELINE_SLACK
+def worse_than_baseline(subject: OutputError, baseline: OutputError, roundings: float = 0.0) -> str | None:
+    """Why the subject's error is too large beside the baseline's on the same inputs, or None.
+
+    `roundings` is what its dtype's share of `INPUT_ROUNDINGS` comes to.
+    """
+    ceiling = BASELINE_FACTOR * baseline.max_abs + BASELINE_SLACK + roundings
     if subject.max_abs <= ceiling:
         return None
     return (
         f"output {subject.output!r}: max abs error {subject.max_abs:.3g}, more than twice "
-        f"the baseline's {baseline.max_abs:.3g} on the same inputs"
+        f"the baseline's {baseline.max_abs:.3g}{f' and {roundings:.3g} for rounding' if roundings else ''} "
+        f"on the same inputs"
     )
 
 

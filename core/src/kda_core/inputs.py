@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -48,6 +50,21 @@ def make(row: Workload, family: Family, seed: int, device: str) -> dict[str, tor
     # The row's id is part of the seed, so that two rows of one shape do not share values.
     generator.manual_seed(zlib.crc32(f"{row.id}/{family.value}/{seed}".encode()))
     return {name: _fill(spec, family, generator, device) for name, spec in row.inputs.items()}
+
+
+def nudged(values: Mapping[str, torch.Tensor], seed: str) -> dict[str, torch.Tensor]:
+    """`values` with every float32 element moved to the next float32 above or below, by the throw of a coin."""
+    import torch
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        if value.dtype != torch.float32:
+            return value
+        up = torch.rand(value.shape, generator=generator, device=value.device) < 1 / 2
+        return torch.nextafter(value, torch.where(up, math.inf, -math.inf))
+
+    generator = torch.Generator(device=next(iter(values.values())).device)
+    generator.manual_seed(zlib.crc32(seed.encode()))
+    return {name: moved(value) for name, value in values.items()}
 
 
 def _fill(spec: TensorSpec, family: Family, generator: torch.Generator, device: str) -> torch.Tensor:

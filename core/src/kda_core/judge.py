@@ -7,6 +7,7 @@ fresh values in the same buffers before each sample.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import time
@@ -14,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from kda_core.case import Case, output_spec, traffic
+from kda_core.case import Case, Examined, output_spec, traffic
 from kda_core.config import Config
-from kda_core.correctness import worse, worse_than_baseline
+from kda_core.correctness import INPUT_ROUNDINGS, worse, worse_than_baseline
 from kda_core.idle import busy, watched
 from kda_core.inputs import Family, make
 from kda_core.notes import ArmNotes, RowNotes
-from kda_core.oracle import ask_oracle
+from kda_core.oracle import ask_oracle, last_bits
 from kda_core.protocol import Called, Captured, Counted, Ready, Timed
 from kda_core.records import LIMIT_ARM, Metric, OutputError, Settings, Verdict
 from kda_core.workers import ArmProcess, Fault
@@ -77,11 +78,16 @@ class Judge:
         self._drawn = ""
         self.notes: dict[str, RowNotes] = {}
 
-    def run(self, rows: Sequence[Workload], measure: bool) -> None:
-        """Verify every row, and with `measure` time it in every generation; `notes` grow as it goes."""
+    def run(self, rows: Sequence[Workload], measure: bool, until: float | None = None) -> None:
+        """Verify every row, and with `measure` time it in every generation; `notes` grow as it goes.
+
+        Without `measure`, no row but the first begins after `until`, a time of the monotonic clock.
+        """
         for generation in range(self._settings.generations if measure else 1):
             self._start_all()
             for number, row in enumerate(rows):
+                if number and not measure and until is not None and time.monotonic() > until:
+                    return
                 self._isolate(number)
                 self._generation(row, generation, measure)
         if measure:
@@ -103,7 +109,10 @@ class Judge:
     def _generation(self, row: Workload, generation: int, measure: bool) -> None:
         if row.id not in self.notes:
             moved, footprint = traffic(self._config.ops[row.op], row, self._reference)
-            self.notes[row.id] = RowNotes(row, moved, footprint, {name: ArmNotes() for name in self._arms})
+            # What is not timed, nor a row of production, asks whether the subject is right, whoever else is wrong.
+            excused = set() if measure or row.production else set(self._settings.against) - {self._settings.subject}
+            arms = {name: ArmNotes(excused=name in excused) for name in self._arms}
+            self.notes[row.id] = RowNotes(row, moved, footprint, arms)
         notes = self.notes[row.id]
         seeds = self._settings.seeds
         with self._open(notes) as case:
@@ -224,7 +233,7 @@ class Judge:
     def _verify(self, case: Case, notes: RowNotes, seed: int, family: Family) -> None:
         """One call of every arm on the same values, compared in full."""
         values, expected = self._draw(case, notes, family, seed)
-        errors: dict[str, list[OutputError]] = {}
+        errors: dict[str, Sequence[OutputError]] = {}
         for name, arm in self._usable(notes):
             if name == LIMIT_ARM:
                 continue
@@ -233,36 +242,46 @@ class Judge:
                 called, _ = arm.ask("verify", Called)
                 errors[name] = self._examine(case, notes.arms[name], called, values, expected, family, which=0)
         self._previous = expected
-        self._hold_to_yardstick(notes, errors)
+        self._hold_to_yardstick(case, notes, values, expected, errors)
 
-    def _hold_to_yardstick(self, notes: RowNotes, errors: Mapping[str, Sequence[OutputError]]) -> None:
-        op = self._config.ops[notes.row.op]
+    def _hold_to_yardstick(
+        self, case: Case, notes: RowNotes, values: Any, expected: Any, errors: Mapping[str, Sequence[OutputError]]
+    ) -> None:
+        """The subject's errors of one draw beside the first opponent's, where both are right."""
         subject, yardstick = self._settings.subject, self._settings.against[0]
         for own, base in zip(errors.get(subject, ()), errors.get(yardstick, ()), strict=False):
-            dtype = output_spec(op, notes.row, own.output).dtype
-            if self._device == "cpu" and dtype not in self._config.cpu.yardstick:
-                continue
-            notes.arms[subject].incorrect = notes.arms[subject].incorrect or worse_than_baseline(own, base)
+            failure = worse_than_baseline(own, base)
+            allowed = INPUT_ROUNDINGS.get(output_spec(case.op, case.row, own.output).dtype)
+            if failure is not None and allowed is not None:
+                seed = f"{case.row.id}/{self._drawn}"
+                changes = last_bits(self._reference, case.op, case.row, values, expected, seed)
+                failure = worse_than_baseline(own, base, allowed * changes[case.op.outputs.index(own.output)])
+            if failure is not None:
+                notes.arms[subject].incorrect = notes.arms[subject].incorrect or f"{failure} [inputs: {self._drawn}]"
 
     def _examine(
         self, case: Case, arm: ArmNotes, called: Called, values: Any, expected: Any, family: Family, which: int
-    ) -> list[OutputError]:
-        errors, failure = self._compare(case, called, values, expected, family, which)
+    ) -> Sequence[OutputError]:
+        """Note what a call left; its errors where it is right, since what is wrong is nobody's yardstick."""
+        found = self._compare(case, called, values, expected, family, which)
         arm.checks += 1
-        arm.incorrect = arm.incorrect or failure
-        for error in errors:
+        arm.incorrect = arm.incorrect or (found.broken if arm.excused else found.failure)
+        if arm.excused:
+            arm.outside = arm.outside or found.outside
+        for error in found.errors:
             arm.errors[error.output] = worse(arm.errors.get(error.output, error), error)
-        return errors
+        return found.errors if found.failure is None else ()
 
-    def _compare(
-        self, case: Case, called: Called, values: Any, expected: Any, family: Family, which: int
-    ) -> tuple[list[OutputError], str | None]:
+    def _compare(self, case: Case, called: Called, values: Any, expected: Any, family: Family, which: int) -> Examined:
         # Another row's results have other shapes: only the same row's can have been remembered.
         previous = self._previous
         if previous is not None and [p.shape for p in previous] != [e.shape for e in expected]:
             previous = None
-        errors, failure = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
-        return errors, failure and f"{failure} [inputs: {self._drawn}]"
+        found = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
+        drawn = f" [inputs: {self._drawn}]"
+        return dataclasses.replace(
+            found, outside=found.outside and found.outside + drawn, broken=found.broken and found.broken + drawn
+        )
 
     def _replace_under_way(self, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:
         """Write new values into the inputs while a timed loop runs: its last output must follow from them.
@@ -292,7 +311,7 @@ class Judge:
             called, _ = process.ask("collect", Called)
             # The loop ended `claimed` behind `begin` or later, and its last eighth holds two calls or more.
             if written[0] < begin + 7 / 8 * claimed:
-                _, failure = self._compare(case, called, new, expected, Family.NORMAL, which=0)
+                failure = self._compare(case, called, new, expected, Family.NORMAL, which=0).failure
                 right += failure is None
                 wrong += [failure] if failure else []
             else:
@@ -337,14 +356,14 @@ class Judge:
             for index in range(self._settings.samples):
                 values, expected = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
                 order = self._usable(notes)
-                errors: dict[str, list[OutputError]] = {}
+                errors: dict[str, Sequence[OutputError]] = {}
                 for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
                     with self._noting(notes.arms[name]), watched(name, self._arms, notes.arms):
                         errors[name] = self._sample(
                             case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM
                         )
                 self._previous = expected
-                self._hold_to_yardstick(notes, errors)
+                self._hold_to_yardstick(case, notes, values, expected, errors)
                 if self._device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
                     for name, arm_notes in notes.arms.items():
                         arm_notes.fault = arm_notes.fault or busy(name, arm_notes)

@@ -19,6 +19,10 @@ class ArmNotes:
     """Output -> worst error so far."""
     incorrect: str | None = None
     """The first failed comparison, in words."""
+    excused: bool = False
+    """An opponent on a row that is about the subject alone: outside the tolerance it goes on, and bounds nothing."""
+    outside: str | None = None
+    """Of an excused arm the first output outside the tolerance, in words."""
     fault: Fault | None = None
     samples: dict[Metric, list[list[float]]] = field(default_factory=dict)
     """Metric -> one list per generation."""
@@ -62,3 +66,8 @@ class RowNotes:
     oracle_dtype: str = "float64"
     complete: bool = False
     """Every check was made; an interrupted run leaves rows without."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an arm ended early."""
+        return not all(arm.usable for arm in self.arms.values())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda_core.case import output_spec
 from kda_core.errors import UsageError
+from kda_core.inputs import nudged
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32")
 """float32 only where memory forbids float64; the record says which it was."""
+
+NUDGES = 8
+"""Draws of directions for `last_bits`: one alone may leave a small output nearly where it was."""
 
 
 def load_reference(task: Task) -> Any:
@@ -63,3 +67,25 @@ def ask_oracle(reference: Any, op: Op, row: Workload, values: Mapping[str, torch
         if not bool(torch.isfinite(tensor).all()):
             raise UsageError(f"{where}: output {name!r} of the oracle is not finite everywhere")
     return expected
+
+
+def last_bits(
+    reference: Any,
+    op: Op,
+    row: Workload,
+    values: Mapping[str, torch.Tensor],
+    expected: tuple[torch.Tensor, ...],
+    seed: str,
+) -> list[float]:
+    """Output by output, how far the last bit of float32 inputs moves it: the largest change over `NUDGES` draws.
+
+    Every element of every float32 input goes to the next number above or below. No kernel can be blamed for an error of
+    that size: it is what one rounding of its inputs would have done.
+    """
+    changes = [0.0] * len(expected)
+    for draw in range(NUDGES):
+        moved = ask_oracle(reference, op, row, nudged(values, f"{seed}/{draw}"))
+        for place, (new, old) in enumerate(zip(moved, expected, strict=True)):
+            if old.numel():
+                changes[place] = max(changes[place], float((new - old).abs_().max()))
+    return changes

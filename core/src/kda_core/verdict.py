@@ -51,7 +51,9 @@ def result(
     limit = _limit(notes)
     measured = kind == "cuda" and timed
     verdict, reason = _failure(notes, settings) or (
-        _judged(notes, settings, limit, l2_bytes) if measured else (Verdict.UNVERIFIED, NOT_TIMED[kind])
+        _judged(notes, settings, limit, l2_bytes)
+        if measured
+        else (Verdict.UNVERIFIED, NOT_TIMED[kind] + _beside(notes))
     )
     return RowResult(
         id=notes.row.id,
@@ -66,7 +68,7 @@ def result(
 
 
 def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
-    failure = arm.incorrect or (str(arm.fault) if arm.fault else None)
+    failure = arm.incorrect or (str(arm.fault) if arm.fault else None) or arm.outside
     samples = {metric: tuple(tuple(part) for part in parts) for metric, parts in arm.samples.items() if any(parts)}
     return ArmRow(
         correctness=Correctness(
@@ -113,6 +115,11 @@ def _failure(notes: RowNotes, settings: Settings) -> tuple[Verdict, str] | None:
     if not notes.complete:
         return Verdict.INVALID, "interrupted before every check of this row was made"
     return None
+
+
+def _beside(notes: RowNotes) -> str:
+    """Which opponents of a correct subject are not."""
+    return "".join(f"; {name} is not: {arm.outside}" for name, arm in notes.arms.items() if arm.outside)
 
 
 def _judged(notes: RowNotes, settings: Settings, limit: Limit | None, l2_bytes: int) -> tuple[Verdict, str]:

@@ -126,12 +126,16 @@ def validate(
     static: Annotated[bool, typer.Option("--static", help="Only files and published numbers; runs no kernel.")] = False,
     json: Json = None,
     device: DeviceName = Device.AUTO,
+    limit_s: Annotated[
+        float | None,
+        typer.Option("--limit-s", metavar="SECONDS", help="Begin no row after it; the others stay unchecked."),
+    ] = None,
 ) -> None:
     """Check a task: its files, its published numbers, and every row and regression-grid row against the oracle."""
     from kda_core.bench import Request, open_session, run
     from kda_core.progress import showing
     from kda_core.tasks import find_task
-    from kda_core.terminal import print_grid
+    from kda_core.terminal import failures, print_grid
     from kda_core.validate import grid_rows, grid_session, problems, remarks, uncompared
 
     found = find_task(task)
@@ -150,10 +154,17 @@ def validate(
     code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
     if not static:
         with showing(chosen, 1) as progress:
-            result = run(session, chosen, measure=False, progress=progress, command=command_line())
+            result = run(session, chosen, measure=False, progress=progress, command=command_line(), limit_s=limit_s)
         print_grid(result)
         _keep(found, result, json, into_ledger=False)
         code = max(code, _exit_code(result))
+        if missing := len(chosen) - len(result.rows):
+            why = "interrupted" if result.partial else f"--limit-s {limit_s:g}"
+            typer.echo(f"{found.op}: {len(result.rows)} of {len(chosen)} rows checked, {missing} not: {why}")
+        failed = ["files and published numbers (named before the rows)"] if wrong else []
+        failed += [f"{len(bad)} of {len(result.rows)} rows"] if (bad := failures(result)) else []
+        if failed:
+            typer.echo(f"{found.op}: failed: {'; '.join(failed)}")
     raise typer.Exit(code)
 
 
