@@ -18,7 +18,8 @@ from kda_core.tune import Sweep
 from kda_core.tune import sweep as tune
 from kda_core.tune.derive import choose, derive, expected, score
 from kda_core.tune.digest import digest_md
-from kda_core.tune.records import RowTimes, SweepRecord, TableTimes, Wrong
+from kda_core.tune.host import host_times
+from kda_core.tune.records import RowTimes, SweepRecord, TableTimes, Walls, Wrong
 from kda_core.tuning import Line, Table
 
 
@@ -149,6 +150,97 @@ def test_candidates_are_found_again_by_their_fields() -> None:
     assert choose([only], rows)[1].startswith("1 rows, 1 candidates: 1.000 of each row's best; spread 0.0%")
 
 
+# ---- the host ---------------------------------------------------------------------------------
+
+ONE, TWO = "1 Launch", "2 Launch"
+KINDS = (ONE, ONE, TWO, TWO)
+
+
+def walled(
+    width: int,
+    times: Sequence[float | None],
+    walls: Sequence[float | None],
+    spread: float = 0.003,
+    op: str = "norm",
+    kinds: Sequence[str | None] = KINDS,
+) -> RowTimes:
+    made = Walls(op=op, kinds=tuple(kinds), median_us=tuple(walls))
+    return row(width, times, spread).model_copy(update={"walls": made})
+
+
+def reason(*rows: RowTimes) -> str:
+    return expected([SWEEP], [record(*rows)], {})["norm"][0].reason
+
+
+DEVICE_BOUND = walled(999, (90.0, 95.0, 70.0, 75.0), (91.0, 96.0, 71.0, 76.0))
+
+
+def test_where_the_host_decides_a_single_launch_beats_a_shorter_device_time() -> None:
+    narrow = walled(1, (6.0, 5.0, 4.0, 4.5), (6.5, 6.9, 11.1, 10.5))
+    assert chosen(record(narrow, DEVICE_BOUND)) == [Config(8), Config(4, store=".cs")]
+    without = [one.model_copy(update={"walls": None}) for one in (narrow, DEVICE_BOUND)]
+    assert chosen(record(*without)) == [Config(4, store=".cs")] * 2
+    assert reason(narrow, DEVICE_BOUND) == (
+        "1 row, 4 candidates: 1.000 of each row's best; next warps=4 1.000; equal within the spread, and faster on the "
+        "device; the host decides: device time alone would take warps=4 store=.cs, 1.565; 6.90 us of the host a call, "
+        "longer than the device on 1 of 1; spread 0.3%; 5.000 of the streaming copy's time"
+    )
+    assert "host" not in expected([SWEEP], [record(narrow, DEVICE_BOUND)], {})["norm"][1].reason
+
+
+def test_where_the_host_costs_the_same_device_time_decides_and_then_plainness() -> None:
+    """Not the host's noise, by which the third of them would be the cheapest."""
+    walls = (6.6, 6.8, 6.1, 7.0)
+    for times, config in (
+        ((5.0, 4.0, 4.5, 3.9), Config(4, early=False, store=".cs")),
+        ((5.0, 4.0, 4.5, 3.99), Config(8)),
+    ):
+        narrow = walled(1, times, walls, kinds=[ONE] * 4)
+        assert chosen(record(narrow, DEVICE_BOUND))[0] == config
+        assert "the host decides" not in reason(narrow, DEVICE_BOUND)
+    assert "; equal within the spread, and plainer; 6.70 us of the host" in reason(narrow, DEVICE_BOUND)
+
+
+def test_a_line_weighs_rows_that_the_host_decides_against_those_that_it_does_not() -> None:
+    """Two launches cost 11 us for 7, but they save more on the row that takes the device longer."""
+    host = walled(1, (6.0, 5.0, 4.0, 4.5), (7.0, 7.0, 11.0, 11.0))
+    device = walled(2, (30.0, 30.0, 15.0, 16.0), (31.0, 31.0, 16.0, 17.0))
+    assert chosen(record(host, device, DEVICE_BOUND))[0] == Config(4, store=".cs")
+    assert "11.00 us of the host a call, longer than the device on 1 of 2;" in reason(host, device, DEVICE_BOUND)
+    milder = walled(2, (30.0, 30.0, 25.0, 26.0), (31.0, 31.0, 26.0, 27.0))
+    assert chosen(record(host, milder, DEVICE_BOUND))[0] == Config(8)
+
+
+def test_a_kind_of_call_takes_the_host_the_median_of_what_was_bound_by_it() -> None:
+    rows = [
+        walled(1, (5.0, 5.0, 4.0, 4.0), (6.5, 9.9, 11.0, 12.0)),  # a burst on the second
+        walled(
+            2, (6.0, 6.4, 5.0, None), (6.7, 6.7, 11.4, None)
+        ),  # the second is less than a tenth over its device time
+        walled(3, (50.0, 50.0, 30.0, 30.0), (50.5, 50.5, 30.5, 40.0)),
+    ]
+    assert host_times(rows) == {("norm", ONE): 6.7, ("norm", TWO): 11.7}
+    assert host_times(rows[2:]) == {("norm", TWO): 40.0}
+    assert host_times([row(1, (1.0, 2.0, 3.0, 4.0))]) == {}
+
+
+def test_kinds_of_an_op_that_are_closer_than_their_uncertainties_cost_the_same() -> None:
+    def walls(other: float, op: str = "norm", rows: int = 1, apart: float = 0.0) -> list[RowTimes]:
+        kinds = (ONE, ONE, "1 ClusterLaunch", "1 ClusterLaunch")
+        times = (6.0, 6.6, other - apart, other + apart)  # the first kind on one row: 6.3, quartiles 4.8% apart
+        return [walled(n, (1.0,) * 4, times, op=op, kinds=kinds) for n in range(rows)]
+
+    assert host_times(walls(6.5)) == {("norm", ONE): 6.3, ("norm", "1 ClusterLaunch"): 6.3}
+    assert host_times(walls(6.7)) == {("norm", ONE): 6.3, ("norm", "1 ClusterLaunch"): 6.7}
+    assert host_times(walls(6.7, apart=0.2))["norm", "1 ClusterLaunch"] == 6.3  # 3.0% more
+    # 9.5% over the square root of the rows: many tell smaller differences.
+    assert host_times(walls(6.55))["norm", "1 ClusterLaunch"] == 6.3
+    assert host_times(walls(6.55, rows=9))["norm", "1 ClusterLaunch"] == 6.55
+    both = host_times([*walls(6.7), *walls(6.5, op="another")])
+    assert both["norm", "1 ClusterLaunch"] == 6.7
+    assert both["another", "1 ClusterLaunch"] == both["another", ONE] == 6.3
+
+
 GOOD = (row(1, (1.0, 2.0, 2.0, 2.0)), row(999, (1.0, 2.0, 2.0, 2.0)))
 OTHER = (row(1, (2.0, 1.0, 2.0, 2.0)), row(999, (2.0, 1.0, 2.0, 2.0)))
 
@@ -195,6 +287,22 @@ def test_a_row_has_one_time_per_candidate(tmp_path: Path) -> None:
     log.write_text(json.dumps(data) + "\n")
     with pytest.raises(LedgerError, match="row 'r1': expected 4 times, one per candidate"):
         jsonl.read(log, SweepRecord)
+    data = json.loads(record(DEVICE_BOUND).model_dump_json())
+    log.write_text(json.dumps(data) + "\n")
+    assert jsonl.read(log, SweepRecord) == [record(DEVICE_BOUND)]
+    data["tables"][0]["rows"][0]["walls"]["median_us"].pop()
+    log.write_text(json.dumps(data) + "\n")
+    with pytest.raises(LedgerError, match="row 'r999': expected 4 times, one per candidate"):
+        jsonl.read(log, SweepRecord)
+
+
+def test_lines_from_before_wall_times_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "tuning.jsonl"
+    data = json.loads(record(*GOOD).model_dump_json())
+    for one in data["tables"][0]["rows"]:
+        del one["walls"]
+    log.write_text(json.dumps(data) + "\n")
+    assert jsonl.read(log, SweepRecord) == [record(*GOOD)]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +417,7 @@ class FakeWatch:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.samples: list[int] = []
+        self.walls: list[tuple[int, float]] = []
         self.room = 1000
 
     def capture(self, call: Callable[[], Any]) -> Callable[[], float]:
@@ -323,6 +432,12 @@ class FakeWatch:
 
     def copy(self, bytes_moved: int, in_place: bool) -> Callable[[], float]:
         return lambda: 5.0 + in_place
+
+    def wall(self, call: Callable[[], Any], device_us: float) -> float:
+        """Only a call before this one can have chosen."""
+        blocks = self.module.LAST.blocks
+        self.walls.append((blocks, device_us))
+        return 20 + blocks + 0.1 * [one for one, _ in self.walls].count(blocks)
 
     def together(self, output_bytes: int) -> int:
         return self.room
@@ -361,6 +476,34 @@ def test_every_candidate_is_timed_in_alternating_rounds_and_twins_once(tuning_ta
     assert times.median_us == (10.1, 10.4, 10.4, 10.2)
     assert times.spread == (0.0,) * 4  # one slow round of five does not move the quartiles
     assert (times.wrong, times.copy_us, times.features) == ((), 5.0, {"step": found[0].features["step"]})
+    assert [blocks for blocks, _ in watch.walls] == [1, 4, 2, 2, 4, 1, 1, 4, 2]
+    assert watch.walls[:3] == [(1, 10.1), (4, 10.4), (2, 10.2)]
+    assert times.walls == Walls(op=found[0].row.op, kinds=("1 Kernel",) * 4, median_us=(21.2, 24.2, 24.2, 22.2))
+
+
+def test_the_kind_of_a_call_is_its_launches_by_type(tuning_task: Task) -> None:
+    module, (one, *_), _ = trials_of(tuning_task)
+    launches = ((module.Kernel(1),), (module.Kernel(1), Config(1), module.Kernel(2)), None, ())
+    assert replace(one, launches=launches).kinds == ("1 Kernel", "2 Kernel + 1 Config", None, "")
+
+
+@pytest.mark.parametrize(("device_us", "calls"), [(2.0, 150), (50.0, 20), (1300.0, 1), (5000.0, 1)])
+def test_a_sample_of_wall_time_is_of_many_short_calls_or_few_long_ones(
+    device_us: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from kda_core import timing
+    from kda_core.tune.measure import GraphWatch
+
+    made = []
+
+    def wall(_clock: Any, op: Callable[..., Any], calls: Sequence[Any], scalars: dict[str, Any]) -> Any:
+        made.extend(op(*arguments, **scalars) for arguments in calls)
+        return 3.0 * len(calls), None, None
+
+    monkeypatch.setattr(timing.Clock, "wall", wall)
+    assert GraphWatch().wall(lambda: "called", device_us) == 3.0
+    assert made == ["called"] * calls
 
 
 def test_candidates_that_do_not_fit_together_are_timed_in_parts(tuning_task: Task) -> None:
@@ -387,6 +530,9 @@ def test_a_candidate_is_tried_only_where_it_applies(tuning_task: Task) -> None:
     (table,), _ = measured(tuning_task, watch, [one])
     (times,) = table.rows
     assert (times.median_us, times.wrong) == ((10.1, None, 10.8, None), ())
+    assert times.walls == Walls(
+        op=one.row.op, kinds=("1 Kernel", None, "1 Kernel", None), median_us=(21.2, None, 28.2, None)
+    )
     assert set(watch.samples) == {1, 8}
     nowhere = replace(found[0].sweep, applies=lambda config, features: False)
     assert trials(tuning_task, nowhere, tuning_task.workloads) == []
@@ -411,6 +557,8 @@ def test_wrong_candidates_are_named_and_not_timed(tuning_task: Task, monkeypatch
     assert reasons[5].endswith("1 not finite")
     assert reasons[6].startswith("output 'out': expected float32 [")
     assert times.median_us[4:] == (None,) * 3
+    assert times.walls is not None
+    assert times.walls.median_us[4:] == (None,) * 3
     assert 9 not in watch.samples
     assert module.TUNED._forced is None
 

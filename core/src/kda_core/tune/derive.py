@@ -5,17 +5,23 @@ first that fits, of its time over the row's best. Candidates that were wrong on 
 line those that were not tried on one of its rows. All whose score is within the noise of the lowest are equal; the
 noise is the rows' mean of the median spread of their candidates. Of equal ones the configuration with the fewest
 departures from the dataclass's defaults is taken, then the one that the sweep lists first: so noise does not pick.
+
+A candidate's time on a row is what a caller pays: the longer of its device time, and of what a call of its kind takes
+the host (see `host`), so that candidates of one kind differ by device time alone. Among those whose scores are equal,
+the ones with the lowest score by device time, again within the noise, are left before the plainest is taken. Sweeps
+without wall times have device times only, which makes both scores the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
 from kda_core.errors import UsageError
+from kda_core.tune.host import host_times
 from kda_core.tuning import Line, Value
 
 if TYPE_CHECKING:
@@ -34,10 +40,14 @@ class Scored:
     """In the sweep's candidates."""
     config: Any
     times: tuple[float, ...]
-    """Median microseconds per row."""
+    """Median device microseconds per row."""
     spreads: tuple[float, ...]
-    score: float
-    """Geometric mean of time over the row's best; 1 is the best on every row."""
+    paid: tuple[float, ...]
+    """Microseconds per row and call that a caller pays: the host's where those are more than the device's."""
+    score: float = 1.0
+    """Geometric mean of what is paid over the row's least; 1 is the best on every row, as one alone is."""
+    device_score: float = 1.0
+    """The same of device times."""
 
 
 def expected(
@@ -145,6 +155,7 @@ def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> lis
     """The sweep's candidates that the record has right times of, best first."""
     wrong = {failure.candidate for row in table.rows for failure in row.wrong}
     measured = {index: dict(fields) for index, fields in enumerate(table.candidates) if index not in wrong}
+    host = host_times(table.rows)
     right = []
     for place, config in enumerate(sweep.candidates):
         # A field that the dataclass has got since then had its default.
@@ -154,28 +165,48 @@ def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> lis
             continue
         times, spreads = [row.median_us[index] for row in rows], [row.spread[index] for row in rows]
         if None not in times and None not in spreads:
-            right.append((place, config, tuple(filter(None, times)), tuple(s or 0.0 for s in spreads)))
-    best = [min(times) for times in zip(*(times for _, _, times, _ in right), strict=True)]
+            device = tuple(filter(None, times))
+            taken = [host.get((row.walls.op, row.walls.kinds[index]), 0.0) if row.walls else 0.0 for row in rows]
+            paid = tuple(map(max, device, taken))
+            right.append(Scored(place, config, device, tuple(s or 0.0 for s in spreads), paid))
+    scores = zip(_scores([one.paid for one in right]), _scores([one.times for one in right]), strict=True)
     scored = [
-        Scored(place, config, times, spreads, geometric_mean(t / b for t, b in zip(times, best, strict=True)))
-        for place, config, times, spreads in right
+        replace(one, score=score, device_score=device) for one, (score, device) in zip(right, scores, strict=True)
     ]
-    return sorted(scored, key=lambda one: (one.score, one.place))
+    return sorted(scored, key=lambda one: (one.score, one.device_score, one.place))
+
+
+def _scores(several: Sequence[Sequence[float]]) -> list[float]:
+    """Per candidate the geometric mean of its times over the least time of each row."""
+    best = [min(times) for times in zip(*several, strict=True)]
+    return [geometric_mean(time / least for time, least in zip(times, best, strict=True)) for times in several]
 
 
 def choose(scored: Sequence[Scored], rows: Sequence[RowTimes]) -> tuple[Scored, str]:
     """The candidate to take, and why in words."""
     noise = spread(scored)
-    fastest = scored[0]
-    equal = [one for one in scored if one.score <= fastest.score * (1 + noise)]
-    chosen = min(equal, key=lambda one: (departures(one.config), one.place))
+    near, equal = _equal(scored, noise)
+    chosen = _plainest(equal)
     # Candidates that a row makes equal share its time; equal on all rows, they are one.
     other = next((one for one in scored if one.times != chosen.times), None)
     copy = over_copy(chosen, rows)
-    parts = [f"{len(rows)} rows, {len(scored)} candidates: {chosen.score:.3f} of each row's best"]
+    # One row of a sweep without wall times is still `1 rows`: a table is the solution's, whose hash recorded runs name.
+    plural = "s" * (len(rows) > 1 or any(row.walls is None for row in rows))
+    parts = [f"{len(rows)} row{plural}, {len(scored)} candidates: {chosen.score:.3f} of each row's best"]
     if other is not None:
-        better = "; equal within the spread, and plainer" if other.score < chosen.score else ""
+        better = ""
+        if other in equal and (other.score, other.device_score) < (chosen.score, chosen.device_score):
+            better = "; equal within the spread, and plainer"
+        elif other in near and other not in equal:
+            better = "; equal within the spread, and faster on the device"
         parts.append(f"next {label(other.config)} {other.score:.3f}{better}")
+    by_device = _plainest(_equal([replace(one, score=one.device_score) for one in scored], noise)[1])
+    if by_device.place != chosen.place:
+        costs = next(one.score for one in scored if one.place == by_device.place)
+        parts.append(f"the host decides: device time alone would take {label(by_device.config)}, {costs:.3f}")
+    host = [us for us, time in zip(chosen.paid, chosen.times, strict=True) if us > time]
+    if host:
+        parts.append(f"{median(host):.2f} us of the host a call, longer than the device on {len(host)} of {len(rows)}")
     return chosen, "; ".join([*parts, f"spread {noise:.1%}", f"{copy:.3f} of the streaming copy's time"])
 
 
@@ -185,8 +216,18 @@ def over_copy(one: Scored, rows: Sequence[RowTimes]) -> float:
 
 
 def spread(scored: Sequence[Scored]) -> float:
-    """The noise of these candidates' times, as a share of them: what is closer is equal."""
+    """The noise of these candidates' device times, as a share of them: what is closer is equal."""
     return fmean(median(spreads) for spreads in zip(*(one.spreads for one in scored), strict=True))
+
+
+def _equal(scored: Sequence[Scored], noise: float) -> tuple[list[Scored], list[Scored]]:
+    """Those that are as good as the best, and of those the ones that device time does not tell apart either."""
+    near = [one for one in scored if one.score <= min(one.score for one in scored) * (1 + noise)]
+    return near, [one for one in near if one.device_score <= min(one.device_score for one in near) * (1 + noise)]
+
+
+def _plainest(equal: Sequence[Scored]) -> Scored:
+    return min(equal, key=lambda one: (departures(one.config), one.place))
 
 
 def departures(config: Any) -> int:

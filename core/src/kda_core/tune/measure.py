@@ -3,14 +3,18 @@
 Device time is that of a CUDA graph of calls, replayed. All candidates of a row are timed round by round, the order
 reversed from one to the next, with the streaming copy among them, so that drift hits all; the median over the rounds
 counts and their interquartile range is the spread.
+
+Wall time is that of calls one after the other, as a caller makes them, in a few rounds of their own after those: the
+host's work between device samples would change them. `host` says what it is for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +24,7 @@ from kda_core.errors import UsageError
 from kda_core.inputs import Family, make
 from kda_core.oracle import ask_oracle, load_reference
 from kda_core.tune.derive import label
-from kda_core.tune.records import RowTimes, TableTimes, Wrong
+from kda_core.tune.records import RowTimes, TableTimes, Walls, Wrong
 from kda_core.tune.trial import brief
 from kda_core.workloads import INTEGRAL
 
@@ -34,6 +38,12 @@ FEWEST_ROUNDS = 3
 GRAPH_CALLS = 20
 SAMPLE_US = 2_000
 """Of replays per sample; events resolve 0.5 us."""
+WALL_ROUNDS = 3
+"""Fewer than of device time: forcing a configuration takes 1 to 2 ms, and `host` has many candidates to go by."""
+WALL_US = 1_000
+"""Of calls per sample, if the device decides."""
+WALL_CALLS = 150
+"""At most per sample, which is about as long if the host decides."""
 MEMORY_SHARE = 0.5
 """Of the free memory that graphs which are timed together may take."""
 GRAPH_BYTES = 64 << 20
@@ -53,6 +63,9 @@ class Stopwatch(Protocol):
 
     def copy(self, bytes_moved: int, in_place: bool) -> Sample:
         """Prepare to time a streaming copy."""
+
+    def wall(self, call: Callable[[], Any], device_us: float) -> float:
+        """One sample of microseconds per call by the host's clock, of a call that takes the device so long."""
 
     def together(self, output_bytes: int) -> int:
         """How many calls with outputs of this size can be prepared at the same time."""
@@ -78,6 +91,13 @@ class GraphWatch:
         from kda_core.limits import fastest_copy
 
         return self.capture(fastest_copy(bytes_moved, in_place))
+
+    def wall(self, call: Callable[[], Any], device_us: float) -> float:
+        """Calls back to back, with the judge's clock for the column `wall`."""
+        from kda_core.timing import Clock
+
+        calls = max(1, min(WALL_CALLS, round(WALL_US / device_us)))
+        return Clock("cuda").wall(call, [()] * calls, {})[0] / calls
 
     def together(self, output_bytes: int) -> int:
         """As many as fit into the free memory; a graph holds two generations of outputs."""
@@ -128,7 +148,8 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
     row, op, reference = trial.row, task.config.ops[trial.row.op], load_reference(task)
     moved, _ = traffic(op, row, reference)
     size = sum(output_spec(op, row, name).nbytes for name in op.outputs if name not in row.inplace)
-    twins, samples, wrong = trial.twins, dict[int, list[float]](), dict[int, str]()
+    twins, wrong = trial.twins, dict[int, str]()
+    samples, walls = dict[int, list[float]](), dict[int, list[float]]()
     case = Case.open(op, row, device, sets=1, bytes_moved=moved)
     try:
         attempt = _Attempt(task, trial, case, device)
@@ -145,16 +166,18 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
                 else:
                     ready[place] = outcome
             for turn in range(rounds):
-                for place in list(ready)[:: 1 if turn % 2 == 0 else -1]:
+                for place in _in_turn(ready, turn):
                     samples.setdefault(place, []).append(ready[place]())
                 copies.append(copy())
+            for turn in range(WALL_ROUNDS):
+                for place in _in_turn(ready, turn):
+                    walls.setdefault(place, []).append(attempt.wall(place, watch, samples[place][-1]))
             del ready, outcome
             watch.settle()
     finally:
         case.close()
-    summaries: dict[int, tuple[float, float]] = {}
-    for first, several in samples.items():
-        summaries |= dict.fromkeys(twins[first], _summary(several))
+    first_of = {twin: first for first in samples for twin in twins[first]}
+    summaries = {place: _summary(samples[first]) for place, first in first_of.items()}
     everyone = range(len(trial.sweep.candidates))
     return RowTimes(
         row=row.id,
@@ -166,7 +189,19 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
         wrong=tuple(
             Wrong(candidate=twin, reason=reason) for first, reason in sorted(wrong.items()) for twin in twins[first]
         ),
+        walls=Walls(
+            op=row.op,
+            kinds=trial.kinds,
+            median_us=tuple(
+                _rounded(median(walls[first_of[place]])) if place in first_of else None for place in everyone
+            ),
+        ),
     )
+
+
+def _in_turn(places: Iterable[int], turn: int) -> list[int]:
+    """The order of a round: drift over one is undone by the next."""
+    return list(places)[:: 1 if turn % 2 == 0 else -1]
 
 
 class _Attempt:
@@ -177,26 +212,22 @@ class _Attempt:
         self._op = task.config.ops[trial.row.op]
         self._tolerance = task.config.tolerance
         module = importlib.import_module(f"{task.package}.{task.config.arms['solution'].module}")
-        self._function = getattr(module, trial.row.op)
         self._values = make(trial.row, Family.NORMAL, task.config.bench.seeds[0], device)
         self._expected = ask_oracle(load_reference(task), self._op, trial.row, self._values)
         places = case.input_sets[0]
         self._arguments = [case.arena.view(places[name]) if name in places else None for name in self._op.inputs]
+        self._call = functools.partial(getattr(module, trial.row.op), *self._arguments, **trial.row.scalars)
 
     def prepare(self, place: int, watch: Stopwatch) -> Sample | str:
         """How to time candidate `place`, or why it is wrong."""
         table, config = self._trial.sweep.table, self._trial.sweep.candidates[place]
         row = self._trial.row
-
-        def call() -> Any:
-            return self._function(*self._arguments, **row.scalars)
-
         try:
             with table.forced(config) as asked:
-                failure = self._wrong(call)
+                failure = self._wrong()
                 if not asked:
                     raise UsageError(f"row {row.id!r}: {row.op} did not ask the table {table.name!r} on this device")
-                return failure or watch.capture(call)
+                return failure or watch.capture(self._call)
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001  a configuration may fail in any way; the others still count
@@ -209,7 +240,13 @@ class _Attempt:
                 ) from error
             return brief(error)
 
-    def _wrong(self, call: Callable[[], Any]) -> str | None:
+    def wall(self, place: int, watch: Stopwatch, device_us: float) -> float:
+        """A sample of candidate `place` by the host's clock: of later calls, for which the first one made the plan."""
+        with self._trial.sweep.table.forced(self._trial.sweep.candidates[place]):
+            self._call()
+            return watch.wall(self._call, device_us)
+
+    def _wrong(self) -> str | None:
         """What is wrong with the outputs of one call on fresh inputs, or None."""
         import torch
 
@@ -228,7 +265,7 @@ class _Attempt:
             if name not in row.inplace
         ]
         del poison
-        result = call()
+        result = self._call()
         returned = iter(result if isinstance(result, (tuple, list)) else (result,))
         for (name, spec), want in zip(specs.items(), self._expected, strict=True):
             got = self._arguments[self._op.inputs.index(name)] if name in row.inplace else next(returned, None)

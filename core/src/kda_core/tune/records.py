@@ -18,8 +18,18 @@ class Wrong(Strict):
     reason: str
 
 
+class Walls(Strict):
+    """Calls of every candidate on one row by the host's clock; the tuples are in the candidates' order."""
+
+    op: str
+    kinds: tuple[str | None, ...]
+    """What the host launches, such as `2 Launch`: calls of an op that are of one kind cost it the same."""
+    median_us: tuple[Microseconds | None, ...]
+    """Per call, back to back through a remembered plan; None where there is no device time either."""
+
+
 class RowTimes(Strict):
-    """Device time of every candidate on one row; the tuples are in the candidates' order."""
+    """Device time of every candidate on one row, and wall time; the tuples are in the candidates' order."""
 
     row: str
     features: dict[str, int | float]
@@ -33,6 +43,8 @@ class RowTimes(Strict):
     spread: tuple[float | None, ...]
     """Interquartile range of the rounds over their median."""
     wrong: tuple[Wrong, ...] = ()
+    walls: Walls | None = None
+    """None in sweeps from before wall times were taken."""
 
 
 class TableTimes(Strict):
@@ -46,7 +58,8 @@ class TableTimes(Strict):
     @model_validator(mode="after")
     def _one_time_per_candidate(self) -> "TableTimes":
         for row in self.rows:
-            if not len(row.median_us) == len(row.spread) == len(self.candidates):
+            several = [row.median_us, row.spread, *([row.walls.kinds, row.walls.median_us] if row.walls else [])]
+            if any(len(values) != len(self.candidates) for values in several):
                 raise ValueError(f"row {row.row!r}: expected {len(self.candidates)} times, one per candidate")
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,6 +42,11 @@ class Trial:
             found.setdefault(first, []).append(place)
         return found
 
+    @property
+    def kinds(self) -> tuple[str | None, ...]:
+        """Per candidate its launches by type, such as `2 Launch`; that is what tells the host's work apart."""
+        return tuple(None if launches is None else _kind(launches) for launches in self.launches)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -50,6 +56,11 @@ class Compiled:
     shared_bytes: int = 0
     spill_bytes: int = 0
     failure: str | None = None
+
+
+def _kind(launches: Sequence[Compilable]) -> str:
+    counts = Counter(type(one).__name__ for one in launches)
+    return " + ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def trials(task: Task, sweep: Sweep[Any], rows: Iterable[Workload]) -> list[Trial]:

@@ -28,10 +28,12 @@ def say(text: str) -> None:
 
 
 def print_row(trial: Trial, times: RowTimes) -> None:
-    """The best candidates of one row beside the copy, and wrong ones."""
+    """The best candidates of one row beside the copy, device and wall time of each, and wrong ones."""
     twins = trial.twins
     ranked = sorted((us, place) for place in twins if (us := times.median_us[place]) is not None)
-    best = " | ".join(f"{us:.2f} {label(trial.sweep.candidates[place])}" for us, place in ranked[:BEST])
+    best = " | ".join(
+        f"{us:.2f}{_wall(times, place)} {label(trial.sweep.candidates[place])}" for us, place in ranked[:BEST]
+    )
     out = console()
     out.print(Text(f"{trial.sweep.table.name}, {times.row}: copy {times.copy_us:.2f} us | {best}"))
     failed = [failure for failure in times.wrong if failure.candidate in twins]
@@ -39,6 +41,11 @@ def print_row(trial: Trial, times: RowTimes) -> None:
         out.print(Text(f"  wrong: {label(trial.sweep.candidates[failure.candidate])}: {failure.reason}", style="red"))
     if len(failed) > WRONG:
         out.print(Text(f"  ... and {len(failed) - WRONG} more wrong candidates", style="red"))
+
+
+def _wall(times: RowTimes, place: int) -> str:
+    wall = times.walls.median_us[place] if times.walls else None
+    return "" if wall is None else f" (wall {wall:.2f})"
 
 
 def print_tables(tables: Mapping[str, Sequence[Line]]) -> None:
