@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ static int queries;
 #define OK CUDA_SUCCESS
 #define KERNEL (CUfunction)0x77
 #define THREE (CUfunction)0x79
+#define CUBIN (CUfunction)0x7a
 int stub_stream(int type, int device, void **stream) { *stream = (void *)(0x5000 + 256L * device); return 0; }
 CUresult cuGetErrorString(CUresult e, const char **s) { *s = "stub"; return OK; }
 CUresult cuCtxGetCurrent(CUcontext *c) { *c = (CUcontext)1; return OK; }
@@ -33,13 +35,19 @@ CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) { *v = 2
 CUresult cuDriverGetVersion(int *v) { *v = 13000; return OK; }
 CUresult cuModuleLoadData(CUmodule *m, const void *i) { *m = (CUmodule)2; return OK; }
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *n) {
-  *f = !strcmp(n, "empty") ? (CUfunction)0x78 : !strcmp(n, "three") || !strcmp(n, "_empty") ? THREE : KERNEL; return OK;
+  *f = !strcmp(n, "empty") ? (CUfunction)0x78 : !strcmp(n, "three") || !strcmp(n, "_empty") ? THREE :
+       !strcmp(n, "cubin$kernel_0") ? CUBIN : KERNEL;
+  return OK;
 }
 CUresult cuFuncGetAttribute(int *v, CUfunction_attribute a, CUfunction f) { *v = 1024; return OK; }
-CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) { return OK; }
+CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) {
+  if (f == CUBIN) printf("sets %d=%d\n", a, v), fflush(stdout);
+  return OK;
+}
 CUresult cuFuncSetCacheConfig(CUfunction f, CUfunc_cache c) { return OK; }
 CUresult cuFuncGetParamInfo(CUfunction f, size_t i, size_t *offset, size_t *size) {
   static const size_t sizes[] = {8, 4, 8, 4, 4, 8, 8};  // y, y_stride, x, n, eps; scratch and profile scratch
+  if (f == CUBIN) return i >= 3 + stub_other_params ? CUDA_ERROR_INVALID_VALUE : (*size = sizes[i], OK);
   if (i >= (f == KERNEL ? 7 : f == THREE ? 5 : 2) + stub_other_params) return CUDA_ERROR_INVALID_VALUE;
   *size = f == KERNEL ? sizes[i] : 8; return OK;
 }
@@ -50,10 +58,18 @@ CUresult cuPointerGetAttribute(void *d, CUpointer_attribute a, CUdeviceptr p) {
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **e) {
   if (stub_error) { CUresult error = stub_error; stub_error = OK; return error; }
   if (stub_quiet) return OK;
-  int n = f == KERNEL ? 5 : f == THREE ? 3 : 0;
+  int n = f == KERNEL ? 5 : f == THREE || f == CUBIN ? 3 : 0;
   printf("grid %u %u %u block %u %u %u shared %u stream %p function %p", c->gridDimX, c->gridDimY, c->gridDimZ,
          c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes, (void *)c->hStream, (void *)f);
-  for (unsigned i = 0; i < c->numAttrs; i++) printf(" attribute %d=%d", c->attrs[i].id, c->attrs[i].value.cooperative);
+  for (unsigned i = 0; i < c->numAttrs; i++) {
+    printf(" attribute %d=%d", c->attrs[i].id, c->attrs[i].value.cooperative);
+    if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+      printf(",%u,%u", c->attrs[i].value.clusterDim.y, c->attrs[i].value.clusterDim.z);
+  }
+  if (f == CUBIN) {
+    printf(" args %llx %d %llx\n", *(unsigned long long *)p[0], *(int *)p[1], *(unsigned long long *)p[2]);
+    return fflush(stdout), OK;
+  }
   if (n == 3) printf(" args %llx %llx %llx", *(unsigned long long *)p[0], *(unsigned long long *)p[1],
                      *(unsigned long long *)p[2]);
   if (n == 5) printf(" args %llx %d %llx %d %g", *(unsigned long long *)p[0], *(int *)p[1], *(unsigned long long *)p[2],
@@ -152,5 +168,5 @@ class Stub:
         """What the script printed, as `name: text` lines."""
         out, err = (process := self.start(script, **environment)).communicate(timeout=300)
         assert process.returncode == 0, err
-        out = out.replace("hook kernel\n", "hook kernel, ").replace("\ngives", " gives").replace("\ngrid", ", grid")
+        out = re.sub(r"(hook kernel|sets .*)\n", r"\1, ", out).replace("\ngives", " gives").replace("\ngrid", ", grid")
         return dict(line.split(": ", 1) for line in out.splitlines())

@@ -171,7 +171,7 @@ def churn():
         binding(y, x).entry([y, x, None], (1e-6, "rms"))
         raises(ValueError, module.entry, (x, None), (1.0,), (), 0, ((run, bytes([0])),))
         binding(y, x).bind()
-        geometry = ("k", 0x77, (1, 1, 1), 32, 0, 0, 0, 0)
+        geometry = ("k", 0x77, (1, 1, 1), 32, 1, 0, 0, 0, 0)
         refused = (*geometry, bytes(8), b"\4", b"", b"", 1, 1, 1, 1, [], [], None)
         raises(ValueError, native.load(MISS).module.bind, refused)
         raises(TypeError, native.load(MISS).module.bind, ("k",))

@@ -42,7 +42,7 @@ OUTSIDE = {
     "alone", "evidence", "jsonl", "profile", "sanitize", "tools", "tune",
 }  # fmt: skip
 """Modules that find, show, store or compile, or choose what a solution then holds, and so cannot change a number."""
-LIBRARY = {"calls", "rows", "tuning"}
+LIBRARY = {"calls", "cubin", "rows", "tuning"}
 """Modules that solutions import: part of the hash of those that do."""
 
 

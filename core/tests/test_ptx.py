@@ -133,19 +133,20 @@ def test_k03_in_both_of_its_configurations():
             assert launch.options["num_warps"] == config.warps
 
 
-WAVES = {
-    "a group a wave": {"warps": 1, "tiles": 2, "wave_mb": 1e-6, "hints": True, "store": ".cs"},
-    "uneven waves": {"warps": 2, "tiles": 1, "wave_mb": 0.018},
-    "front to back": {"warps": 4, "tiles": 1, "wave_mb": 0.03, "reverse": False, "early": False},
+FLOWS = {
+    "no more ahead than it must be": {"warps": 1, "tiles": 1, "ahead_mb": 0},
+    "front to back": {"warps": 2, "tiles": 2, "ahead_mb": 1e-3, "reverse": False, "hints": True, "store": ".cs"},
 }
 
 
-@pytest.mark.parametrize("name", WAVES)
-def test_k07_in_waves_of_launches(name):
+@pytest.mark.parametrize("name", FLOWS)
+def test_k07_flows_in_whatever_order_blocks_run(name):
     task = task_of("group_norm_silu")
     (table,) = tables_of(task)
-    with table.forced(table.config("stretch", **WAVES[name])):
-        assert len(check(first_of_each_op(task)[0])) > 2
+    case = first_of_each_op(task)[0]
+    with table.forced(table.config("flow", **FLOWS[name])):
+        for options in (DEFAULT, Options(apart=True), *(Options(turns=seed) for seed in range(3))):
+            assert [launch.name for launch in check(case, options=options)] == ["statistics_kernel", "flow_kernel"]
 
 
 # --- faults put into real kernels
@@ -185,39 +186,78 @@ def assert_near(got, want):
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=steps * torch.finfo(got.dtype).eps)
 
 
-CLUSTERS = [
-    # dtype, blocks, warps, shape of x, groups
-    (torch.bfloat16, 8, 4, (2, 16, 4, 8, 8), 4),
-    (torch.float16, 8, 1, (1, 6, 9, 8), 3),  # most blocks have nothing
-    (torch.float32, 16, 2, (1, 4, 1000), 2),  # the last block has less
-    (torch.bfloat16, 16, 16, (1, 8, 128, 132), 1),
-    (torch.float16, 2, 1, (3, 10, 1024), 5),
-    (torch.float32, 4, 8, (2, 2, 12), 2),  # of the last block's warps all but one
-]
+CLUSTERS = {
+    # dtypes of x, weight and bias, blocks, warps, shape of x, groups, offset
+    "several batches": ("bbb", 8, 4, (2, 16, 4, 8, 8), 4, 3),
+    "most blocks have nothing": ("hhh", 8, 1, (1, 6, 9, 8), 3, 3),
+    "the last block has less": ("fff", 16, 2, (1, 4, 1000), 2, 3),
+    "many warps": ("bbb", 16, 16, (1, 8, 128, 132), 1, 3),
+    "floats are kept": ("hhh", 2, 1, (3, 10, 1024), 5, 3),
+    "the last block has one warp": ("fff", 4, 8, (2, 2, 12), 2, 3),
+    "floats are not kept": ("hfb", 4, 2, (1, 6, 3600), 3, 1000),
+    "as many tiles as there may be": ("bhf", 4, 1, (1, 4, 8072), 2, 64),
+    "all tiles full": ("hhh", 2, 1, (1, 2, 4096), 1, 0),
+    "more channels than threads": ("bff", 4, 1, (1, 210, 1, 8), 3, 3),
+    "one block": ("fbh", 1, 2, (1, 3, 520), 1, 3),
+}
 
 
-@pytest.mark.parametrize(("dtype", "blocks", "warps", "shape", "groups"), CLUSTERS)
-def test_k07_cluster(dtype, blocks, warps, shape, groups):
+def cluster_launch(x, weight, bias, groups, blocks, warps):
+    """k07's cluster launch, as its plans make it."""
+    from diffusion.k07_group_norm_silu.solution.cluster import ClusterLaunch
+    from kda_core.launch import Chain
+
+    total, channels = x.shape[0] * groups, x.shape[1]
+    elements = x.numel() // total
+    return ClusterLaunch(
+        dtypes=(x.dtype, weight.dtype, bias.dtype),
+        sizes=(elements, x.numel() // (x.shape[0] * channels), total, groups, channels // groups),
+        eps=1e-5,
+        blocks=blocks,
+        warps=warps,
+        tiles=-(-elements * x.itemsize // (blocks * warps * 512)),
+        pdl=True,
+        otherwise=Chain((), ()),
+    )
+
+
+@pytest.mark.parametrize("case", CLUSTERS)
+def test_k07_cluster(case):
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     from core.tests.ptx.cute import run_cluster
 
-    task = task_of("group_norm_silu")
-    (table,) = tables_of(task)
+    names, blocks, warps, shape, groups, offset = CLUSTERS[case]
+    dtypes = [{"b": torch.bfloat16, "h": torch.float16, "f": torch.float32}[name] for name in names]
     generator = torch.Generator().manual_seed(1)
-    x = (torch.randn(shape, generator=generator) + 3).to(dtype)
-    weight, bias = (torch.randn(shape[1], generator=generator).to(dtype) for _ in range(2))
-    given = {"x": x.to("meta"), "weight": weight.to("meta"), "bias": bias.to("meta")}
-    scalars = {"num_groups": groups, "eps": 1e-5}
-    with table.forced(table.config("cluster", warps=warps, blocks=blocks)):
-        op = "triton_group_norm_silu"
-        (launch,) = importlib.import_module(f"{task.package}.solution").launches(op, given, scalars)
+    x = (torch.randn(shape, generator=generator) + offset).to(dtypes[0])
+    weight, bias = (torch.randn(shape[1], generator=generator).to(dtype) for dtype in dtypes[1:])
+    launch = cluster_launch(x, weight, bias, groups, blocks, warps)
+    want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, groups, 1e-5)[0]
     outputs = []
     for options in (Options(), Options(late=False, apart=True), Options(error=1), Options(error=-1)):
         y = torch.full_like(x, float("nan"))
         run_cluster(launch, y, x, weight, bias, options=options)
-        assert_near(y, load_reference(task).triton_group_norm_silu(x, weight, bias, **scalars)[0])
+        assert_near(y, want)
         outputs.append(y)
     assert torch.equal(outputs[0], outputs[1]), "whenever blocks run, and what they send arrives"
+
+
+def test_k07_cluster_far_below_zero_and_not_a_number():
+    """Four elements share a reciprocal: what is large or a NaN in one of them must not reach the other three."""
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from core.tests.ptx.cute import run_cluster
+
+    x = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(1)).to(torch.float16)
+    weight, bias = torch.ones(6, dtype=torch.float16), torch.tensor([0, -200, 60000, -60000, 0, 0], dtype=torch.float16)
+    x[0, 0, ::4] -= 40  # normalised it is still far below, beside its neighbours
+    x[0, 4, 3] = float("nan")
+    weight = weight * torch.tensor([30, 1, 1, 1, 1, 1], dtype=torch.float16)
+    y = torch.full_like(x, float("nan"))
+    run_cluster(cluster_launch(x, weight, bias, 3, 2, 1), y, x, weight, bias)
+    want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, 3, 1e-5)[0]
+    assert_near(y[:, :4], want[:, :4])
+    assert (y[0, (1, 3)] == 0).all()
+    assert y[0, 4:].isnan().all()
 
 
 LABS = [

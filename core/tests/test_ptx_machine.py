@@ -352,7 +352,48 @@ def test_matrices_of_a_warp(transposed):
     np.testing.assert_array_equal(np.ascontiguousarray(got[:, 4:]).view(np.uint16), matrices.reshape(32, 8))
 
 
+@pytest.mark.parametrize(("name", "reduce"), [("min", np.min), ("max", np.max), ("add", np.sum)])
+def test_reductions_of_a_warp(name, reduce):
+    value = np.arange(-7, 57, dtype=np.int32) * 3
+    got = run(f"redux.sync.{name}.s32 %r11, %r1, -1;", value, threads=64).view(np.int32)
+    np.testing.assert_array_equal(got, np.repeat([reduce(value[:32]), reduce(value[32:])], 32))
+
+
 # --- blocks and clusters
+
+
+@pytest.mark.parametrize("order", ["relaxed", "acquire", "release", "acq_rel"])
+def test_atomic_operations_are_one_after_the_other(order):
+    add = f"atom.global.gpu.{order}.add.u32 %r11, [%d1], 2;"
+    assert run(add, np.zeros(64, U32), threads=64).tolist() == list(range(0, 128, 2))
+    exchange = "atom.global.exch.b32 %r11, [%d1], %r20;"
+    assert run(exchange, np.full(32, 9, U32)).tolist() == [9, *range(31)]
+
+
+WAITING = """
+    mov.u32 %r11, 7;
+    setp.ne.u32 %p1, %r21, 0;
+    @%p1 bra $L_tell;
+    $L_wait: ld.volatile.global.b32 %r11, [%d1];
+    setp.eq.u32 %p2, %r11, 0;
+    @%p2 bra $L_wait;
+    bra $L_end;
+    $L_tell: atom.global.gpu.relaxed.exch.b32 %r12, [%d1], 7;
+    $L_end:
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_in_turns_do_not_keep_others_from_theirs(seed):
+    given = np.zeros(64, U32)
+    assert run(WAITING, given, blocks=2, options=Options(turns=seed)).tolist() == [7] * 64
+
+
+def test_a_block_that_waits_alone_waits_for_ever(monkeypatch):
+    monkeypatch.setattr(machine, "STEPS", 1000)
+    with pytest.raises(PtxError, match="more than 1000 instructions"):
+        run(WAITING, np.zeros(64, U32), blocks=2, options=Options(apart=True))
+
 
 REVERSE = """
     mov.u32 %r5, smem; shl.b32 %r6, %r20, 2; add.s32 %r5, %r5, %r6;

@@ -1,13 +1,14 @@
 """Launch a compiled kernel for little more host time than the driver takes, instead of Triton's usual 12 to 18 us.
 
-Four pieces, which a solution puts together:
+Pieces, which a solution puts together:
 
 - `Launch` describes one launch: kernel, grid, arguments, options. `Launch.bind()` compiles it and returns a
   function of the pointers alone, the cheapest launch there is.
 - `Chain` describes launches in order, and which tensors each of them gets; one launch is a chain of its own.
 - `Plans` remembers what the checks and the selection of an earlier call led to, as an **entry**: a function of the
   public arguments that checks their signature, allocates the outputs and launches, all in one call.
-- `compile_cute` compiles a CuTe DSL function to a tvm-ffi callable that runs on PyTorch's current stream.
+- `compile_cute` compiles a CuTe DSL function to a tvm-ffi callable that runs on PyTorch's current stream, `cute_cubin`
+  to machine code, which `cubin.CubinLaunch` launches; that takes part in a `Chain` too.
 
 The hot path of a public function is then a loop over a few entries:
 
@@ -31,7 +32,8 @@ import struct
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -112,6 +114,10 @@ class Launch:
         options = {} if is_interpreted(self.kernel) else self.options
         self.kernel[self.grid](*args, **self.constexprs, **options)
 
+    def run_at(self, *addresses: int) -> None:
+        """The same for the addresses of tensors on a GPU."""
+        self.run(*map(_Address, [arg for arg in self.args if isinstance(arg, torch.dtype)], addresses))
+
     def bind(self, device: int | None = None) -> Run:
         """Compile for a CUDA device (default: the current one) and return the cheapest way to launch.
 
@@ -168,11 +174,24 @@ class Launch:
         return Binary(cubin=compiled.asm["cubin"], dynamic_shared_bytes=compiled.metadata.shared)
 
 
+class Step(Protocol):
+    """A launch as a part of a chain: `Launch`, or what is like it for other kernels."""
+
+    def bind(self, device: int | None = None) -> Run:
+        """The cheapest way to launch on a CUDA device, a function of the pointers."""
+
+    def run(self, *tensors: Any) -> None:
+        """Launch on the current stream, the straightforward way."""
+
+    def run_at(self, *addresses: int) -> None:
+        """The same for the addresses of tensors."""
+
+
 @dataclass(frozen=True)
 class Chain:
     """Launches in order on one stream, over one table of tensors: the outputs, then scratch, then the arguments."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[Step, ...]
     places: tuple[tuple[int, ...], ...]
     """Per launch and pointer of its kernel: the tensor's place in the table. Arguments that are None have none."""
     outputs: tuple[int | torch.Tensor, ...] = ()
@@ -208,6 +227,14 @@ class Chain:
         for launch, places in zip(self.launches, self.places, strict=True):
             launch.run(*((made + given)[place] for place in places))
         return _returned(made[: len(self.outputs)])
+
+    def run_at(self, *addresses: int) -> None:
+        """`run` on the current device, into outputs that are there: addresses of these, then of the arguments."""
+        made = [torch.empty_like(template, device="cuda") for template in self.scratch]
+        outputs, given = addresses[: len(self.outputs)], addresses[len(self.outputs) :]
+        table = (*outputs, *(tensor.data_ptr() for tensor in made), *given)
+        for launch, places in zip(self.launches, self.places, strict=True):
+            launch.run_at(*(table[place] for place in places))
 
     def _templates(self, arguments: Sequence[object]) -> list[torch.Tensor]:
         like: list[Any] = [arguments[output] if isinstance(output, int) else output for output in self.outputs]
@@ -323,11 +350,10 @@ class _Address:
 
 def _slow(launch: Launch, device: int) -> Run:
     """The normal launcher behind the interface of a bound launch."""
-    dtypes = [arg for arg in launch.args if isinstance(arg, torch.dtype)]
 
     def run(*addresses: int) -> None:
         with torch.cuda.device(device):
-            launch.run(*map(_Address, dtypes, addresses))
+            launch.run_at(*addresses)
 
     return run
 
@@ -627,6 +653,19 @@ def compile_cute(function: Callable[..., Any], *args: Any, options: str = "") ->
 
     compiled: Callable[..., Any] = cute.compile(function, *args, options=f"--enable-tvm-ffi {options}".strip())
     return compiled
+
+
+def cute_cubin(function: Callable[..., Any], *args: Any, target: str, options: str = "") -> bytes:
+    """Machine code of a `@cute.jit` function's one kernel, for a target such as `sm_90a`, on any machine.
+
+    `args` are what `cute.compile` takes; of a launch's grid and stream nothing remains. `options` are passed on.
+    """
+    import cutlass.cute as cute
+
+    with TemporaryDirectory() as folder:  # machine code is only kept together with a file
+        options = f"--gpu-arch {target} --keep-cubin --dump-dir {folder} {options}"
+        cubin: bytes = cute.compile(function, *args, options=options).artifacts.CUBIN
+    return cubin
 
 
 def environment_stream() -> Any:

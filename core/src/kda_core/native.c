@@ -85,14 +85,14 @@ typedef struct {
     /* the launch */
     CUfunction function;
     unsigned grid[3], threads, shared_bytes;
-    CUlaunchAttribute attributes[2];
+    CUlaunchAttribute attributes[3];
     unsigned attribute_count;
     int device;
     Py_ssize_t param_count, pointer_count;
     uint64_t params[MAX_PARAMS];   /* values in the low bytes; pointers and Triton's scratch are 0 */
     uint8_t pointers[MAX_PARAMS];  /* which parameters are pointers */
     uint64_t aligned[MAX_PARAMS];  /* per pointer: the address bits that must be 0 */
-    /* when to take Triton's launcher instead: borrowed from `held` */
+    /* when to take the slow launcher instead (Triton's, for its kernels): borrowed from `held` */
     PyObject *slow, *runtime, *enter, *leave, *enter_calls, *leave_calls, *current_device, *name;
     PyObject *held;
 } Launch;
@@ -144,6 +144,8 @@ static int on_other_device(Launch *self)
 /* Profilers add theirs to the chain that `knobs.runtime` holds, or put another object in its place. */
 static int is_hooked(Launch *self)
 {
+    if (self->runtime == Py_None)
+        return 0; /* no kernel of Triton's */
     if (PyList_GET_SIZE(self->enter_calls) || PyList_GET_SIZE(self->leave_calls))
         return 1;
     PyObject *enter = PyObject_GetAttr(self->runtime, str_enter);
@@ -199,7 +201,7 @@ static int launch(Launch *self, const uint64_t *pointers, int elsewhere)
     if (code == CUDA_SUCCESS)
         return 0;
     if (code == CUDA_ERROR_INVALID_CONTEXT)
-        return launch_slowly(self, pointers); /* a thread without a context yet: Triton's launcher makes one current */
+        return launch_slowly(self, pointers); /* a thread without a context yet: the slow launcher makes one current */
     const char *text = NULL;
     error_string(code, &text);
     PyErr_Format(PyExc_RuntimeError, "launch of %U: CUDA error %d: %s", self->name, (int)code, text ? text : "unknown");
@@ -392,21 +394,24 @@ static bool has_params(CUfunction function, const char *sizes, Py_ssize_t count)
     return param_info(function, count, &offset, &size) == CUDA_ERROR_INVALID_VALUE;
 }
 
-/* `described`: name, function, grid, threads, shared bytes, dependent launch, cooperative, device, values and sizes of
- * the parameters, which of them are pointers, whether each of these must be aligned, slow, runtime, enter, leave,
- * enter's calls, leave's calls, current_device (None where there is one device). */
+/* `described`: name, function, grid, threads, blocks of a cluster, shared bytes, dependent launch, cooperative, device,
+ * values and sizes of the parameters, which of them are pointers, whether each of these must be aligned, slow, runtime
+ * (None where there are no hooks), enter, leave, enter's calls, leave's calls, current_device (None where there is one
+ * device). */
 static int describe(Launch *self, PyObject *described)
 {
     unsigned long long function;
+    unsigned cluster;
     int dependent, cooperative;
     const char *values, *sizes, *pointers, *aligned;
     Py_ssize_t values_size, count, pointer_count, aligned_count;
     self->held = Py_NewRef(described);
-    if (!PyArg_ParseTuple(described, "UK(III)IIppiy#y#y#y#OOOOO!O!O:launch", &self->name, &function, &self->grid[0],
-                          &self->grid[1], &self->grid[2], &self->threads, &self->shared_bytes, &dependent, &cooperative,
-                          &self->device, &values, &values_size, &sizes, &count, &pointers, &pointer_count, &aligned,
-                          &aligned_count, &self->slow, &self->runtime, &self->enter, &self->leave, &PyList_Type,
-                          &self->enter_calls, &PyList_Type, &self->leave_calls, &self->current_device))
+    if (!PyArg_ParseTuple(described, "UK(III)IIIppiy#y#y#y#OOOOO!O!O:launch", &self->name, &function, &self->grid[0],
+                          &self->grid[1], &self->grid[2], &self->threads, &cluster, &self->shared_bytes, &dependent,
+                          &cooperative, &self->device, &values, &values_size, &sizes, &count, &pointers,
+                          &pointer_count, &aligned, &aligned_count, &self->slow, &self->runtime, &self->enter,
+                          &self->leave, &PyList_Type, &self->enter_calls, &PyList_Type, &self->leave_calls,
+                          &self->current_device))
         return -1;
     self->function = (CUfunction)(uintptr_t)function;
     bool fit = count <= MAX_PARAMS && values_size == 8 * count && aligned_count == pointer_count;
@@ -425,10 +430,14 @@ static int describe(Launch *self, PyObject *described)
     const CUlaunchAttribute allow_dependent = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                .value.programmaticStreamSerializationAllowed = 1};
     const CUlaunchAttribute all_resident = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
+    const CUlaunchAttribute in_clusters = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                           .value.clusterDim = {.x = cluster, .y = 1, .z = 1}};
     if (dependent)
         self->attributes[self->attribute_count++] = allow_dependent;
     if (cooperative)
         self->attributes[self->attribute_count++] = all_resident;
+    if (cluster > 1)
+        self->attributes[self->attribute_count++] = in_clusters;
     return 0;
 }
 

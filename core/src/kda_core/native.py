@@ -202,12 +202,12 @@ def describe(
         sizes.append(len(packed))
     values += [bytes(WORD)] * SCRATCH
     sizes += [WORD] * SCRATCH
-    only_device = torch.cuda.device_count() <= 1
     return (
         compiled.src.fn.__name__,
         compiled.function,
         grid,
         warps * 32,
+        clusters,
         shared,
         launcher.launch_pdl,
         launcher.launch_cooperative_grid,
@@ -222,8 +222,13 @@ def describe(
         hooks.leave,
         hooks.enter_calls,
         hooks.leave_calls,
-        None if only_device else torch._C._cuda_getDevice,
+        current_device(),
     )
+
+
+def current_device() -> Callable[[], int] | None:
+    """How a launch asks for the current device, which it does where there are several."""
+    return None if torch.cuda.device_count() <= 1 else torch._C._cuda_getDevice
 
 
 def allocation(template: torch.Tensor, device: torch.device) -> tuple[Any, tuple[object, ...], Callable[[], Any]]:

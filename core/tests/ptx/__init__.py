@@ -6,7 +6,7 @@
     memory.py        what threads reach, with every access checked, and races
     synchronise.py   who waits for whom: warps, barriers, mbarriers, asynchronous copies; deadlocks
     decode.py        from an instruction to what executes it
-    arithmetic.py, moving.py, cooperating.py   the instructions; floats.py: how floats are rounded
+    arithmetic.py, moving.py, cooperating.py, atomics.py   the instructions; floats.py: how floats are rounded
     kernels.py       how a solution's Triton launch becomes a run; cute.py: how a CuTe DSL kernel does
     plugin.py        the tasks' own kernel tests on the machine
 
@@ -14,6 +14,6 @@ A register is a numpy array over the threads of as many whole clusters as run at
 instruction, modifier or special register that is not known is an error with its line. New ones are added where a
 compiler first emits them, with a line in `core/tests/test_ptx_machine.py`.
 
-What it cannot show: it runs one schedule of the many, and finds a race by the order that barriers give, in shared
+What it cannot show: it runs few schedules of the many, and finds a race by the order that barriers give, in shared
 memory only; it knows no weak order of memory, no limit of registers, no time.
 """

@@ -32,6 +32,12 @@ def _float_binary(machine: Machine, where: Instruction, found: re.Match[str]) ->
     return compute(machine, where, F32, [F32, F32], flushing(found[2], FLOAT_BINARY[found[1]]))
 
 
+@opcode(r"(min|max)(\.ftz)?\.NaN\.f32")
+def _float_extreme(machine: Machine, where: Instruction, found: re.Match[str]) -> Step:
+    function = np.minimum if found[1] == "min" else np.maximum  # which pass on a NaN
+    return compute(machine, where, F32, [F32, F32], flushing(found[2], function))
+
+
 @opcode(r"fma\.rn(\.ftz)?\.f32")
 def _fma(machine: Machine, where: Instruction, found: re.Match[str]) -> Step:
     return compute(machine, where, F32, [F32] * 3, flushing(found[1], floats.fma))

@@ -12,7 +12,7 @@ import torch
 
 from core.tests.ptx.kernels import TARGET
 from core.tests.ptx.machine import execute
-from core.tests.ptx.parse import Program, parse
+from core.tests.ptx.parse import Program, PtxError, parse
 from core.tests.ptx.run import DEFAULT, Ahead, Options, pack_params
 
 if TYPE_CHECKING:
@@ -23,25 +23,24 @@ KEEP = f"--gpu-arch {TARGET} --keep-ptx --dump-dir"
 
 def run_cluster(launch: "ClusterLaunch", *tensors: torch.Tensor, options: Options = DEFAULT) -> None:
     """k07's cluster kernel, of y, x, weight and bias."""
-    program = _cluster_program(launch._compiled_for)
-    elements, channel, total, groups, group_channels = launch.sizes
-    structures = [
-        *(_structure(tensor, "q", *tensor.shape, *tensor.stride()[:-1]) for tensor in tensors[:2]),
-        *(_structure(tensor, "i", *tensor.shape) for tensor in tensors[2:]),
-    ]
-    numbers = [struct.pack("i", number) for number in (elements, channel, groups, group_channels)]
-    params = pack_params(program, [*structures, *numbers])
-    shared = 8 * (launch.blocks + launch.warps + 1)  # as `ClusterLaunch.compile` says
-    grid, ahead = (total * launch.blocks, 1, 1), Ahead(runs=launch.pdl)
-    execute(program, grid, tensors, params, launch.blocks, shared, ahead, options)
+    program, described, rest = _cluster_program(launch.constants), launch.with_code(b""), iter(tensors)
+    values = [p if isinstance(p, bytes) else struct.pack("Q", next(rest).data_ptr()) for p in described.params]
+    if program.threads != described.threads or [param.size for param in program.params] != list(map(len, values)):
+        raise PtxError(f"kernel {program.name}: expected {described.threads} threads, {list(map(len, values))} bytes")
+    ahead, shared = Ahead(runs=described.dependent), described.dynamic_shared_bytes
+    params = pack_params(program, values)
+    execute(program, described.grid, tensors, params, described.cluster, shared, ahead, options)
 
 
 @functools.cache
-def _cluster_program(compiled_for: tuple[object, ...]) -> Program:
+def _cluster_program(constants: tuple[object, ...]) -> Program:
+    import cutlass.cute
+
     from diffusion.k07_group_norm_silu.solution import cluster
 
     with TemporaryDirectory() as folder:
-        return parse(cluster._compiled(*compiled_for, options=f"{KEEP} {folder}").artifacts.PTX)
+        compiled = cutlass.cute.compile(cluster.launch, *cluster.arguments(constants), options=f"{KEEP} {folder}")
+        return parse(compiled.artifacts.PTX)
 
 
 def run_lab(

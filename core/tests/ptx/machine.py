@@ -30,7 +30,7 @@ class Machine:
     """The blocks of one or more whole clusters of a run; `first` is the number of the first block in the grid."""
 
     def __init__(self, run: Run, first: int, blocks: int) -> None:
-        from core.tests.ptx import arithmetic, cooperating, moving  # noqa: F401  they know the instructions
+        from core.tests.ptx import arithmetic, atomics, cooperating, moving  # noqa: F401  they know the instructions
 
         program, shape = run.program, replace(run.shape, first=first)
         self.program, self.shape, self.options, self.blocks = program, shape, run.options, blocks
@@ -47,6 +47,7 @@ class Machine:
         self.starts = after | set(program.targets.values()) | {len(self.steps)}
         self.places: dict[int, Array] = {0: self.everyone}
         self.executed = 0
+        self.turns = None if run.options.turns is None else np.random.default_rng(run.options.turns)
 
     def run(self) -> None:
         """Execute until every thread has ended."""
@@ -67,14 +68,19 @@ class Machine:
 
     def _next(self) -> tuple[int, Array]:
         """A place and the threads that go on from there."""
-        if not self.options.apart:
+        if self.turns is not None:
+            able = np.unique(np.concatenate(list(self.places.values())) // self.shape.threads)
+            block = int(self.turns.choice(able))
+        elif self.options.apart:
+            block = min(threads[0] for threads in self.places.values()) // self.shape.threads
+        else:
             place = min(self.places)
             return place, self.places.pop(place)
-        end = (min(threads[0] for threads in self.places.values()) // self.shape.threads + 1) * self.shape.threads
-        place = min(place for place, threads in self.places.items() if threads[0] < end)
+        place = min(place for place, threads in self.places.items() if (threads // self.shape.threads == block).any())
         threads = self.places.pop(place)
-        self.go(place, threads[threads >= end])
-        return place, threads[threads < end]
+        own = threads // self.shape.threads == block
+        self.go(place, threads[~own])
+        return place, threads[own]
 
     def _execute(self, place: int, threads: Array) -> None:
         """One basic block, for threads that are at its beginning."""

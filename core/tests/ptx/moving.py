@@ -135,7 +135,9 @@ def space_of(name: str | None) -> str:
     return {"shared::cta": "shared"}.get(name, name) if name else "global"
 
 
-@opcode(rf"ld\.(param|global|shared|shared::cta|shared::cluster){CACHE}(?:\.v([248]))?\.([bsuf](?:8|16|32|64))")
+@opcode(
+    rf"ld(?:\.volatile)?\.(param|global|shared|shared::cta|shared::cluster){CACHE}(?:\.v([248]))?\.([bsuf](?:8|16|32|64))"
+)
 def _load(machine: Machine, where: Instruction, found: re.Match[str]) -> Step:
     space, hint, count, dtype = space_of(found[1]), found[2], int(found[3] or 1), dtype_of(found[4])
     target, place = where.operands[:2]

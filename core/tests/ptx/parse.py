@@ -101,7 +101,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 ENTRY = re.compile(r"\.visible\s+\.entry\s+([\w$]+)\s*\((.*?)\)\s*([^{]*)\{", re.DOTALL)
 PARAM = re.compile(r"\.param(?:\s+\.align\s+(\d+))?\s+\.[busf](\d+)(?:\s+\.ptr[\s\w.]*?)?\s+([\w$]+)(?:\[(\d+)\])?")
 SHARED = re.compile(r"(?:\.extern\s+)?\.shared(?:\s+\.align\s+(\d+))?\s+\.b8\s+([\w$]+)\[(\d*)\]\s*;")
-REQNTID = re.compile(r"\.reqntid\s+(\d+)((?:\s*,\s*1)*)\s*(?:\.maxnreg\s+\d+\s*)?")
+REQNTID = re.compile(r"\.reqntid\s+(\d+)((?:\s*,\s*1)*)\s*(?:\.(?:maxnreg|minnctapersm)\s+\d+\s*)?")
 REG = re.compile(r"\.reg\s+\.(pred|[busf](?:8|16|32|64))\s+([^;]+);")
 LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
 SKIPPED = re.compile(r"\s+|\.(?:loc|file)\b[^\n]*|\.pragma[^;]*;")
@@ -121,7 +121,8 @@ def parse(text: str) -> Program:
     threads = REQNTID.fullmatch(directives)
     if threads is None:
         raise PtxError(
-            f"kernel {name}: expected the directives .reqntid N and at most .maxnreg M, found {directives.strip()!r}"
+            f"kernel {name}: expected the directives .reqntid N and at most one of .maxnreg and .minnctapersm, "
+            f"found {directives.strip()!r}"
         )
     body = _Body(text, entry.end())
     return Program(

@@ -90,6 +90,9 @@ class Options:
     """Asynchronous copies arrive as late as they may; else at once."""
     apart: bool = False
     """Every block runs alone, as far as it gets; else all of them side by side."""
+    turns: int | None = None
+    """Blocks run alone, each up to the end of a basic block, in an order drawn with this seed: nobody waits for ever,
+    not even for a block that has not begun."""
     error: int = 0
     """-1 or 1: approximate instructions are off by the largest relative error that they may have; 0: not at all."""
 

@@ -4,38 +4,37 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 
-from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_VECTORS, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config
+from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_TILES, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config
 from kda_core.tune import Sweep
 from kda_core.tuning import Features
 
-WAVES_MB = (0, 8, 16, 24)
+AHEAD_MB = (4, 0, 12)
 WHOLE_TILES = 16
 """whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
 SMALL_GROUP = 2**15
 """Up to so many bytes of a group no second launch, and no waiting for other blocks, is made up for."""
 WITHIN_L2 = 40_000_000
-"""Up to so many bytes of x, x and y together are about what the L2 cache holds: plain stores, one wave."""
+"""Up to so many bytes of x, x and y together are about what the L2 cache holds: plain stores."""
 BEYOND_L2 = 12_000_000
-"""From so many bytes of x on, streaming stores and waves may help."""
+"""From so many bytes of x on, streaming stores may help, and writing while statistics are still taken."""
+FLOW_WORDS = 4
+"""flow: parts of a group for each thread of a program, which has to hold their statistics beside its x."""
 
 
 def grid() -> Iterator[Config]:
     """Every method with its cuts; orders, hints and waiting late only beside the cuts that they are likely to help."""
     yield from (Config("whole", warps) for warps in (16, 8, 4))
     yield from (Config("cluster", warps, blocks=blocks) for warps, blocks in product((8, 16), (8, 16)))
-    yield Config("cluster", 16, blocks=4)  # 32 groups are 128 blocks, about one to a multiprocessor
-    # One wave, small and large parts.
-    yield from (Config("stretch", warps, tiles) for warps, tiles in product((4, 8), (4, 2, 8)))
-    yield from (Config("stretch", 4, 4, early=False), Config("stretch", 4, 4, pdl=False), Config("stretch", 16, 4))
-    # Waves, and orders of one wave.
-    for wave_mb in WAVES_MB:
-        yield Config("stretch", 8, 8, wave_mb, store=".cs")
-        yield Config("stretch", 16, 4, wave_mb, store=".cs")
-    for wave_mb in (0, 16):
-        yield Config("stretch", 8, 4, wave_mb, store=".cs")
-        yield Config("stretch", 8, 8, wave_mb, store=".cs", reverse=False)
-    yield Config("stretch", 8, 8, 16, store=".cs", hints=True)
-    yield Config("stretch", 8, 8, 16, store=".cs", early=False)
+    # Small and large parts.
+    yield from (Config("stretch", warps, tiles) for warps, tiles in ((4, 4), (4, 2), (4, 8), (8, 4), (8, 2)))
+    yield Config("stretch", 4, 4, early=False)
+    yield from (Config("stretch", 8, tiles, store=".cs") for tiles in (8, 4))
+    for (warps, tiles), ahead_mb in product(((8, 8), (8, 4), (4, 8)), AHEAD_MB):
+        yield Config("flow", warps, tiles, ahead_mb, store=".cs")
+    yield from (Config("flow", 4, 4, ahead_mb, store=".cs") for ahead_mb in AHEAD_MB[:2])
+    yield Config("flow", 8, 4)
+    yield Config("flow", 8, 8, store=".cs", hints=True)
+    yield Config("flow", 8, 8, store=".cs", reverse=False)
 
 
 def applies(config: Config, features: Features) -> bool:
@@ -47,7 +46,9 @@ def applies(config: Config, features: Features) -> bool:
     if group <= SMALL_GROUP:
         return False
     if config.method == "cluster":
-        return group <= config.blocks * CLUSTER_VECTORS * 32 * VECTOR_BYTES and find_spec("cutlass") is not None
+        return group <= config.blocks * CLUSTER_TILES * per_tile and find_spec("cutlass") is not None
+    if config.method == "flow":
+        return whole_tensor > BEYOND_L2 and group <= FLOW_WORDS * config.warps * 32 * config.tiles * per_tile
     return whole_tensor > BEYOND_L2 if config.store else whole_tensor <= WITHIN_L2
 
 

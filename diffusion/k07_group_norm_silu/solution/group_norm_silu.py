@@ -7,12 +7,11 @@ Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/triton/group
 `jit_kernel/diffusion/group_norm_silu.py` (Apache-2.0); the code is our own.
 
 Idea: the op streams, but every element waits for all of its group. A small group is one program's, in registers
-(`whole_kernel`). A larger one is cut into parts (`stretch_kernel`): a launch leaves mean and centred squares of every
-part, the next one combines them and writes the output. No program ever waits for another one of its launch, so nothing
-can hang. Two things keep the second reading of x cheap. The later launch starts early (programmatic dependent launch):
-it has its x in registers when the statistics arrive. And a tensor beyond the L2 cache is worked off in waves of whole
-groups, each launch writing the output of one wave while it takes the statistics of the next, so that x is read from
-memory once and from the cache once.
+(`whole`). A larger one is cut into parts, which leave mean and centred squares each, and read their x a second time for
+the output. In `stretch` these are two launches: the later one starts early (programmatic dependent launch) and has its
+x in registers when the statistics arrive, but beyond the L2 cache it reads x from memory again. In `flow` one launch
+does both, the statistics a group and some more ahead of the output, so that the second reading comes from the cache.
+Only there programs wait for each other, in an order in which nothing can hang, see `flow_kernel`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,10 @@ from torch.compiler import is_dynamo_compiling
 
 from kda_core.calls import check_tensors, elsewhere, register, unfit
 from kda_core.errors import expecting
-from kda_core.launch import MISS, Chain, Plans, is_interpreted, is_tracing
+from kda_core.launch import MISS, Plans, is_interpreted, is_tracing
 
 from .kernels import whole_kernel
-from .plans import Call, cluster_entry, plan, stretch
-from .tuning import Config
+from .plans import Call, plan
 
 OP = "triton_group_norm_silu"
 MODULE_OP = "apply_group_norm_silu"
@@ -48,8 +46,7 @@ def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, 
     _check(call)
     if _uncovered(call) or call.x.numel() == 0:
         return []
-    made = plan(_ready(call))
-    return list(made.launches) if isinstance(made, Chain) else [made]
+    return list(plan(_ready(call)).launches)
 
 
 def _ready(call: Call) -> Call:
@@ -133,13 +130,7 @@ _PLANS = Plans()
 
 def _launch(call: Call) -> Any:
     """Launch for the first time: on CUDA tensors through a new entry, which is remembered."""
-    made = plan(call)
-    if isinstance(made, Chain):
-        return _PLANS.launch(made, call[:3], call[3:])
-    entry = cluster_entry(made, call)
-    _PLANS.add(call[:3], call[3:], entry)
-    y = entry(*call)
-    return stretch(call, Config("stretch"), pdl=False).run(*call[:3]) if y is MISS else y
+    return _PLANS.launch(plan(call), call[:3], call[3:])
 
 
 def _run(call: Call) -> torch.Tensor:

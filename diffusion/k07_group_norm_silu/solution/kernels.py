@@ -1,6 +1,9 @@
-"""The Triton kernels: `whole` has a group in one program, `stretch` has a group in many programs and several launches.
+"""The Triton kernels: `whole` has a group in one program, all others have a group in many.
 
-Both take x as a row of groups, each of N = group_channels * S elements one after the other, S of them (the spatial
+`statistics` takes those of parts, and `output` or `flow` writes behind it: `output` when all statistics are there,
+`flow` while it takes the rest of them itself.
+
+All take x as a row of groups, each of N = group_channels * S elements one after the other, S of them (the spatial
 size) in every channel. A tile is [BLOCK / V, V]: V elements that are sure to be of one channel, so that weight and bias
 are loaded once for V of them. N, S and the numbers of groups are arguments, not constants: the pictures and frames of
 one model have dozens of sizes, and each of them would be compiled for itself.
@@ -31,6 +34,7 @@ def whole_kernel(
     AHEAD: tl.constexpr,  # so many tiles ahead weight and bias are loaded, at the price of registers
     PDL: tl.constexpr,
     STORE: tl.constexpr,
+    FAST: tl.constexpr,  # 16 bits: weight and bias in one multiplication and addition, SiLU by approximations
 ):
     """One program: a whole group, in registers from its only load to its store."""
     group = tl.program_id(0)
@@ -57,153 +61,124 @@ def whole_kernel(
     for tile in tl.static_range(TILES):
         if tile + AHEAD < TILES:
             affine += (_affine(weight, bias, 0, tile + AHEAD, N, S, BLOCK, FULL, V),)
-        weights, biases = affine[tile]
-        weights, biases = weights.to(tl.float32) * scale, biases.to(tl.float32)
-        _write(y, values[tile], mean, weights, biases, 0, tile, N, BLOCK, FULL, V, STORE)
+        weights, biases = _scaled(affine[tile][0], affine[tile][1], mean, scale, FAST)
+        _write(y, values[tile], mean, weights, biases, 0, tile, N, BLOCK, FULL, V, STORE, FAST)
 
 
-@triton.jit(do_not_specialize=["S", "groups", "group_channels", "total", "wave", "parts", "first"])
-def stretch_kernel(
-    y,  # [total, N]; None without NORMALISE
+@triton.jit(do_not_specialize=["total", "parts", "head"])
+def statistics_kernel(
+    partials,  # [total, parts] int64: mean and centred squares of every part, packed; with SLOTS one more, the ticket
     x,  # [total, N]
-    weight,  # [groups * group_channels]; None without NORMALISE
-    bias,  # [groups * group_channels]; None without NORMALISE
-    partials,  # [total, 2, parts] float32: mean and centred squares of every part
     N,
-    S,
-    groups,
-    group_channels,
     total,  # groups of all batches
-    wave,  # groups of a wave
     parts,  # programs of a group
-    first,  # the group with which the wave of STATISTICS begins
-    EPS: tl.constexpr,
+    head,  # parts that are taken, of all groups in their order
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,  # tiles of a part
     FULL: tl.constexpr,
     V: tl.constexpr,
-    TWO: tl.constexpr,  # no part has elements of more than two channels
-    PARTS: tl.constexpr,  # `parts`, or the next power of two; 0 without NORMALISE
-    STATISTICS: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    REVERSE: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
     HINTS: tl.constexpr,  # tell the cache to keep x for its second reading, and to let it go behind it
-    STORE: tl.constexpr,
+    SLOTS: tl.constexpr,  # other entries of `partials` that a program initialises for `flow_kernel`
 ):
-    """One program: the statistics of one part of a wave, or the output of one part of the wave before it."""
-    part, group = tl.program_id(0), tl.program_id(1)  # a part of a group of the wave: nothing has to be divided
-    # The first launch waits for whatever wrote x. A later one begins when every program of the launch before has come
-    # past its own wait, so x is there: only `partials`, which other programs wrote, has to be waited for.
-    if PDL and not EARLY:
+    """One program: the statistics of one part."""
+    part, group = tl.program_id(0), _second()
+    # Whatever wrote x has to end first, and whatever used the memory of `partials`.
+    if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    WAIT: tl.constexpr = PDL and EARLY
-    if STATISTICS and NORMALISE:
-        # In turns, so that reading and writing go side by side on every multiprocessor.
-        if part % 2 == 1:
-            if WAIT:
-                tl.extra.cuda.gdc_launch_dependents()
-            _gather(partials, x, first + group, part // 2, N, total, parts, BLOCK, TILES, FULL, V, HINTS)
-        else:
-            _finish(
-                y,
-                x,
-                weight,
-                bias,
-                partials,
-                first - wave,
-                group,
-                part // 2,
-                N,
-                S,
-                groups,
-                group_channels,
-                parts,
-                EPS,
-                BLOCK,
-                TILES,
-                FULL,
-                V,
-                TWO,
-                PARTS,
-                REVERSE,
-                WAIT,
-                HINTS,
-                STORE,
-            )
-    elif STATISTICS:
-        _gather(partials, x, first + group, part, N, total, parts, BLOCK, TILES, FULL, V, HINTS)
-    else:
-        _finish(
-            y,
-            x,
-            weight,
-            bias,
-            partials,
-            first - wave,
-            group,
-            part,
-            N,
-            S,
-            groups,
-            group_channels,
-            parts,
-            EPS,
-            BLOCK,
-            TILES,
-            FULL,
-            V,
-            TWO,
-            PARTS,
-            REVERSE,
-            WAIT,
-            HINTS,
-            STORE,
-        )
-
-
-@triton.jit
-def _gather(
-    partials,
-    x,
-    group,
-    part,
-    N,
-    total,
-    parts,
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
-    FULL: tl.constexpr,
-    V: tl.constexpr,
-    HINTS: tl.constexpr,
-):
-    """The statistics of a part of a group."""
-    begin = part * (BLOCK * TILES)
-    if group < total:  # the last wave may have fewer groups
-        kept = partials + group * 2 * parts + part
-        values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "evict_last" if HINTS else "")
+    place = group.to(tl.int64) * parts + part
+    if (place < head) & (group < total):
+        begin = part * (BLOCK * TILES)
+        EVICT: tl.constexpr = "evict_last" if HINTS else ""
+        values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, EVICT)
         mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
-        tl.store(kept, mean)
-        tl.store(kept + parts, squares)
+        tl.store(partials + place, _packed(mean, squares))
+        if SLOTS > 0:
+            entry = place * SLOTS + tl.arange(0, SLOTS)
+            last = total.to(tl.int64) * parts
+            tl.store(partials + entry, tl.where(entry < last, -1, 0), mask=(entry >= head) & (entry <= last))
 
 
-@triton.jit
-def _finish(
-    y,
-    x,
-    weight,
-    bias,
-    partials,
-    first,
-    place,
-    part,
+@triton.jit(do_not_specialize=["S", "groups", "group_channels", "total", "parts"])
+def output_kernel(
+    y,  # [total, N]
+    x,  # [total, N]
+    weight,  # [groups * group_channels]
+    bias,  # [groups * group_channels]
+    partials,  # [total, parts]
     N,
     S,
     groups,
     group_channels,
+    total,
     parts,
+    EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    V: tl.constexpr,
+    TWO: tl.constexpr,  # no part has elements of more than two channels
+    PARTS: tl.constexpr,  # `parts`, or the next power of two
+    REVERSE: tl.constexpr,
+    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+    HINTS: tl.constexpr,
+    STORE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """One program: the output of one part."""
+    part, group = tl.program_id(0), _second()
+    if REVERSE:  # back to front: what was read last is what the cache still has
+        part = parts - 1 - part
+        group = tl.num_programs(1) * tl.num_programs(2) - 1 - group
+    # This launch begins when every program of the one before has come past its own wait, so x is there: only
+    # `partials`, which other programs wrote, has to be waited for.
+    if PDL and not EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if group < total:
+        begin = part * (BLOCK * TILES)
+        values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "evict_first" if HINTS else "")
+        first_channel = _first_channel(group, groups, group_channels)
+        weight += first_channel
+        bias += first_channel
+        near = _quotient(begin, S)
+        affine = ()
+        if not TWO:
+            affine = _affines(weight, bias, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO)
+        if PDL and EARLY:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+        if TWO:  # one trip to memory with the partial results; earlier loads were waited for before it began
+            affine = _affines(weight, bias, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO)
+        # 32 parts at a time, or a quarter of many: what a warp adds alone takes no shared memory and no barrier. With
+        # an eighth at a time the kernel took more than 80 registers, and a third block had no room.
+        WIDE: tl.constexpr = PARTS // 4 if PARTS > 128 else min(PARTS, 32)
+        partials += group.to(tl.int64) * parts
+        first = tl.load(partials)
+        words = _words(partials, parts, PARTS, WIDE, False)
+        common = _unpacked(first)[0]
+        mean, squares = _combine(words, common, N, parts, BLOCK * TILES, FULL == TILES, PARTS, WIDE)
+        scale = tl.rsqrt(squares / N + EPS)
+        y += group.to(tl.int64) * N
+        _finish(y, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+
+
+@triton.jit(do_not_specialize=["S", "groups", "group_channels", "total", "parts", "head"])
+def flow_kernel(
+    y,  # [total, N]
+    x,  # [total, N]
+    weight,  # [groups * group_channels]
+    bias,  # [groups * group_channels]
+    partials,  # [total * parts + 1] int64: as above, negative where there are none yet; then the next ticket
+    N,
+    S,
+    groups,
+    group_channels,
+    total,
+    parts,
+    head,  # parts whose statistics the launch before has taken: those of the first group and more
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
@@ -211,46 +186,166 @@ def _finish(
     V: tl.constexpr,
     TWO: tl.constexpr,
     PARTS: tl.constexpr,
+    THREADS: tl.constexpr,
     REVERSE: tl.constexpr,
-    WAIT: tl.constexpr,
+    PDL: tl.constexpr,
     HINTS: tl.constexpr,
     STORE: tl.constexpr,
+    FAST: tl.constexpr,
 ):
-    """The output of a part of the group at `place` in the wave that begins with group `first`."""
-    if REVERSE:  # back to front: what was read last is what the cache still has
-        place = tl.num_programs(1) - 1 - place
-        part = parts - 1 - part
-    group = first + place
-    begin = part * (BLOCK * TILES)
-    values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "evict_first" if HINTS else "")
-    first_channel = _first_channel(group, groups, group_channels)
-    weight += first_channel
-    bias += first_channel
-    affine = ()
-    if TWO:
-        near = _quotient(begin, S)
-        far = tl.minimum(near + 1, group_channels - 1)
-        border = (near + 1) * S  # where the far channel begins
-    else:
-        for tile in tl.static_range(TILES):
-            affine += (_affine(weight, bias, begin, tile, N, S, BLOCK, FULL, V),)
-    if WAIT:
+    """The output of all parts, and `head` parts ahead of it the statistics: programs take the ticket that is next.
+
+    Ticket t is the statistics of part head + t, if there is one, and then the output of part t, which waits until all
+    parts of its group have their statistics. They are single words that say themselves whether they are there, so that
+    nothing else has to be ordered.
+
+    It cannot hang as long as programs that have begun go on, however many there are and whenever others begin: an
+    output waits only for statistics of lower tickets, which wait for nothing, and a program works off its tickets in
+    ascending order, so that the lowest one which is not done never waits for long. So a program may take its next
+    ticket early.
+    """
+    LAST: tl.constexpr = "evict_last" if HINTS else ""
+    FIRST: tl.constexpr = "evict_first" if HINTS else ""
+    if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if TWO:  # one trip to memory with the partial results; earlier loads were waited for before it began
-        affine = (tl.load(weight + near), tl.load(bias + near), tl.load(weight + far), tl.load(bias + far))
-    mean, squares = _combine(partials, group, N, parts, BLOCK * TILES, FULL == TILES, PARTS)
-    scale = tl.rsqrt(squares / N + EPS)
-    y += group.to(tl.int64) * N
+    every = total * parts
+    ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+    while ticket < every:
+        place = ticket
+        if place + head < every:
+            group = _quotient(place + head, parts)
+            begin = (place + head - group * parts) * (BLOCK * TILES)
+            values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, LAST)
+            ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)  # on its way together with x
+            mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
+            tl.atomic_xchg(partials + place + head, _packed(mean, squares), sem="relaxed")
+        else:
+            ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+        group = _quotient(place, parts)
+        part = place - group * parts
+        if REVERSE:  # back to front: what was read last is what the cache still has
+            part = parts - 1 - part
+        begin = part * (BLOCK * TILES)
+        values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, FIRST)
+        channel = _first_channel(group, groups, group_channels)
+        near = _quotient(begin, S)
+        affine = _affines(
+            weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
+        )
+        common, words = _awaited(partials + group * parts, parts, PARTS, THREADS)
+        WIDE: tl.constexpr = max(PARTS, THREADS)
+        mean, squares = _combine(words, common, N, parts, BLOCK * TILES, FULL == TILES, WIDE, WIDE)
+        scale = tl.rsqrt(squares / N + EPS)
+        rows = y + group.to(tl.int64) * N
+        _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+
+
+@triton.jit
+def _second():
+    """The number of a program in the second and third dimension of a grid: neither reaches beyond 65535."""
+    return tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+
+
+@triton.jit
+def _packed(mean, squares):
+    """Mean and centred squares as one natural number, which is stored and loaded as a whole."""
+    low = mean.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    return ((squares.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.int64) << 32) | low  # a NaN may have a sign
+
+
+@triton.jit
+def _unpacked(word):
+    """The mean and the centred squares."""
+    return word.to(tl.int32).to(tl.float32, bitcast=True), (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _words(partials, parts, PARTS: tl.constexpr, WIDE: tl.constexpr, VOLATILE: tl.constexpr):
+    """Those of the parts of a group, WIDE at a time, 0 behind the last one."""
+    words = ()
+    for begin in tl.static_range(0, PARTS, WIDE):
+        part = begin + tl.arange(0, WIDE)
+        if begin + WIDE <= PARTS // 2:  # there are more parts than that
+            words += (tl.load(partials + part, volatile=VOLATILE),)
+        else:
+            words += (tl.load(partials + part, mask=part < parts, other=0, volatile=VOLATILE),)
+    return words
+
+
+@triton.jit
+def _awaited(partials, parts, PARTS: tl.constexpr, THREADS: tl.constexpr):
+    """The words of a group, as soon as they are all there, and the mean of its first part.
+
+    Threads may see a word at different times, and have to agree on when to go on. So each has words of its own, and its
+    own sight of the first one, and all of that is in the minimum.
+    """
+    WIDE: tl.constexpr = max(PARTS, THREADS)
+    words = _words(partials, parts, WIDE, WIDE, True)
+    first = tl.load(partials, volatile=True)
+    while tl.min((tl.minimum(words[0], first) >> 32).to(tl.int32), axis=0) < 0:
+        words = _words(partials, parts, WIDE, WIDE, True)
+        first = tl.load(partials, volatile=True)
+    return _unpacked(first)[0], words
+
+
+@triton.jit
+def _affines(
+    weight,
+    bias,
+    near,  # the channel with which the part begins
+    begin,
+    N,
+    S,
+    group_channels,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    V: tl.constexpr,
+    TWO: tl.constexpr,
+):
+    """Weight and bias of a part, tile for tile, or of the two channels that it may have elements of."""
+    if TWO:
+        far = tl.minimum(near + 1, group_channels - 1)
+        return (tl.load(weight + near), tl.load(bias + near)), (tl.load(weight + far), tl.load(bias + far))
+    else:
+        affine = ()
+        for tile in tl.static_range(TILES):
+            affine += (_affine(weight, bias, begin, tile, N, S, BLOCK, FULL, V),)
+        return affine
+
+
+@triton.jit
+def _finish(
+    y,
+    values,
+    affine,
+    mean,
+    scale,
+    near,
+    begin,
+    N,
+    S,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    V: tl.constexpr,
+    TWO: tl.constexpr,
+    STORE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """The output of a part, which begins at element `begin` of its group."""
+    if TWO:
+        border = (near + 1) * S  # where the far channel begins
+        near_weight, near_bias = _scaled(affine[0][0], affine[0][1], mean, scale, FAST)
+        far_weight, far_bias = _scaled(affine[1][0], affine[1][1], mean, scale, FAST)
     for tile in tl.static_range(TILES):
         if TWO:
             is_near = _places(begin, tile, BLOCK, V)[0] < border
-            weights = tl.where(is_near, affine[0].to(tl.float32) * scale, affine[2].to(tl.float32) * scale)
-            biases = tl.where(is_near, affine[1].to(tl.float32), affine[3].to(tl.float32))
+            weights, biases = tl.where(is_near, near_weight, far_weight), tl.where(is_near, near_bias, far_bias)
         else:
-            weights = affine[tile][0].to(tl.float32) * scale
-            biases = affine[tile][1].to(tl.float32)
-        _write(y, values[tile], mean, weights, biases, begin, tile, N, BLOCK, FULL, V, STORE)
+            weights, biases = _scaled(affine[tile][0], affine[tile][1], mean, scale, FAST)
+        _write(y, values[tile], mean, weights, biases, begin, tile, N, BLOCK, FULL, V, STORE, FAST)
 
 
 @triton.jit
@@ -331,38 +426,47 @@ def _sum(tile):
 
 
 @triton.jit
-def _combine(partials, group, N, parts, PART: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr):
-    """Mean and sum of centred squares of a group from those of its parts; EVEN: each of them has PART elements."""
-    # 32 parts at a time, or a quarter of many: what a warp adds alone takes no shared memory and no barrier. With
-    # an eighth at a time the kernel took more than 80 registers, and a third block had no room.
-    WIDE: tl.constexpr = PARTS // 4 if PARTS > 128 else min(PARTS, 32)
-    part = tl.arange(0, WIDE)
-    place = partials + group * 2 * parts + part
-    # Means are taken relative to the first one, so that what they have in common costs no digits.
-    common = tl.load(partials + group * 2 * parts)
+def _combine(
+    words,
+    common,
+    N,
+    parts,
+    PART: tl.constexpr,
+    EVEN: tl.constexpr,
+    PARTS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Mean and sum of centred squares of a group from those of its parts; EVEN: each of them has PART elements.
+
+    Means are taken relative to `common`, the first one, so that what they have in common costs no digits.
+    """
     counts = ()
-    means = ()
-    squares = ()
     for begin in tl.static_range(0, PARTS, WIDE):
-        if begin + WIDE <= PARTS // 2:  # there are more parts than that
+        if begin + WIDE <= PARTS // 2:
             counts += (tl.full((WIDE,), PART, tl.float32),)
-            means += (tl.load(place + begin),)
-            squares += (tl.load(place + parts + begin),)
         else:
-            inside = begin + part < parts
-            held = PART if EVEN else tl.minimum(N - (begin + part) * PART, PART)
-            counts += (tl.where(inside, held, 0).to(tl.float32),)
-            means += (tl.load(place + begin, mask=inside, other=0.0),)
-            squares += (tl.load(place + parts + begin, mask=inside, other=0.0),)
+            part = begin + tl.arange(0, WIDE)
+            held = PART if EVEN else tl.minimum(N - part * PART, PART)
+            counts += (tl.where(part < parts, held, 0).to(tl.float32),)
     moved = tl.zeros((WIDE,), tl.float32)
     for chunk in tl.static_range(PARTS // WIDE):
-        moved += counts[chunk] * (means[chunk] - common)
+        moved += counts[chunk] * (_unpacked(words[chunk])[0] - common)
     mean = tl.sum(moved, axis=0) / N
     spread = tl.zeros((WIDE,), tl.float32)
     for chunk in tl.static_range(PARTS // WIDE):
-        centred = (means[chunk] - common) - mean
-        spread += squares[chunk] + counts[chunk] * centred * centred
+        centred = (_unpacked(words[chunk])[0] - common) - mean
+        spread += _unpacked(words[chunk])[1] + counts[chunk] * centred * centred
     return common + mean, tl.sum(spread, axis=0)
+
+
+@triton.jit
+def _scaled(weight, bias, mean, scale, FAST: tl.constexpr):
+    """Weight, and what is added behind it, in float32: FAST is for x itself, else for x - mean."""
+    weight = weight.to(tl.float32) * scale
+    bias = bias.to(tl.float32)
+    if FAST:
+        bias = tl.fma(-mean, weight, bias)
+    return weight, bias
 
 
 @triton.jit
@@ -379,11 +483,13 @@ def _write(
     FULL: tl.constexpr,
     V: tl.constexpr,
     STORE: tl.constexpr,
+    FAST: tl.constexpr,
 ):
-    """Normalise a tile, apply weight and bias (float32, the weight divided by the deviation), SiLU, and store."""
+    """Normalise a tile by what `_scaled` gives, SiLU, and store."""
     row, col = _places(begin, tile, BLOCK, V)
-    normed = (values.to(tl.float32) - mean) * weights + biases
-    value = _silu(normed, y.dtype.element_ty).to(y.dtype.element_ty)
+    values = values.to(tl.float32)
+    normed = (values if FAST else values - mean) * weights + biases
+    value = _silu(normed, FAST).to(y.dtype.element_ty)
     if tile < FULL:
         tl.store(y + (row + col), value, cache_modifier=STORE)
     else:
@@ -391,11 +497,17 @@ def _write(
 
 
 @triton.jit
-def _silu(x, DTYPE: tl.constexpr):
+def _silu(x, FAST: tl.constexpr):
     """SiLU, x / (1 + exp(-x)). Where the exponential is infinite, the result is 0 and no NaN."""
-    if DTYPE.is_fp32():
-        return x / (1.0 + tl.exp(-x))
+    if FAST:  # the exponential and the reciprocal are off by 2e-7 of their values
+        power = _approximate("ex2.approx.ftz.f32", x * -1.4426950408889634)
+        return x * _approximate("rcp.approx.ftz.f32", 1.0 + power)
     else:
-        # A third of the instructions of a whole element otherwise; 1 / a as rsqrt(a)^2 is off by 3e-7 of its value.
-        root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
-        return x * root * root
+        return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _approximate(OPERATION: tl.constexpr, x):
+    """One instruction of the special-function unit, which the interpreter does not have."""
+    ASSEMBLY: tl.constexpr = OPERATION + " $0, $1;"
+    return tl.inline_asm_elementwise(ASSEMBLY, "=f,f", [x], tl.float32, is_pure=True, pack=1)

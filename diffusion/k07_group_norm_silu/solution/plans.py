@@ -1,6 +1,5 @@
 """From a call to its launches: which method takes it, and how it is cut."""
 
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -8,17 +7,32 @@ import torch
 import triton
 
 from kda_core.calls import capability, given, pdl_works
-from kda_core.launch import MISS, Chain, Entry, Launch, guard
-from kda_core.native import allocation
+from kda_core.launch import Chain, Launch, is_interpreted
 
-from .kernels import stretch_kernel, whole_kernel
-from .tuning import CLUSTER_VECTORS, EARLY_TILES, LATE_AHEAD, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config, cut, wave_groups
+from .kernels import flow_kernel, output_kernel, statistics_kernel, whole_kernel
+from .tuning import (
+    CLUSTER_CHANNELS,
+    CLUSTER_TILES,
+    EARLY_TILES,
+    LATE_AHEAD,
+    MAX_TICKETS,
+    REGISTERS,
+    TUNED,
+    VECTOR_BYTES,
+    WHOLE_BYTES,
+    Config,
+    Cut,
+    cut,
+    head,
+    resident_warps,
+    rows_of_programs,
+)
 
 if TYPE_CHECKING:
-    from .cluster import ClusterLaunch
+    from triton.runtime.jit import JITFunction
 
-Y, PARTIALS, X, WEIGHT, BIAS = range(5)
-"""Places in the table of `stretch`: what is returned, what is passed from launch to launch, and the arguments."""
+H200_MULTIPROCESSORS = 132
+"""For tensors that are on no GPU."""
 
 
 class Call(NamedTuple):
@@ -47,7 +61,7 @@ class Call(NamedTuple):
         return self.x.numel() // (self.x.shape[0] * self.x.shape[1])
 
 
-def plan(call: Call) -> "Chain | ClusterLaunch":
+def plan(call: Call) -> Chain:
     """The launches for a call that the kernels cover; its tensors may be on any device, meta included."""
     x = call.x
     major = capability(x)
@@ -56,7 +70,11 @@ def plan(call: Call) -> "Chain | ClusterLaunch":
     pdl = config.pdl and pdl_works(whole_kernel, major)
     if config.method == "whole" and size <= WHOLE_BYTES:
         return _whole(call, config, pdl)
-    made = _cluster(call, config, pdl) if config.method == "cluster" and major >= 9 else None
+    made = None
+    if config.method == "cluster" and major >= 9:
+        made = _cluster(call, config, pdl)
+    elif config.method == "flow":
+        made = _flow(call, config, pdl)
     return made or stretch(call, config, pdl)
 
 
@@ -81,112 +99,143 @@ def _whole(call: Call, config: Config, pdl: bool) -> Chain:
         AHEAD=made.tiles if made.tiles <= EARLY_TILES else LATE_AHEAD,
         PDL=pdl,
         STORE=config.store,
+        FAST=_fast(call),
         num_warps=made.warps,
         launch_pdl=pdl,
     )
     return launch.chain(len(call.tensors), outputs=[0])  # like x
 
 
-def _cluster(call: Call, config: Config, pdl: bool) -> "ClusterLaunch | None":
+def _cluster(call: Call, config: Config, pdl: bool) -> Chain | None:
     """One cluster a group, None where it does not take the call: another method does then."""
     x, vector = call.x, VECTOR_BYTES // call.x.itemsize
-    tiles = -(-call.elements // (config.blocks * config.warps * 32 * vector))
-    whole_vectors = call.channel % vector == 0 and (x.is_meta or x.data_ptr() % VECTOR_BYTES == 0)
-    if tiles * config.warps > CLUSTER_VECTORS or not whole_vectors or find_spec("cutlass") is None or x.is_cpu:
-        return None
-    # tvm-ffi looks at the strides of dimensions of size 1 too, which PyTorch leaves to chance.
-    if any(tensor.stride() != torch.empty(tensor.shape, device="meta").stride() for tensor in call[:3]):
+    elements, channel, groups, group_channels = _sizes(call)
+    tiles = -(-elements // (config.blocks * config.warps * 32 * vector))
+    fits = tiles <= CLUSTER_TILES and group_channels <= CLUSTER_CHANNELS and channel % vector == 0
+    if not fits or x.is_cpu or find_spec("cutlass") is None:
         return None
     from .cluster import ClusterLaunch  # the DSL takes a second to import
 
-    elements, channel, *groups = _sizes(call)
-    return ClusterLaunch(
+    launch = ClusterLaunch(
         dtypes=(x.dtype, call.weight.dtype, call.bias.dtype),
-        dims=x.dim(),
-        sizes=(elements, channel, call.groups, *groups),
+        sizes=(elements, channel, call.groups, groups, group_channels),
         eps=float(call.eps),
         blocks=config.blocks,
         warps=config.warps,
         tiles=tiles,
         pdl=pdl,
+        otherwise=stretch(call, Config("stretch"), pdl),  # for an x that is not aligned to a vector
     )
+    return Chain((launch,), ((0, 1, 2, 3),), outputs=(0,))  # like x
 
 
 def stretch(call: Call, config: Config, pdl: bool) -> Chain:
-    """Launches that leave each other partial results, in memory of the call's own.
-
-    So calls on several streams and in CUDA graphs never meet.
-    """
-    x, total = call.x, call.groups
-    made = cut(call.elements, call.channel, x.itemsize, config.warps, config.tiles)
-    wave = wave_groups(total, call.elements * x.itemsize, config.wave_mb)
-    waves = -(-total // wave)
-    # Mean and centred squares of every part of every group.
-    partials = torch.empty(2 * total * made.parts, dtype=torch.float32, device="meta")
-
-    def launch(number: int) -> Launch:
-        """Takes the statistics of wave `number` and writes the output of the wave before it, where there are any."""
-        statistics, normalise = number < waves, number > 0
-        # A part's programs are two where it does both; the last launch has only the groups of the last wave.
-        groups = total - (waves - 1) * wave if number == waves else wave
-        return Launch.make(
-            stretch_kernel,
-            (made.parts * (statistics + normalise), groups),
-            x if normalise else None,
-            x,
-            call.weight if normalise else None,
-            call.bias if normalise else None,
-            partials,
-            *_sizes(call),
-            total,
-            wave,
-            made.parts,
-            number * wave,
-            EPS=float(call.eps),
-            BLOCK=made.block,
-            TILES=made.tiles,
-            FULL=made.full,
-            V=made.shared,
-            # Beside statistics it took 86 registers for 80, and a third block had no room.
-            TWO=normalise and not statistics and call.channel >= made.block * made.tiles,
-            PARTS=triton.next_power_of_2(made.parts) if normalise else 0,
-            STATISTICS=statistics,
-            NORMALISE=normalise,
-            REVERSE=config.reverse,
-            EARLY=config.early and normalise,
-            PDL=pdl,
-            HINTS=config.hints,
-            STORE=config.store,
-            num_warps=made.warps,
-            launch_pdl=pdl,
-        )
-
-    places = ((X, PARTIALS), *[(Y, X, WEIGHT, BIAS, PARTIALS)] * waves)
-    return Chain(tuple(map(launch, range(waves + 1))), places, outputs=(0,), scratch=(partials,))  # like x
+    """Statistics of all parts, then their output."""
+    made = _parts(call, config)
+    grid = made.parts, *rows_of_programs(call.groups)
+    partials = torch.empty(call.groups * made.parts, dtype=torch.int64, device="meta")
+    output = _output(call, config, made, pdl, output_kernel, grid, partials, EARLY=config.early)
+    return _behind(_statistics(call, config, made, pdl, partials, partials.numel()), output, partials)
 
 
-# --- the cluster's entry
+def _flow(call: Call, config: Config, pdl: bool) -> Chain | None:
+    """Statistics of the first parts, then all the rest at once; None where parts are too many to be counted."""
+    made = _parts(call, config)
+    every = made.parts * call.groups
+    if every > MAX_TICKETS:
+        return None
+    partials = torch.empty(every + 1, dtype=torch.int64, device="meta")
+    begun = head(made.parts, call.groups, made.block * made.tiles * call.x.itemsize, config.ahead_mb)
+    warps = resident_warps(made.tiles)
+    # Programs beyond those that have room would find no work.
+    grid = (min(every, multiprocessors(call.x) * (warps // made.warps)),)
+    room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * warps) // 8 * 8}
+    output = _output(call, config, made, pdl, flow_kernel, grid, partials, begun, **room)
+    return _behind(_statistics(call, config, made, pdl, partials, begun), output, partials)
 
 
-def cluster_entry(launch: "ClusterLaunch", call: Call) -> Entry:
-    """A cluster's launch as a function of the public arguments. It does not take an x not aligned to 16 bytes."""
-    device = call.x.device
-    check = guard(call)
-    several = torch.cuda.device_count() > 1
-    function, arguments, general = allocation(call.x, device)
-    new_y = general if function is None or several else partial(function, *arguments)
-    with torch.cuda.device(device):
-        run = launch.bind()
+def _behind(statistics: Launch, output: Launch, partials: torch.Tensor) -> Chain:
+    """Both launches, and between them memory of the call's own: calls on several streams and in graphs never meet."""
+    y, between, x, weight, bias = range(5)  # places in the chain's table
+    places = (between, x), (y, x, weight, bias, between)
+    return Chain((statistics, output), places, outputs=(0,), scratch=(partials,))  # like x
 
-    def entry(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float) -> Any:
-        if not check(x, weight, bias, num_groups, eps) or x.data_ptr() % VECTOR_BYTES:
-            return MISS
-        y = new_y()
-        if several:
-            with torch.cuda.device(device):
-                run(y, x, weight, bias)
-        else:
-            run(y, x, weight, bias)
-        return y
 
-    return entry
+def _parts(call: Call, config: Config) -> Cut:
+    return cut(call.elements, call.channel, call.x.itemsize, config.warps, config.tiles)
+
+
+def _statistics(call: Call, config: Config, made: Cut, pdl: bool, partials: torch.Tensor, begun: int) -> Launch:
+    """The launch that takes those of the first `begun` parts."""
+    others = partials.numel() - begun  # which it makes ready for the next launch
+    return Launch.make(
+        statistics_kernel,
+        (made.parts, *rows_of_programs(-(-begun // made.parts))),
+        partials,
+        call.x,
+        call.elements,
+        call.groups,
+        made.parts,
+        begun,
+        BLOCK=made.block,
+        TILES=made.tiles,
+        FULL=made.full,
+        V=made.shared,
+        PDL=pdl,
+        HINTS=config.hints,
+        SLOTS=triton.next_power_of_2(-(-partials.numel() // begun)) if others else 0,
+        num_warps=made.warps,
+        launch_pdl=pdl,
+    )
+
+
+def _output(
+    call: Call,
+    config: Config,
+    made: Cut,
+    pdl: bool,
+    kernel: "JITFunction[Any]",
+    grid: tuple[int, ...],
+    partials: torch.Tensor,
+    *numbers: int,
+    **more: object,
+) -> Launch:
+    """The launch that writes y."""
+    return Launch.make(
+        kernel,
+        grid,
+        call.x,
+        *call[:3],
+        partials,
+        *_sizes(call),
+        call.groups,
+        made.parts,
+        *numbers,
+        EPS=float(call.eps),
+        BLOCK=made.block,
+        TILES=made.tiles,
+        FULL=made.full,
+        V=made.shared,
+        TWO=call.channel >= made.block * made.tiles,
+        PARTS=triton.next_power_of_2(made.parts),
+        REVERSE=config.reverse,
+        PDL=pdl,
+        HINTS=config.hints,
+        STORE=config.store,
+        FAST=_fast(call),
+        num_warps=made.warps,
+        launch_pdl=pdl,
+        **more,
+    )
+
+
+def _fast(call: Call) -> bool:
+    """Whether the digits of the output leave room for approximations, which the interpreter does not have."""
+    return call.x.itemsize == 2 and not is_interpreted(whole_kernel)
+
+
+def multiprocessors(x: torch.Tensor) -> int:
+    """Of x's device."""
+    if not x.is_cuda:
+        return H200_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)

@@ -1,7 +1,7 @@
 """How a call is cut into programs and launches, and the table that chooses it (`tuned.toml`)."""
 
+import math
 from dataclasses import dataclass
-from math import gcd
 
 from kda_core.tuning import Table
 
@@ -13,10 +13,18 @@ EARLY_TILES = 8
 """whole: up to so many tiles, all of weight and bias is loaded before the statistics; with 12 that spilled 24 bytes."""
 LATE_AHEAD = 4
 """whole: with more tiles, so many ahead; with 1 or 2 each of the last tiles waits for its own, see docs/dispatch.md."""
-MAX_WAVE = 65535
-"""stretch: groups of a wave, which are the second dimension of a grid."""
-CLUSTER_VECTORS = 128
-"""cluster: 32-thread vectors of a block, so 64 KB: 8 to a thread of 16 warps, of which 12 spilled 208 bytes."""
+MAX_SECOND = 65535
+"""Programs in the second dimension of a grid, and in the third."""
+MAX_TICKETS = 2**30
+"""flow: parts of all groups, which are counted in 32 bits."""
+MAX_SLOTS = 1024
+"""flow: words that a program of the first launch initialises, a power of two."""
+CLUSTER_TILES = 16
+"""cluster: vectors of a thread; 18 spilled 136 bytes."""
+CLUSTER_CHANNELS = 2048
+"""cluster: channels of a group, 16 KB of shared memory."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
 MAX_PARTS = 4096
 """Programs of a group: each of them reads the partial results of all, 8 to a thread at 16 warps."""
 MAX_WARPS = 16
@@ -28,22 +36,22 @@ class Config:
     """How the work is cut. `warps` and `tiles` are what is aimed at: small groups get fewer, very large ones more."""
 
     method: str
-    """`whole`: a program holds a group. `stretch`: statistics and output in launches of their own. `cluster`: a group
-    in the shared memory of a cluster of blocks (CuTe DSL)."""
+    """`whole`: a program holds a group. `stretch`: statistics and output in launches of their own. `flow`: statistics
+    of the first parts in a launch, all the rest side by side in another. `cluster`: a group in the shared memory of a
+    cluster of blocks (CuTe DSL)."""
     warps: int = 8
     tiles: int = 4
-    """stretch: 16-byte vectors of x that a thread has of a part."""
-    wave_mb: float = 0
-    """stretch: x is worked off in waves of about so many MB, each launch taking the statistics of one and writing the
-    output of the one before, so that the second reading finds x in the L2 cache. 0: all of x in one wave."""
+    """stretch, flow: 16-byte vectors of x that a thread has of a part."""
+    ahead_mb: float = 4
+    """flow: the statistics are a group and so many MB of x ahead of the output."""
     reverse: bool = True
-    """stretch: the second reading goes from the end to the beginning."""
+    """stretch, flow: the second reading goes from the end to the beginning, in flow that of every group."""
     early: bool = True
-    """stretch: read x, and take statistics, before waiting for the launch ahead."""
+    """stretch: read x, weight and bias before waiting for the launch ahead."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     hints: bool = False
-    """stretch: evict-last on the first reading of x, evict-first on the second."""
+    """stretch, flow: evict-last on the first reading of x, evict-first on the second."""
     store: str = ""
     """Cache modifier of the stores."""
     blocks: int = 8
@@ -89,12 +97,22 @@ def cut(elements: int, channel: int, item: int, warps: int, tiles: int) -> Cut:
         tiles=tiles,
         parts=parts,
         full=full,
-        shared=gcd(channel, vector),
+        shared=math.gcd(channel, vector),
     )
 
 
-def wave_groups(groups: int, group_bytes: int, wave_mb: float) -> int:
-    """Groups of a wave of about `wave_mb` MB: as equal as whole groups allow; 0 MB is one, if a grid has it."""
-    most = min(max(int(wave_mb * 1e6) // group_bytes, 1), MAX_WAVE) if wave_mb else MAX_WAVE
-    waves = -(-groups // most)
-    return -(-groups // waves)
+def resident_warps(tiles: int) -> int:
+    """flow: warps that have room on a multiprocessor; with more, and so with fewer registers, they spill."""
+    return 24 if tiles > MAX_TILES // 2 else 32
+
+
+def rows_of_programs(count: int) -> tuple[int, int]:
+    """The second and third dimension of a grid that has `count` programs in both, or a few more."""
+    layers = -(-count // MAX_SECOND)
+    return -(-count // layers), layers
+
+
+def head(parts: int, total: int, part_bytes: int, ahead_mb: float) -> int:
+    """flow: parts, of `total` groups of `parts`, whose statistics are taken before the first output."""
+    ahead = math.ceil(ahead_mb * 1e6 / part_bytes)
+    return min(max(parts + ahead, parts * total // MAX_SLOTS + 1), parts * total)

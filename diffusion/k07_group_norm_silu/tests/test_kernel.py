@@ -16,9 +16,8 @@ METHODS = {
     "whole": Config("whole", warps=1),
     "stretch": Config("stretch", warps=1, tiles=2),
     "front to back": Config("stretch", warps=1, tiles=2, reverse=False, early=False, pdl=False),
-    "waves": Config("stretch", warps=1, tiles=2, wave_mb=1e-6, hints=True, store=".cs"),
-    # 3 groups of 800 elements in 16 bits make waves of 2 and 1.
-    "uneven waves": Config("stretch", warps=2, tiles=1, wave_mb=0.0033),
+    "flow": Config("flow", warps=1, tiles=2, ahead_mb=0),
+    "flow, front to back": Config("flow", warps=2, tiles=1, ahead_mb=1e-3, reverse=False, hints=True, store=".cs"),
 }
 if DEVICE == "cuda":
     # Shapes whose vectors are not whole take `stretch`.
@@ -96,6 +95,20 @@ def test_outputs_far_below_zero_are_zero_and_not_nan(config):
     with TUNED.forced(config):
         y = triton_group_norm_silu(x, weight, bias - 200, 4)
     assert (y == 0).all()
+
+
+@methods
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_group_without_statistics_is_nan_and_no_other_is(config, value):
+    x, weight, bias = make((2, 4, 600), device=DEVICE)
+    want = triton_group_norm_silu(x, weight, bias, 2)
+    x[1, 1, 333] = value
+    with TUNED.forced(config):
+        y = triton_group_norm_silu(x, weight, bias, 2)
+        whole = triton_group_norm_silu(torch.cat([x[:1], x[:1]]), weight, bias, 2)
+    assert y[1, :2].isnan().all()
+    assert torch.equal(y[0], whole[0])
+    torch.testing.assert_close(y[1, 2:], want[1, 2:])
 
 
 @methods

@@ -14,7 +14,15 @@ from diffusion.k07_group_norm_silu.solution import (
     triton_group_norm_silu,
     why_not,
 )
-from diffusion.k07_group_norm_silu.solution.tuning import TUNED, Config, cut, wave_groups
+from diffusion.k07_group_norm_silu.solution.tuning import (
+    MAX_SECOND,
+    MAX_SLOTS,
+    TUNED,
+    Config,
+    cut,
+    head,
+    rows_of_programs,
+)
 from kda_core.launch import MISS, Launch
 from kda_core.workloads import TensorSpec, Workload
 
@@ -180,39 +188,47 @@ def test_vectors_never_cross_a_channel(channel, item, shared):
     assert cut(4 * channel, channel, item, 4, 4).shared == shared
 
 
+@pytest.mark.parametrize("count", [1, 32, MAX_SECOND, MAX_SECOND + 1, 100_000, 2**30])
+def test_grids_have_a_program_for_every_group(count):
+    rows, layers = rows_of_programs(count)
+    assert max(rows, layers) <= MAX_SECOND
+    assert count <= rows * layers < count + layers
+
+
 @pytest.mark.parametrize(
-    ("groups", "group_bytes", "wave_mb", "wave"),
+    ("parts", "total", "part_bytes", "ahead_mb", "begun"),
     [
-        (32, 10**6, 0, 32),
-        (32, 10**6, 8, 8),
-        (32, 10**6, 5, 5),
-        (32, 3 * 10**6, 16, 5),
-        (32, 18 * 10**6, 16, 1),
-        (100_000, 1, 0, 50_000),
+        (10, 32, 32_768, 0, 10),  # the first group, without which nothing can be written
+        (10, 32, 32_768, 1, 41),
+        (10, 32, 32_768, 1000, 320),  # there are no more
+        (1, 1, 2, 4, 1),
+        (1, 2**20, 32_768, 0, 1025),  # a program of the first launch has a limited number of the others to initialise
     ],
 )
-def test_waves_are_as_equal_as_whole_groups_allow(groups, group_bytes, wave_mb, wave):
-    assert wave_groups(groups, group_bytes, wave_mb) == wave
+def test_statistics_are_a_group_and_more_ahead(parts, total, part_bytes, ahead_mb, begun):
+    assert head(parts, total, part_bytes, ahead_mb) == begun
+    assert begun * MAX_SLOTS >= parts * total + 1
 
 
-def test_every_part_has_its_statistics_before_its_output():
-    with TUNED.forced(Config("stretch", warps=4, wave_mb=2.5)):
-        made = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
+def test_flow_begins_with_the_statistics_of_the_first_parts():
+    with TUNED.forced(Config("flow", warps=4, ahead_mb=2)):
+        first, rest = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
     parts = 800_000 // 4096 + 1
-    # Groups of 1.6 MB: 7 waves of one; each launch does a wave's output beside the next one's statistics.
-    assert [launch.grid for launch in made] == [(parts, 1, 1), *[(2 * parts, 1, 1)] * 6, (parts, 1, 1)]
-    steps = [(launch.constexprs["STATISTICS"], launch.constexprs["NORMALISE"]) for launch in made]
-    assert steps == [(True, False), *[(True, True)] * 6, (False, True)]
-    assert [launch.args[-1] for launch in made] == list(range(8))  # first group of the statistics
-    # The first launch waits for what wrote x before it reads; the others may read before they wait.
-    assert [launch.constexprs["EARLY"] for launch in made] == [False, *[True] * 7]
+    begun = parts + 245  # of 8 KB
+    assert (first.name, rest.name) == ("statistics_kernel", "flow_kernel")
+    assert first.grid == (parts, 3, 1)
+    assert first.args[-1] == rest.args[-1] == begun
+    assert first.constexprs["SLOTS"] == 4  # 7 * 196 parts and a ticket
+    assert begun * 4 >= 7 * parts + 1
+    assert rest.grid == (132 * 8, 1, 1)  # multiprocessors and programs of each
+    assert rest.constexprs["THREADS"] == 128
+    assert rest.options["maxnreg"] * 32 * 32 <= 65536
 
 
-def test_last_wave_may_be_smaller():
-    with TUNED.forced(Config("stretch", warps=4, wave_mb=5)):
-        made = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
-    parts = 800_000 // 4096 + 1
-    assert [launch.grid for launch in made] == [(parts, 3, 1), (2 * parts, 3, 1), (2 * parts, 3, 1), (parts, 1, 1)]
+def test_more_parts_than_flow_counts_are_stretched():
+    with TUNED.forced(Config("flow")):
+        made = launches(OP, meta(2**20, 2**11, 1), {"num_groups": 2**11})
+    assert [launch.name for launch in made] == ["statistics_kernel", "output_kernel"]
 
 
 def test_groups_beyond_one_program_are_shared():
@@ -228,10 +244,16 @@ def test_cluster_takes_whole_vectors_alone():
         assert (launch.name, launch.tiles) == ("cluster_kernel", 8)
         assert launch.sizes == (16 * 16_384, 16_384, 2, 2, 16)
         assert len(launches(OP, meta(1, 32, 16_388), {"num_groups": 2})) == 2  # 4 elements share a vector's channel
-        assert len(launches(OP, meta(1, 64, 16_392), {"num_groups": 2})) == 2  # more than the registers hold
-        odd = meta(1, 32, 16_384) | {"x": torch.empty(2, 64, 16_384, device="meta", dtype=torch.float16)[:1, :32]}
-        assert odd["x"].is_contiguous()
-        assert len(launches(OP, odd, {"num_groups": 2})) == 2  # a batch stride that is not used, but looked at
+        assert len(launches(OP, meta(1, 64, 32_776), {"num_groups": 2})) == 2  # more than the registers hold
+        assert len(launches(OP, meta(1, 2 * 2056, 8), {"num_groups": 2})) == 2  # more channels than shared memory has
+
+
+KERNELS = {
+    "whole": ["whole_kernel"],
+    "cluster": ["cluster_kernel"],
+    "stretch": ["statistics_kernel", "output_kernel"],
+    "flow": ["statistics_kernel", "flow_kernel"],
+}
 
 
 def test_candidates_are_tried_where_their_own_method_takes_the_call():
@@ -245,41 +267,29 @@ def test_candidates_are_tried_where_their_own_method_takes_the_call():
                 made = launches(OP, meta(1, 512, channel), {"num_groups": 32})
             if sweep.applies(config, asked[0]):
                 tried.add(config)
-                assert {launch.name for launch in made} == {f"{config.method}_kernel"}, (channel, config)
+                assert [launch.name for launch in made] == KERNELS[config.method], (channel, config)
     assert tried == set(sweep.candidates)
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
-def test_cluster_kernel_compiles_without_spills(target):
-    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
-    from kda_core.aot import resources
-
-    with TUNED.forced(Config("cluster", warps=16, blocks=8)):
-        (launch,) = launches(OP, meta(1, 32, 16_384), {"num_groups": 2})
-    registers, _, spilled = resources(launch.compile(target).cubin)
-    assert registers > 0
-    assert spilled == 0
-
-
-@pytest.mark.parametrize(("wave_mb", "launched"), [(0, 2), (1e-6, 9)], ids=["one wave", "nine launches"])
-def test_launches_are_one_entry(monkeypatch, wave_mb, launched):
+@pytest.mark.parametrize("method", ["stretch", "flow"])
+def test_launches_are_one_entry(monkeypatch, method):
     seen = []
     monkeypatch.setattr(Launch, "bind", lambda *_: lambda *pointers: seen.append(pointers))
     given = call()  # two batches of four groups
-    with TUNED.forced(Config("stretch", warps=1, wave_mb=wave_mb)):
+    with TUNED.forced(Config(method, warps=1)):
         made = plans.plan(given)
     entry = made.entry(given[:3], given[3:], device=0)
     first, second = entry(*given), entry(*given)
     assert first.data_ptr() != second.data_ptr()
     assert (first.shape, first.stride(), first.dtype) == (given.x.shape, given.x.stride(), given.x.dtype)
     x, weight, bias = (tensor.data_ptr() for tensor in given[:3])
-    for y, pointers in ((first, seen[:launched]), (second, seen[launched:])):
-        source, partials = pointers[0]
+    for y, (statistics, output) in ((first, seen[:2]), (second, seen[2:])):
+        partials, source = statistics
         assert source == x
-        assert pointers[1:] == [(y.data_ptr(), x, weight, bias, partials)] * (launched - 1)
+        assert output == (y.data_ptr(), x, weight, bias, partials)
     for other in (call(x=normal(2, 8, 3, 6)), call(x=given.x.bfloat16()), call(eps=1e-6), call(num_groups=2)):
         assert entry(*other) is MISS
-    assert len(seen) == 2 * launched
+    assert len(seen) == 4
 
 
 def row(shape, groups):
@@ -299,7 +309,8 @@ def test_only_a_group_beyond_the_cache_is_read_twice(groups, again):
 METHODS = (
     Config("whole", warps=4),
     Config("stretch", warps=4),
-    Config("stretch", warps=4, wave_mb=1e-6),
+    Config("flow", warps=4),
+    Config("flow", warps=1, tiles=1, ahead_mb=0),
     Config("cluster", warps=4, blocks=8),
 )
 SHAPE = (2, 8, 8, 96)
