@@ -37,12 +37,12 @@ OUTSIDE = {
     "__init__", "__main__", "aot", "cli", "doctor", "errors", "ledger", "migrations", "progress", "provenance",
     "records", "scaffold", "schema", "suggest", "tasks", "terminal", "toml", "validate", "view",
     "compare", "comparison_view", "rerun",
-    "family", "plots", "publish", "report", "site", "tables",
+    "family", "grid", "plots", "publish", "report", "site", "tables",
     "documents", "kernels_view", "occupancy", "sass", "sources",
     "alone", "evidence", "jsonl", "profile", "sanitize", "tools", "tune",
 }  # fmt: skip
 """Modules that find, show, store or compile, or choose what a solution then holds, and so cannot change a number."""
-LIBRARY = {"calls", "cubin", "rows", "tuning"}
+LIBRARY = {"calls", "cubin", "cute", "rows", "tuning"}
 """Modules that solutions import: part of the hash of those that do."""
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -687,27 +688,31 @@ def test_without_a_gpu_candidates_are_compiled_and_spilling_ones_named(
     assert not tune.log(tuning_task).exists()
 
 
-def test_on_a_gpu_the_cache_is_filled_with_triton_kernels_alone(
-    tuning_task: Task, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("triton", [True, False])
+def test_on_a_gpu_the_cache_is_filled_before_anything_is_measured(
+    triton: bool, tuning_task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that does not compile, and a missing cuobjdump, must not end the sweep before it begins."""
     from kda_core import launch
     from kda_core.tune import trial
 
-    compiled = []
+    compiled, threads = [], set()
 
     def compile_one(kernel: Any, target: str) -> None:
         compiled.append((kernel.blocks, target))
+        threads.add(threading.current_thread())
         if kernel.blocks == 2:
             raise ValueError("no such tile")
 
     module, found, _ = trials_of(tuning_task)
     monkeypatch.setattr(module.Kernel, "compile", compile_one, raising=False)
-    trial.fill_cache(found, "sm_90a")
-    assert compiled == []
-    monkeypatch.setattr(launch, "Launch", module.Kernel)
+    if triton:
+        monkeypatch.setattr(launch, "Launch", module.Kernel)
     trial.fill_cache([*found, replace(found[0], launches=(None,))], "sm_90a")
     assert sorted(compiled) == [(1, "sm_90a"), (2, "sm_90a"), (4, "sm_90a")]
+    # Others' compilers may allow one thread only.
+    assert (threading.current_thread() in threads) != triton
+    assert triton or len(threads) == 1
 
 
 # ---- the page ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""What a profile and a sanitizer run have in common: they are about one state of a solution."""
+"""What profiles, sanitizer runs and grids have in common: they are about one state of a task's files."""
 
-from kda_core.provenance import hashes
+from kda_core.provenance import hashes, pins
 from kda_core.records import Provenance
 from kda_core.tasks import Task
 
@@ -10,10 +10,22 @@ PARTS = ("solution", "library")
 
 def is_outdated(task: Task, source: Provenance) -> bool:
     """Whether the solution is another one now than the one that `source` is about."""
+    return not set(PARTS).isdisjoint(changed(task, source))
+
+
+def changed(task: Task, source: Provenance) -> list[str]:
+    """The parts whose content, and the arms whose pin, is another one now than `source` says."""
     now = hashes(task)
-    return any(source.hashes.get(part) != now.get(part) for part in PARTS)
+    found = [part for part in dict.fromkeys((*now, *source.hashes)) if source.hashes.get(part) != now.get(part)]
+    pinned = pins(task.config)
+    return [*found, *(f"pin of {arm}" for arm, pin in source.pins.items() if pinned.get(arm) != pin)]
 
 
 def described(source: Provenance, command: str) -> str:
     """Commit and command, in Markdown."""
-    return f"commit `{source.commit[:10]}`{' (dirty)' if source.dirty else ''}, `{command}`"
+    return f"{commit_md(source)}, `{command}`"
+
+
+def commit_md(source: Provenance) -> str:
+    """The commit, and whether the checkout differed from it, in Markdown."""
+    return f"commit `{source.commit[:10]}`{' (dirty)' if source.dirty else ''}"

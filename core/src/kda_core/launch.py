@@ -7,8 +7,8 @@ Pieces, which a solution puts together:
 - `Chain` describes launches in order, and which tensors each of them gets; one launch is a chain of its own.
 - `Plans` remembers what the checks and the selection of an earlier call led to, as an **entry**: a function of the
   public arguments that checks their signature, allocates the outputs and launches, all in one call.
-- `compile_cute` compiles a CuTe DSL function to a tvm-ffi callable that runs on PyTorch's current stream, `cute_cubin`
-  to machine code, which `cubin.CubinLaunch` launches; that takes part in a `Chain` too.
+- `compile_cute` compiles a CuTe DSL function to a tvm-ffi callable that runs on PyTorch's current stream,
+  `cute.cute_cubin` to machine code, which `cubin.CubinLaunch` launches; that takes part in a `Chain` too.
 
 The hot path of a public function is then a loop over a few entries:
 
@@ -32,7 +32,6 @@ import struct
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -653,19 +652,6 @@ def compile_cute(function: Callable[..., Any], *args: Any, options: str = "") ->
 
     compiled: Callable[..., Any] = cute.compile(function, *args, options=f"--enable-tvm-ffi {options}".strip())
     return compiled
-
-
-def cute_cubin(function: Callable[..., Any], *args: Any, target: str, options: str = "") -> bytes:
-    """Machine code of a `@cute.jit` function's one kernel, for a target such as `sm_90a`, on any machine.
-
-    `args` are what `cute.compile` takes; of a launch's grid and stream nothing remains. `options` are passed on.
-    """
-    import cutlass.cute as cute
-
-    with TemporaryDirectory() as folder:  # machine code is only kept together with a file
-        options = f"--gpu-arch {target} --keep-cubin --dump-dir {folder} {options}"
-        cubin: bytes = cute.compile(function, *args, options=options).artifacts.CUBIN
-    return cubin
 
 
 def environment_stream() -> Any:

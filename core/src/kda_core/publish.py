@@ -7,6 +7,7 @@ from pathlib import Path
 from kda_core import family
 from kda_core.derive import mismatches
 from kda_core.errors import LedgerError, UsageError
+from kda_core.grid import digest as grid_digest
 from kda_core.ledger import read
 from kda_core.plots import FOLDER, plots
 from kda_core.profile import digest as profile_digest
@@ -16,7 +17,11 @@ from kda_core.sanitize import digest as sanitize_digest
 from kda_core.tables import Ledgers, replace_block, results_md, top_table_md
 from kda_core.tasks import Task, checkout_root, find_tasks
 
-DIGESTS = {"profile.md": profile_digest.digest_md, "sanitize.md": sanitize_digest.digest_md}
+DIGESTS = {
+    "grid.md": grid_digest.digest_md,
+    "profile.md": profile_digest.digest_md,
+    "sanitize.md": sanitize_digest.digest_md,
+}
 """Pages that only a task with such a record has."""
 
 

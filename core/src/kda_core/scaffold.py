@@ -15,7 +15,7 @@ from kda_core.tune import sweep as tune
 
 IGNORED = shutil.ignore_patterns(
     *("__pycache__", "*.py[co]", ".*", "build", "dist", "*.egg-info", "*.so"),
-    *("*.jsonl", "results.md", "tuning.md", "profile.md", "sanitize.md", "baseline_source.md"),
+    *("*.jsonl", "results.md", "tuning.md", "grid.md", "profile.md", "sanitize.md", "baseline_source.md"),
     *("*.svg", "*.png", "*.*-rep"),
 )
 """What a copy must not inherit: caches, build outputs, results, and what is generated."""

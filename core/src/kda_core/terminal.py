@@ -15,7 +15,8 @@ from rich.text import Text
 from kda_core import kernels_view, view
 from kda_core.case import traffic
 from kda_core.errors import KdaError
-from kda_core.records import RowResult, RunRecord, Verdict
+from kda_core.grid.records import failures, outside
+from kda_core.records import RunRecord
 from kda_core.report import arm_name
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ def print_run(record: RunRecord) -> None:
     view.print_run(console(), record)
 
 
-def failures(record: RunRecord) -> list[RowResult]:
-    """Rows of a grid that do not agree with the oracle."""
-    return [row for row in record.rows if row.verdict is not Verdict.UNVERIFIED]
-
-
 def print_grid(record: RunRecord) -> None:
     """A regression grid in one line, its failures one by one, and rows on which an opponent is wrong."""
     out = console()
@@ -57,14 +53,12 @@ def print_grid(record: RunRecord) -> None:
         f"{record.task}: {len(record.rows) - len(failed)} of {len(record.rows)} rows agree with the oracle "
         f"({checks} calls compared in full, on {'a GPU' if record.machine.kind == 'cuda' else 'the CPU'})"
     )
-    for arm in record.settings.against:
-        outside = [row.id for row in record.rows if row not in failed and not row.arms[arm].correctness.passed]
-        if outside:
-            more = f", and {len(outside) - SHOWN_FAILURES} more" if len(outside) > SHOWN_FAILURES else ""
-            out.print(
-                f"{record.task}: {len(outside)} row{'s'[: len(outside) != 1]} on which {arm_name(record, arm)} itself "
-                f"is outside the tolerance: {', '.join(outside[:SHOWN_FAILURES])}{more}"
-            )
+    for arm, ids in outside(record).items():
+        more = f", and {len(ids) - SHOWN_FAILURES} more" if len(ids) > SHOWN_FAILURES else ""
+        out.print(
+            f"{record.task}: {len(ids)} row{'s'[: len(ids) != 1]} on which {arm_name(record, arm)} itself "
+            f"is outside the tolerance: {', '.join(ids[:SHOWN_FAILURES])}{more}"
+        )
 
 
 def print_tasks(tasks: Sequence[Task]) -> list[str]:

@@ -91,11 +91,17 @@ def grid_rows(session: Session, full: bool) -> tuple[Workload, ...]:
     """The frozen rows and the regression grid: whole on a GPU; on a CPU shrunken, and thinned unless `full`."""
     task = session.request.task
     path = task.path / "bench" / "grid.py"
-    grid = _grid(task, path, thin=session.kind == "cpu" and not full)
-    wanted = select((*task.workloads, *grid), session.request.rows)
+    wanted = select(whole_grid(session, full), session.request.rows)
     frozen = tuple(row for row in wanted if row in task.workloads)
     rest = tuple(row for row in wanted if row not in task.workloads)
     return (*fit(session, frozen, task.path / "bench" / "workloads.toml"), *fit(session, rest, path))
+
+
+def whole_grid(session: Session, full: bool) -> tuple[Workload, ...]:
+    """Every row that `grid_rows` chooses from, at its full size: the frozen rows, then the grid in its own order."""
+    task = session.request.task
+    path = task.path / "bench" / "grid.py"
+    return _unique((*task.workloads, *_grid(task, path, thin=session.kind == "cpu" and not full)), path)
 
 
 def _grid(task: Task, path: Path, thin: bool) -> tuple[Workload, ...]:
@@ -104,7 +110,7 @@ def _grid(task: Task, path: Path, thin: bool) -> tuple[Workload, ...]:
     load_reference(task)  # makes the task importable, and a grid without an oracle is of no use
     module = importlib.import_module(f"{task.package}.bench.grid")
     rows = tuple(module.grid())
-    return _unique(tuple(module.thin(rows)) if thin else rows, path)
+    return tuple(module.thin(rows)) if thin else rows
 
 
 def _unique(rows: tuple[Workload, ...], path: Path) -> tuple[Workload, ...]:

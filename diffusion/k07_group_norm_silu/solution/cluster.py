@@ -11,7 +11,6 @@ share a reciprocal, which leaves 1.25 of them an element where exp2 and a root o
 import functools
 from dataclasses import dataclass, field
 from struct import pack
-from threading import Lock
 from typing import Any
 
 import cuda.bindings.driver as driver
@@ -21,7 +20,8 @@ import torch
 from cutlass import AddressSpace, BFloat16, Float16, Float32, Int32, Int64, Uint16, Uint32, Uint64, const_expr
 
 from kda_core.cubin import Address, CubinLaunch
-from kda_core.launch import Binary, Chain, Run, cute_cubin
+from kda_core.cute import cute_cubin
+from kda_core.launch import Binary, Chain, Run
 
 from .tuning import CLUSTER_TILES, VECTOR_BYTES
 
@@ -321,8 +321,6 @@ def launch(
     )
 
 
-_COMPILING = Lock()
-"""Two threads in the DSL's compiler at a time lose each other's results."""
 DTYPES = {torch.float16: Float16, torch.bfloat16: BFloat16, torch.float32: Float32}
 
 
@@ -413,9 +411,8 @@ class ClusterLaunch:
 
 @functools.cache
 def _code(constants: tuple[Any, ...], target: str) -> bytes:
-    """The kernel for a target; the DSL takes seconds to compile, and sizes are arguments."""
-    with _COMPILING:
-        return cute_cubin(launch, *arguments(constants), target=target)
+    """The kernel for a target; sizes are arguments."""
+    return cute_cubin(launch, *arguments(constants), target=target)
 
 
 def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:

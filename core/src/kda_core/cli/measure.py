@@ -130,33 +130,47 @@ def validate(
         float | None,
         typer.Option("--limit-s", metavar="SECONDS", help="Begin no row after it; the others stay unchecked."),
     ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Only rows, on a GPU; append what they showed to docs/grid.jsonl.")
+    ] = False,
+    rest: Annotated[
+        bool, typer.Option("--rest", help="With --record: rows that no recorded run of this state has checked.")
+    ] = False,
 ) -> None:
     """Check a task: its files, its published numbers, and every row and regression-grid row against the oracle."""
     from kda_core.bench import Request, open_session, run
+    from kda_core.errors import UsageError
+    from kda_core.grid.records import failures
+    from kda_core.grid.run import demand_gpu, left
     from kda_core.progress import showing
     from kda_core.tasks import find_task
-    from kda_core.terminal import failures, print_grid
-    from kda_core.validate import grid_rows, grid_session, problems, remarks, uncompared
+    from kda_core.terminal import print_grid
+    from kda_core.validate import grid_rows, grid_session
 
+    if record and static:
+        raise UsageError("--record: expected without --static, which runs no row")
+    if rest and not record:
+        raise UsageError("--rest: expected with --record: rows that were recorded are left out")
     found = find_task(task)
     if not static:  # before the other checks, which may take a minute: what it cannot do it should say at once
         session = grid_session(open_session(Request(task=found, rows=rows or [], device=device.value, allow_busy=True)))
+        if record:
+            demand_gpu(session)
         writable(json)
         chosen = grid_rows(session, full)
-    wrong = problems(found)
-    for line in wrong:
-        typer.echo(line, err=True)
-    typer.echo(f"{found.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
-    for line in remarks(found):
-        typer.echo(line)
-    if not wrong and (reason := uncompared(found)):
-        typer.echo(f"{found.op}: plots not compared: {reason}")
+        if rest and not (chosen := left(session, chosen)):
+            typer.echo(f"{found.op}: nothing left to check: {_coverage(session)}")
+            raise typer.Exit(ExitCode.OK)
+    # A recorded run is followed by others, and each leaves docs/grid.md behind its lines until `kda publish`.
+    wrong = [] if record else _check_files(found)
     code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
     if not static:
         with showing(chosen, 1) as progress:
             result = run(session, chosen, measure=False, progress=progress, command=command_line(), limit_s=limit_s)
         print_grid(result)
         _keep(found, result, json, into_ledger=False)
+        if record:
+            _keep_grid(session, result, len(chosen))
         code = max(code, _exit_code(result))
         if missing := len(chosen) - len(result.rows):
             why = "interrupted" if result.partial else f"--limit-s {limit_s:g}"
@@ -174,6 +188,45 @@ def compile(task: TaskName, rows: Rows = None) -> None:
     from kda_core.tasks import find_task
 
     _compile(find_task(task), rows or [])
+
+
+def _check_files(task: "Task") -> list[str]:
+    """Print what is wrong with the task's files and published numbers, and return it."""
+    from kda_core.validate import problems, remarks, uncompared
+
+    wrong = problems(task)
+    for line in wrong:
+        typer.echo(line, err=True)
+    typer.echo(f"{task.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
+    for line in remarks(task):
+        typer.echo(line)
+    if not wrong and (reason := uncompared(task)):
+        typer.echo(f"{task.op}: plots not compared: {reason}")
+    return wrong
+
+
+def _keep_grid(session: "Session", result: "RunRecord", asked: int) -> None:
+    """Append what the rows of a grid showed to the task's log, and say how much of the grid is checked by now."""
+    from kda_core import jsonl
+    from kda_core.grid.records import log
+    from kda_core.grid.run import record_of
+
+    task = session.request.task
+    if not result.rows:
+        typer.echo(f"{task.op}: not recorded: no row was checked to the end")
+        return
+    jsonl.append(log(task), record_of(session, result, asked))
+    typer.echo(f"recorded as {result.run_id} in {relative(log(task))}; its page: kda publish")
+    typer.echo(f"{task.op}: {_coverage(session)}")
+
+
+def _coverage(session: "Session") -> str:
+    """How much of the grid the recorded runs of this state have checked."""
+    from kda_core.grid.digest import headline
+    from kda_core.grid.run import coverage
+
+    joined = coverage(session)
+    return headline(joined).replace("*", "").replace("`", "") if joined else "no row is recorded yet"
 
 
 def _tasks(name: str | None) -> "list[Task]":

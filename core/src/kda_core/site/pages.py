@@ -107,7 +107,12 @@ def raw(html: str) -> str:
 def _links(task: Task) -> str:
     """The card, and the documents that a person or a profiler wrote about the task."""
     docs = sorted(path.name for path in (task.path / "docs").glob("*.md") if path.name != "results.md")
-    words = {"baseline_source.md": "upstream source", "profile.md": "profile digest", "tuning.md": "sweeps"}
+    words = {
+        "baseline_source.md": "upstream source",
+        "grid.md": "regression grid",
+        "profile.md": "profile digest",
+        "tuning.md": "sweeps",
+    }
     known = [("card", "../prompt.md"), *((words.get(name, name[:-3].replace("_", " ")), name) for name in docs)]
     profile = "" if "profile.md" in docs else f" · no profile yet (`nox -s profile-{task.op}`)"
     return " · ".join(f"[{text}]({target})" for text, target in known) + f"{profile}\n"

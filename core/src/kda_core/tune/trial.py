@@ -94,19 +94,23 @@ def compile_all(found: Sequence[Trial], targets: Sequence[str]) -> dict[tuple[st
 
 
 def fill_cache(found: Sequence[Trial], target: str) -> None:
-    """Compile every Triton variant in parallel into the cache on disk, where the first call of a candidate finds it.
+    """Compile every variant into the cache on disk, where the first call of a candidate finds it.
 
-    Other kernels have no such cache, so they are left to their first call, as is what a failed compilation says.
+    Triton's in parallel, and meanwhile the others one after the other: the CuTe DSL compiles in one thread at a time.
+    What a failed compilation says is left to the first call.
     """
     from kda_core.launch import Launch
 
-    def attempt(one: Launch) -> None:
+    def attempt(one: Compilable) -> None:
         with suppress(Exception):
             one.compile(target)
 
+    variants = _variants(found)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for _ in pool.map(attempt, [one for one in _variants(found) if isinstance(one, Launch)]):
-            pass
+        pool.map(attempt, [one for one in variants if isinstance(one, Launch)])
+        for one in variants:
+            if not isinstance(one, Launch):
+                attempt(one)
 
 
 def _variants(found: Sequence[Trial]) -> list[Compilable]:
