@@ -9,6 +9,10 @@ from kda_core.tuning import Features
 
 SMALL = 2**22
 """Bytes of x. Its rows are one wave of programs, which wait and compute alone."""
+MEDIUM = 12_000_000
+"""Up to so many a few waves of programs, with x and y in the L2 cache."""
+CACHED = 2**25
+"""Up to so many x and y fill the L2 cache: what is streamed past it leaves x there."""
 
 
 def grid() -> Iterator[Config]:
@@ -36,4 +40,5 @@ def applies(config: Config, features: Features) -> bool:
     return config.whole
 
 
-SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"bytes": SMALL}, {"streamed": 0}, {}), applies=applies),)
+LINES = ({"bytes": SMALL}, {"bytes": MEDIUM, "streamed": 0}, {"bytes": CACHED, "streamed": 0}, {"streamed": 0}, {})
+SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=LINES, applies=applies),)
