@@ -224,6 +224,7 @@ def extract(x, at, length):
         ("bfe.s32 %r11, %r1, 27, 1;", lambda a, _: extract(a, 27, 1)),
         ("bfe.s32 %r11, %r1, 25, 13;", lambda a, _: extract(a, 25, 13)),
         ("prmt.b32 %r11, %r1, %r2, %r2;", lambda a, b: permute(a, b, b)),
+        ("prmt.b32 %r11, %r1, %r2, 0x7632U;", lambda a, b: (a >> 16) | (b & 0xFFFF0000)),
         ("setp.lt.s32 %p1, %r1, %r2; selp.b32 %r11, %r1, %r2, %p1;", lambda a, b: min(signed(a), signed(b))),
         ("mov.b32 {%h1, %h2}, %r1; mov.b32 %r11, {%h2, %h1};", lambda a, _: (a << 16) | (a >> 16)),
         ("mov.b64 %d4, {%r1, %r2}; mov.b64 {_, %r11}, %d4;", lambda _, b: b),

@@ -106,7 +106,7 @@ REG = re.compile(r"\.reg\s+\.(pred|[busf](?:8|16|32|64))\s+([^;]+);")
 LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
 SKIPPED = re.compile(r"\s+|\.(?:loc|file)\b[^\n]*|\.pragma[^;]*;")
 STATEMENT = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z][\w.:]*)([^;]*);")
-NUMBER = re.compile(r"(-?)(?:(0[xX][0-9a-fA-F]+)|0[fFdD]([0-9a-fA-F]+)|(\d+)U?|(\d+\.\d+))$")
+NUMBER = re.compile(r"(-?)(?:(0[xX][0-9a-fA-F]+)U?|0[fFdD]([0-9a-fA-F]+)|(\d+)U?|(\d+\.\d+))$")
 
 
 def parse(text: str) -> Program:
