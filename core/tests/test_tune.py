@@ -718,6 +718,9 @@ def test_on_a_gpu_the_cache_is_filled_before_anything_is_measured(
 # ---- the page ---------------------------------------------------------------------------------
 
 
+TIMES = (1.0, 2.0, 3.0, 4.0)
+
+
 def page_of(*records: SweepRecord, sweep: Sweep[Config] = SWEEP) -> list[str]:
     text = digest_md(Task(path=Path("/nowhere/k01_norm"), package="family.k01_norm"), [sweep], records)
     assert text is not None
@@ -735,6 +738,17 @@ def test_the_page_says_what_every_other_choice_costs() -> None:
     assert "| 2 | `warps=4` | 2.000 | 2.000 | the same |" in lines
     assert "| r512 | 1 | 0.00 | 1.00 | 1.00 | 1.000 | 0.75 | `warps=4 early=False store=.cs` |" in lines
     assert "| r513 | 2 | 0.00 | 1.00 | 2.00 | 2.000 | 2.00 | chosen |" in lines
+
+
+def test_the_page_says_what_is_paid_where_walls_were_taken() -> None:
+    """Two launches have the shorter device time, and take the host 11 us."""
+    narrow = walled(128, (6.0, 5.0, 4.0, 4.5), (6.9, 6.9, 11.0, 11.0))
+    lines = page_of(record(narrow, DEVICE_BOUND))
+    assert "| 1 | width 512 | 1 | `warps=8` | 1.000 | 5.000 | 0.3% |" in lines
+    assert "| 1 | `store=.cs` | not tried | 0.800 | 1.594 | `warps=4 store=.cs` |" in lines
+    assert "| r128 | 1 | 0.00 | 1.00 | 5.00 | 5.000 | 6.90 | 4.00 | `warps=4 store=.cs` |" in lines
+    assert "| r999 | 2 | 0.00 | 1.00 | 70.00 | 70.000 | 70.00 | 70.00 | chosen |" in lines
+    assert "| line | instead | alone | at best | which is |" in page_of(record(row(1, TIMES), row(999, TIMES)))
 
 
 def test_the_page_tells_equal_launches_and_wrong_candidates() -> None:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 INTRODUCTION = """Device time of every candidate on every row, microseconds per call: a CUDA graph of calls, replayed,
 the median over the rounds. `copy` is a streaming copy of as many bytes as the row moves. These times choose the lines
 of [`tuned.toml`](../solution/tuned.toml) and are no results, which are in [results.md](results.md). All of them are in
-[tuning.jsonl](tuning.jsonl).
+[tuning.jsonl](tuning.jsonl). Where a sweep took wall times too, `paid` is what decides: the device's time, or what such
+a call takes the host where that is longer.
 """
-CHOICES = """What another choice costs: geometric mean, over the line's rows, of its time over the chosen one's, and in
-parentheses the least and the most of a row. `alone`: nothing else is changed. `at best`: the fastest candidate with
+CHOICES = """What another choice costs: geometric mean, over the line's rows, of its device time over the chosen one's,
+and in parentheses the least and the most of a row. `alone`: nothing else is changed. `at best`: the best candidate with
 that choice, whatever else it has.
 """
 VERSIONS = ("torch", "triton", "cutlass-dsl", "cuda", "driver")
@@ -54,15 +55,17 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
     """One table on one kind of GPU."""
     lines = [line("line", "at most", "rows", "configuration", "over each row's best", "over the copy", "spread")]
     lines.append("|---" * 7 + "|\n")
-    choices = [line("line", "instead", "alone", "at best", "which is"), "|---" * 5 + "|\n"]
-    times = [line("row", "line", "MB", "copy", "chosen", "over the copy", "fastest", "which is"), "|---" * 8 + "|\n"]
+    paid = ["paid"] * any(row.walls is not None for row in table.rows)
+    choices = [line("line", "instead", "alone", "at best", *paid, "which is"), "|---" * (5 + len(paid)) + "|\n"]
+    times = [line("row", "line", "MB", "copy", "chosen", "over the copy", *paid, "fastest", "which is")]
+    times.append("|---" * (8 + len(paid)) + "|\n")
     for number, one in enumerate(decide(sweep, record, table), start=1):
         at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
         copy = over_copy(one.chosen, one.rows)
         own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
         lines.append(line(*own, ratio(one.chosen.score), ratio(copy), f"{spread(one.scored):.1%}"))
-        choices += _choices(number, one.chosen, one.scored)
-        times += _times(number, one)
+        choices += _choices(number, one.chosen, one.scored, bool(paid))
+        times += _times(number, one, bool(paid))
     versions = ", ".join(f"{name} {record.versions[name]}" for name in VERSIONS if name in record.versions)
     where = (
         f"{len(table.candidates)} candidates, each on those of {len(table.rows)} rows where it applies, "
@@ -77,7 +80,7 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
     )
 
 
-def _choices(number: int, chosen: Scored, scored: Sequence[Scored]) -> Iterable[str]:
+def _choices(number: int, chosen: Scored, scored: Sequence[Scored], paid: bool) -> Iterable[str]:
     """One line for every value of every field that the chosen configuration does not have."""
     own = dataclasses.asdict(chosen.config)
     fields = [dataclasses.asdict(one.config) for one in scored]
@@ -86,17 +89,18 @@ def _choices(number: int, chosen: Scored, scored: Sequence[Scored]) -> Iterable[
         for other in sorted(others, key=lambda given: (isinstance(given, str), given)):
             having = [one for one, given in zip(scored, fields, strict=True) if given[name] == other]
             alone = [one for one in having if dataclasses.asdict(one.config) == own | {name: other}]
-            best = min(having, key=lambda one: geometric_mean(_over(one, chosen)))
+            best = min(having, key=lambda one: (one.score, one.device_score))
             yield line(
                 str(number),
                 f"`{name}={other or repr(other)}`",
                 _factor(alone[0], chosen) if alone else "not tried",
                 _factor(best, chosen),
+                *[ratio(best.score / chosen.score)] * paid,
                 "the same" if best in alone else _code(best.config),
             )
 
 
-def _times(number: int, decided: Decided) -> Iterable[str]:
+def _times(number: int, decided: Decided, paid: bool) -> Iterable[str]:
     """One line for every row."""
     chosen = decided.chosen
     for place, row in enumerate(decided.rows):
@@ -109,6 +113,7 @@ def _times(number: int, decided: Decided) -> Iterable[str]:
             microseconds(row.copy_us),
             microseconds(chosen.times[place]),
             ratio(chosen.times[place] / row.copy_us),
+            *[microseconds(chosen.paid[place])] * paid,
             microseconds(best.times[place]),
             "chosen" if best is chosen else _code(best.config),
         )
