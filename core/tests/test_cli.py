@@ -401,7 +401,7 @@ def test_validate_names_rows_on_which_an_opponent_is_wrong(
     assert answer.code == ExitCode.OK
     *_, rows, last = answer.out.splitlines()
     assert rows.startswith("axpy: 5 of 5 rows agree with the oracle")
-    assert last == "axpy: 2 rows on which eager itself is outside the tolerance: row-0, row-2"
+    assert last == "axpy: 2 rows on which eager itself is outside the tolerance or refuses: row-0, row-2"
 
 
 def test_validate_with_a_limit_says_how_many_rows_it_left_out(

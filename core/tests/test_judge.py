@@ -103,6 +103,33 @@ def test_a_grids_opponent_may_be_outside_the_tolerance(toy):
     assert {arm.correctness.checks for arm in row.arms.values()} == {3}  # every draw, of the opponent too
 
 
+REFUSES_OFFSET = (
+    "def axpy(x, y, *, factor):\n"
+    "    if x.mean() > 32:\n"
+    "        raise ValueError('too far')\n"
+    "    return factor * x + y\n"
+)
+
+
+def test_a_grids_opponent_may_refuse(toy):
+    row = grid(toy, RIGHT, REFUSES_OFFSET).rows[0]
+    assert row.verdict is Verdict.UNVERIFIED
+    assert re.search(r"correct on the CPU.*; eager is not: .*ValueError: too far", row.reason)
+    assert not row.arms["eager"].correctness.passed
+    assert {name: arm.correctness.checks for name, arm in row.arms.items()} == {"solution": 3, "eager": 2}
+    assert row.arms["eager"].restarts == 0
+
+
+def test_a_subject_may_not(toy):
+    assert grid(toy, REFUSES_OFFSET, RIGHT).rows[0].verdict is Verdict.ERROR
+    assert grid(toy, RIGHT, REFUSES_OFFSET, production=True).rows[0].verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize("fails", ["__import__('os')._exit(3)", "raise RuntimeError('CUDA error: misaligned address')"])
+def test_a_grids_opponent_may_not_crash(toy, fails):
+    assert grid(toy, RIGHT, f"def axpy(x, y, *, factor):\n    {fails}\n").rows[0].verdict is Verdict.ERROR
+
+
 @pytest.mark.parametrize(
     ("solution", "words"),
     [(WRONG_ON_MIXED, "elements outside tolerance"), (COARSE_ON_MIXED, "more than twice the baseline's")],

@@ -24,7 +24,7 @@ from kda_core.notes import ArmNotes, RowNotes
 from kda_core.oracle import ask_oracle, last_bits
 from kda_core.protocol import Called, Captured, Counted, Ready, Timed
 from kda_core.records import LIMIT_ARM, Metric, OutputError, Settings, Verdict
-from kda_core.workers import ArmProcess, Fault
+from kda_core.workers import ArmProcess, Fault, Refusal
 from kda_core.workloads import Workload
 
 if TYPE_CHECKING:
@@ -239,10 +239,19 @@ class Judge:
                 continue
             case.write(values)
             with self._noting(notes.arms[name]):
-                called, _ = arm.ask("verify", Called)
-                errors[name] = self._examine(case, notes.arms[name], called, values, expected, family, which=0)
+                called = self._called(notes.arms[name], arm)
+                if called is not None:
+                    errors[name] = self._examine(case, notes.arms[name], called, values, expected, family, which=0)
         self._previous = expected
         self._hold_to_yardstick(case, notes, values, expected, errors)
+
+    def _called(self, notes: ArmNotes, arm: ArmProcess) -> Called | None:
+        """What one call left; None where an excused arm refused it, which is noted."""
+        try:
+            return arm.ask("verify", Called, refusable=notes.excused)[0]
+        except Refusal as refusal:
+            notes.outside = notes.outside or refusal.reason
+            return None
 
     def _hold_to_yardstick(
         self, case: Case, notes: RowNotes, values: Any, expected: Any, errors: Mapping[str, Sequence[OutputError]]

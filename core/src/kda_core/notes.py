@@ -20,9 +20,10 @@ class ArmNotes:
     incorrect: str | None = None
     """The first failed comparison, in words."""
     excused: bool = False
-    """An opponent on a row that is about the subject alone: outside the tolerance it goes on, and bounds nothing."""
+    """An opponent on a row that is about the subject alone: outside the tolerance, or where it refuses, it goes on, and
+    bounds nothing."""
     outside: str | None = None
-    """Of an excused arm the first output outside the tolerance, in words."""
+    """Of an excused arm the first output outside the tolerance, or what it raised, in words."""
     fault: Fault | None = None
     samples: dict[Metric, list[list[float]]] = field(default_factory=dict)
     """Metric -> one list per generation."""

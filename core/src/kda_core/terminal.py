@@ -57,7 +57,7 @@ def print_grid(record: RunRecord) -> None:
         more = f", and {len(ids) - SHOWN_FAILURES} more" if len(ids) > SHOWN_FAILURES else ""
         out.print(
             f"{record.task}: {len(ids)} row{'s'[: len(ids) != 1]} on which {arm_name(record, arm)} itself "
-            f"is outside the tolerance: {', '.join(ids[:SHOWN_FAILURES])}{more}"
+            f"is outside the tolerance or refuses: {', '.join(ids[:SHOWN_FAILURES])}{more}"
         )
 
 

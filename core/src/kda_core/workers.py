@@ -26,6 +26,8 @@ from kda_core.protocol import (
 )
 from kda_core.records import Verdict
 
+REFUSALS = ("ValueError:", "TypeError:", "AssertionError:", "NotImplementedError:")
+"""Errors that say something about the arguments. CUDA's are RuntimeErrors, and leave a worker that is of no use."""
 LOG_TAIL = 12
 """Lines of an arm's own output that an error message carries."""
 START_TIMEOUT_S = 180.0
@@ -41,6 +43,10 @@ class Fault(Exception):
         super().__init__(reason)
         self.verdict = verdict
         self.reason = reason
+
+
+class Refusal(Fault):
+    """An arm raised what says that it does not take such a call; its worker goes on."""
 
 
 class ArmProcess:
@@ -102,11 +108,12 @@ class ArmProcess:
         reply: type[Reply],
         timeout_s: float | None = None,
         meanwhile: Callable[[], None] | None = None,
+        refusable: bool = False,
         **arguments: Any,
     ) -> tuple[Reply, float]:
         """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault.
 
-        `meanwhile` is called while the worker is at it.
+        `meanwhile` is called while the worker is at it. With `refusable` an error of `REFUSALS` is a Refusal.
         """
         if self._channel is None:
             raise Fault(Verdict.ERROR, f"arm {self.spec.name!r} is not running")
@@ -114,6 +121,8 @@ class ArmProcess:
             return self._channel.ask(command, reply, timeout_s or self._timeout_s, meanwhile, **arguments)
         except ArmFailure as failure:
             where = _arm_frame(failure.failure.traceback)
+            if refusable and str(failure).startswith(REFUSALS):
+                raise Refusal(Verdict.ERROR, f"arm {self.spec.name!r} raised {failure}{where}") from None
             raise self.give_up(Verdict.ERROR, f"raised {failure}{where}") from None
         except ChannelTimeout as error:
             raise self.give_up(Verdict.TIMEOUT, f"{error} to {command!r}") from None

@@ -15,8 +15,8 @@ SHOWN = 100
 INTRODUCTION = """Every frozen row and every row of `bench/grid.py`, at full size: one draw of each input family by the
 solution and by its first opponent, each call compared in full with the oracle. Runs add up where files, pins, compilers
 and the kind of GPU are the same. A row agrees when no run of that state found a wrong result and the latest check of it
-ended well. An opponent outside the tolerance fails rows of production only. `kda validate {op} --record --rest` checks
-the rows that are not checked yet.
+ended well. An opponent that is outside the tolerance or refuses fails rows of production only. `kda validate {op}
+--record --rest` checks the rows that are not checked yet.
 """
 
 
@@ -80,7 +80,8 @@ def _opponents(coverage: Coverage) -> str:
         name = " ".join(filter(None, (arm, f"({pin})" if (pin := pin_name(pins.get(arm))) else "")))
         named = ", ".join(f"`{one}`" for one in ids[:SHOWN])
         found.append(
-            f"On {_count(len(ids), 'row')} {name} itself is outside the tolerance: {named}.\n{_more(len(ids))}"
+            f"On {_count(len(ids), 'row')} {name} itself is outside the tolerance or refuses: {named}.\n"
+            f"{_more(len(ids))}"
         )
     return "\n".join(found)
 

@@ -66,7 +66,7 @@ class Coverage:
 
     @property
     def opponents(self) -> dict[str, list[str]]:
-        """Arm -> rows on which some run found it outside the tolerance, each once."""
+        """Arm -> rows on which it was outside the tolerance or refused in some run, each once."""
         found: dict[str, dict[str, None]] = {}
         for record in self.records:
             for arm, ids in record.opponents.items():

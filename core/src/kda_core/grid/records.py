@@ -68,7 +68,7 @@ class GridRecord(Strict):
     """Whose outputs were compared in full, over all arms."""
     failed: tuple[FailedRow, ...]
     opponents: dict[str, tuple[str, ...]]
-    """Arm -> rows on which it is outside the tolerance, and the subject is not."""
+    """Arm -> rows on which it is outside the tolerance or refuses, and the subject is right."""
     worst: dict[str, Worst]
     """By dtype of the output."""
     interrupted: bool = False
@@ -149,7 +149,7 @@ def failures(run: RunRecord) -> list[RowResult]:
 
 
 def outside(run: RunRecord) -> dict[str, tuple[str, ...]]:
-    """Opponent -> rows on which it is outside the tolerance while the subject is not; without those that never are."""
+    """Opponent -> rows on which it is outside the tolerance or refuses while the subject is right, if there are any."""
     agreeing = [row for row in run.rows if row.verdict is Verdict.UNVERIFIED]
     found = {
         arm: tuple(row.id for row in agreeing if not row.arms[arm].correctness.passed) for arm in run.settings.against
