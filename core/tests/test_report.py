@@ -1,7 +1,7 @@
 """From a ledger to published numbers: every claim is computed again, and every edit is caught."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from kda_core.errors import LedgerError, MissingRequirement, UsageError
 from kda_core.ledger import append, read
 from kda_core.publish import publish
 from kda_core.records import ArmRow, Interval, Limit, MachineWatch, Metric, RunRecord, Spread, Verdict
-from kda_core.report import met, publishable, published, slower, stale
+from kda_core.report import device_misses, met, publishable, published, slower, stale
 from kda_core.tables import replace_block, results_md, top_table_md
 from kda_core.tasks import Task
 from kda_core.validate import problems, uncompared
@@ -367,6 +367,23 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
 def test_a_target_is_met_by_the_whole_interval_or_says_so(low: float, estimate: float, said: str) -> None:
     assert met(Interval(estimate=estimate, low=low, high=2.0), 1.6) == said
     assert met(None, 1.6) == "missed"
+
+
+def test_the_device_target_is_a_rate_for_large_rows_and_a_distance_for_small_ones(
+    task: Task, record: RunRecord
+) -> None:
+    def missed(medians: Sequence[float], moved: Sequence[int], copies: Sequence[float]) -> list[str]:
+        changed = _with_medians(record, *({Metric.WALL: 99.0, Metric.DEVICE: us} for us in medians))
+        limits = [Limit(bytes_moved=size, device_us=us, host_us=4.3) for size, us in zip(moved, copies, strict=True)]
+        rows = tuple(row.model_copy(update={"limit": limit}) for row, limit in zip(changed.rows, limits, strict=True))
+        return device_misses(changed.model_copy(update={"rows": rows}), 0.9)
+
+    small, large = (row.id for row in record.rows)
+    assert missed((2.5, 20.0), (1000, 64_000_001), (1.0, 18.0)) == []
+    assert missed((2.51, 20.01), (1000, 64_000_001), (1.0, 18.0)) == [small, large]
+    assert missed((13.0, 26.0), (1000, 64_000_000), (10.0, 20.0)) == []
+    assert missed((13.01, 26.0), (1000, 64_000_001), (10.0, 20.0)) == [small, large]
+    assert "Device target" not in results_md(task, [record])
 
 
 def test_rows_that_are_slower_are_named(record: RunRecord) -> None:

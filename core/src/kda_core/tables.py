@@ -10,11 +10,15 @@ from kda_core.report import (
     BASELINE,
     COMMAND,
     HEADER,
+    LARGE_BYTES,
     LATEST,
     NONE,
+    SMALL_ROW_RATIO,
+    SMALL_ROW_US,
     UPSTREAM,
     arm_name,
     by_age,
+    device_misses,
     interval,
     line,
     median,
@@ -124,9 +128,22 @@ def _target_section(target: str, goal: Target, record: RunRecord) -> str:
         f"{len(record.rows)} FASTER than {record.settings.against[0]}. {slower(record)} Brackets hold 95% confidence "
         f"intervals; times are medians in us per call; `wall` is what a caller pays, `device` the GPU's share. `A/A`: "
         f"{record.settings.against[0]} against itself in the same run, 1 but for noise.\n\n"
-        f"{headline_md(record, goal)}\n{bounds_md(record)}\n{_row_table(record)}\n"
+        f"{headline_md(record, goal)}\n{bounds_md(record)}{_device_md(record, goal)}\n{_row_table(record)}\n"
         f"{_picture(SPEEDUP, target)}\n"
         f"{_picture(ATTAINED, target)}\n{_circumstances(record)}"
+    )
+
+
+def _device_md(record: RunRecord, goal: Target) -> str:
+    """On how many rows the device target is met, and where it is not; nothing where there is none."""
+    if goal.device is None:
+        return ""
+    missed, rows = device_misses(record, goal.device), len(record.rows)
+    named = f"; missed on {', '.join(missed)}" if missed else ""
+    return (
+        f"\nDevice target (rows that move more than {LARGE_BYTES // 10**6} MB at {goal.device:g} of the copy's rate or "
+        f"better, the others within {SMALL_ROW_US:g} us or {SMALL_ROW_RATIO:g} times of its time): met on "
+        f"{rows - len(missed)} of {rows} rows{named}.\n"
     )
 
 

@@ -17,6 +17,7 @@ apply_ltx2_split_rotary_emb:
 - Shapes: (batch, tokens) {(1, 1), (1, 9), (1, 126), (2, 126), (1, 1537), (2, 1536)} x (heads, half) {(32, 32),
   (32, 64), (8, 64), (3, 32), (33, 64), (5, 20), (1, 3)} x bfloat16 tables {a view of [batch, tokens, heads, half],
   contiguous}: 84 rows.
+- The shapes of the frozen rows (`PRODUCTION`) in float16, and in both dtypes with contiguous tables: 31 rows.
 - Dtypes and layouts: (1, 9), (2, 126) x (32, 32), (3, 64), (5, 20) x {float16, float32; bfloat16 and float16 x with
   float32 tables; one table for all batches; one of cos and sin contiguous, the other a view of [batch, tokens, heads,
   half] with gaps, so that batches, heads and tokens are at other distances}: 42 rows.
@@ -28,7 +29,7 @@ line of the table there still finds what it should.
 Layouts that upstream reads wrongly (LTX2's x with gaps) or answers with permuted strides are in `tests/`.
 
 Thinning for machines without a GPU (`thin`): rows of 9 tokens (8 where counts are powers of two, 126 in LTX2's batches
-of 2) and 3, 5 or 32 heads, 131 of 1192. Tokens and heads only set how many programs there are and how the last tile
+of 2) and 3, 5 or 32 heads, 138 of 1223. Tokens and heads only set how many programs there are and how the last tile
 is masked; every dim, layout and dtype stays.
 """
 
@@ -55,6 +56,8 @@ X_AND_TABLES: tuple[tuple[DType, DType], ...] = (
 )
 SEQUENCES = ((1, 1), (1, 9), (1, 126), (2, 126), (1, 1537), (2, 1536))
 """(batch, tokens) of LTX2."""
+PRODUCTION = ((1, 126), (2, 126), (1, 1536), (1, 6144), (2, 6144), (1, 24576))
+"""(batch, tokens) of LTX2's frozen rows, each with 32 heads of 32 or 64 in a half."""
 HEADS_AND_HALVES = ((32, 32), (32, 64), (8, 64), (3, 32), (33, 64), (5, 20), (1, 3))
 """(heads, half) of LTX2."""
 LTX2_X_AND_TABLES: tuple[tuple[DType, DType], ...] = (
@@ -77,6 +80,11 @@ def grid() -> Iterator[Workload]:
             yield _pairs(tokens, heads, dim, interleaved=twice, dtype=dtype, table=table)
     for (batch, tokens), (heads, half), layout in product(SEQUENCES, HEADS_AND_HALVES, ("view", "contiguous")):
         yield _halves(batch, tokens, heads, half, layout=layout)
+    for (batch, tokens), half, layout in product(PRODUCTION, (32, 64), ("view", "contiguous")):
+        if layout == "contiguous" and (batch, tokens) not in SEQUENCES:
+            yield _halves(batch, tokens, 32, half, layout=layout)
+        if (batch, tokens, half, layout) != (2, 126, 32, "view"):  # which is among the dtypes below
+            yield _halves(batch, tokens, 32, half, layout=layout, dtype="float16", table="float16")
     for (batch, tokens), (heads, half) in product(((1, 9), (2, 126)), ((32, 32), (3, 64), (5, 20))):
         for dtype, table in LTX2_X_AND_TABLES:
             yield _halves(batch, tokens, heads, half, dtype=dtype, table=table)

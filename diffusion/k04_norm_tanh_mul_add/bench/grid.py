@@ -9,14 +9,15 @@
 - Operands unlike each other, so that none can be read as another one: scale, shift and scale2 in three layouts and one
   of them float32 (`UNLIKE`): 8 rows; one of them alone such a chunk, the others [B, S, D], both ops: 10 rows.
 
-Upstream refuses operands that are not three-dimensional: `tests/` has [1], [D], [B, D] and [B, F, 1, D].
+- Layouts that upstream refuses, as it takes three dimensions alone (`FLAT`): each for all operands, in three shapes
+  (tokens are whole frames) x dtypes x norms, both ops: 180 rows; beside [B, S, D] in the smallest shape: 60 rows.
 
 The second LayerNorm subtracts the mean of y, and scale2 multiplies what is left. Where y has a large common offset its
 last digit decides y2, and a large scale2 shows the last digit of a float32 mean: correct kernels differ there by more
 than the tolerance. So shift and scale2 of such rows are cosines, which have no offset in any family.
 
 Thinning for machines without a GPU (`thin`): every fifth of the rows with at most 6 rows of x, and all of those whose
-operands are unlike each other, 67 of 598. Batch and tokens only set how many programs there are, and 5 has no factor in
+operands are unlike each other, 91 of 838. Batch and tokens only set how many programs there are, and 5 has no factor in
 common with the numbers of layouts, dtypes, norms and widths, so that each of them is there.
 """
 
@@ -44,6 +45,10 @@ LAYOUTS = (
     ("1SD", "B1D"),
 )
 """(scale, shift); scale2 has the layout of scale."""
+FLAT = ("1", "D", "1D", "BD", "BF1D")
+"""As `LAYOUTS`, for two operands or one."""
+FRAMES = 3
+FLAT_SHAPES = ((1, 1026, 3072), (4, 513, 3072), SMALL)
 UNLIKE = (("11D", "BSD", "1SD"), ("BSD", "B1D", "11D"), ("1SD", "11D", "B1D"), ("B1D", "1SD", "BSD"))
 """(scale, shift, scale2)."""
 OPERANDS = ("scale", "shift", "scale2")
@@ -67,6 +72,7 @@ def grid() -> Iterator[Workload]:
     for op, norm, shape, dtype in product(OPS, NORMS, SHAPES, DTYPES):
         for affine, layouts in product((AFFINE, ()), LAYOUTS):
             yield _row(op, norm, shape, dtype, affine=affine, layouts=layouts)
+    yield from _flat()
     for op, norm, width, dtype in product(OPS, NORMS, WIDTHS, DTYPES):
         yield _row(op, norm, (1, 2, width), dtype)
     for op, norm, (dtype, parameters, operands) in product(OPS, NORMS, MIXED):
@@ -83,6 +89,13 @@ def grid() -> Iterator[Workload]:
     for op, norm in product(OPS, NORMS):
         for chunk in OPERANDS if op == DOUBLE else OPERANDS[:2]:
             yield _row(op, norm, SMALL, "bfloat16", layouts=("BSD", "BSD"), chunk=chunk)
+
+
+def _flat() -> Iterator[Workload]:
+    for op, norm, dtype, layout in product(OPS, NORMS, DTYPES, FLAT):
+        for shape in FLAT_SHAPES:
+            yield _row(op, norm, shape, dtype, layouts=(layout, layout))
+        yield _row(op, norm, SMALL, dtype, layouts=("BSD", layout))
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:
@@ -107,7 +120,7 @@ def _row(
     chunk: str = "",
 ) -> Workload:
     batch, tokens, columns = shape
-    sizes = {"B": batch, "S": tokens, "D": columns, "1": 1}
+    sizes = {"B": batch, "S": tokens, "D": columns, "F": FRAMES, "1": 1}
 
     def stride(of: str) -> tuple[int, ...] | None:
         return (3 * tokens * columns, 3 * columns, 1) if of == chunk else None

@@ -37,7 +37,7 @@ class Config:
 
     method: str
     """`whole`: a program holds a group. `stretch`: statistics and output in launches of their own. `flow`: statistics
-    of the first parts in a launch, all the rest side by side in another. `cluster`: a group in the shared memory of a
+    of the first parts in a launch, all the rest side by side in another. `cluster`: a group in the registers of a
     cluster of blocks (CuTe DSL)."""
     warps: int = 8
     tiles: int = 4
