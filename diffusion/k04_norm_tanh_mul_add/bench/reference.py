@@ -58,7 +58,7 @@ def check(workload: Workload) -> None:
     expect(needed <= set(inputs) <= allowed, "inputs", f"{sorted(needed)} of {sorted(allowed)}", sorted(inputs))
     x = inputs["x"]
     expect(len(x.shape) == 3, "x", "3 dimensions [B, S, D]", list(x.shape))
-    batch, tokens, columns = x.shape
+    columns = x.shape[2]
     fits = columns % COLUMNS_STEP == 0 and 0 < columns <= MAX_COLUMNS
     expect(fits, "x", f"D a multiple of {COLUMNS_STEP} up to {MAX_COLUMNS}", columns)
     for name, spec in inputs.items():
@@ -67,13 +67,23 @@ def check(workload: Workload) -> None:
         if name in VECTORS:
             expect(spec.shape == (columns,), name, f"shape {[columns]}", list(spec.shape))
         elif name in OPERANDS:
-            # The forms that upstream takes too; the solution takes more (docs/dispatch.md).
-            shape, whole = spec.shape, f"[1 or {batch}, 1 or {tokens}, {columns}]"
-            expect(len(shape) == 3, name, f"shape {whole}", list(shape))
-            fits = shape[0] in (1, batch) and shape[1] in (1, tokens) and shape[2] == columns
-            expect(fits, name, f"shape {whole}", list(shape))
+            _check_operand(name, spec.shape, x.shape)
     expect({"norm_type"} <= set(scalars) <= {"norm_type", "eps"}, "scalars", "norm_type and eps", sorted(scalars))
     expect(scalars["norm_type"] in NORMS, "norm_type", " or ".join(NORMS), scalars["norm_type"])
+
+
+def _check_operand(name: str, shape: tuple[int, ...], x: tuple[int, ...]) -> None:
+    """The forms of the solution; upstream takes those of three dimensions alone."""
+    batch, tokens, columns = x
+    if len(shape) == 4 and (shape[1] == 0 or tokens % shape[1]):
+        raise ValueError(f"{name}: expected frames that divide the {tokens} tokens of x, got {shape[1]}")
+    allowed = {
+        1: [(1,), (columns,)],
+        2: [(b, columns) for b in (1, batch)],
+        4: [(batch, *shape[1:2], 1, columns)],
+    }.get(len(shape), [(b, s, columns) for b in (1, batch) for s in (1, tokens)])
+    if shape not in allowed:
+        raise ValueError(f"{name}: expected shape {' or '.join(str(list(s)) for s in allowed)}, got {list(shape)}")
 
 
 def _norm(
