@@ -12,7 +12,9 @@ AHEAD_MB = (4, 0, 12)
 WHOLE_TILES = 16
 """whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
 SMALL_GROUP = 2**15
-"""Up to so many bytes of a group no second launch, and no waiting for other blocks, is made up for."""
+"""Up to so many bytes of a group no second launch is made up for, nor more than a few blocks."""
+FEW_BLOCKS = 4
+"""cluster: for small groups, which as one block each leave most multiprocessors idle."""
 WITHIN_L2 = 40_000_000
 """Up to so many bytes of x, x and y together are about what the L2 cache holds: plain stores."""
 BEYOND_L2 = 12_000_000
@@ -25,6 +27,7 @@ def grid() -> Iterator[Config]:
     """Every method with its cuts; orders, hints and waiting late only beside the cuts that they are likely to help."""
     yield from (Config("whole", warps) for warps in (16, 8, 4))
     yield from (Config("cluster", warps, blocks=blocks) for warps, blocks in product((8, 16), (8, 16)))
+    yield from (Config("cluster", warps, blocks=FEW_BLOCKS) for warps in (4, 8))
     # Small and large parts.
     yield from (Config("stretch", warps, tiles) for warps, tiles in ((4, 4), (4, 2), (4, 8), (8, 4), (8, 2)))
     yield Config("stretch", 4, 4, early=False)
@@ -43,10 +46,11 @@ def applies(config: Config, features: Features) -> bool:
     per_tile = config.warps * 32 * VECTOR_BYTES  # bytes that a program's threads hold with a vector each
     if config.method == "whole":
         return group <= min(WHOLE_TILES * per_tile, WHOLE_BYTES)
+    if config.method == "cluster":
+        enough = group > SMALL_GROUP or config.blocks == FEW_BLOCKS
+        return enough and group <= config.blocks * CLUSTER_TILES * per_tile and find_spec("cutlass") is not None
     if group <= SMALL_GROUP:
         return False
-    if config.method == "cluster":
-        return group <= config.blocks * CLUSTER_TILES * per_tile and find_spec("cutlass") is not None
     if config.method == "flow":
         return whole_tensor > BEYOND_L2 and group <= FLOW_WORDS * config.warps * 32 * config.tiles * per_tile
     return whole_tensor > BEYOND_L2 if config.store else whole_tensor <= WITHIN_L2
