@@ -8,7 +8,8 @@ from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_TILES, TUNED, 
 from kda_core.tune import Sweep
 from kda_core.tuning import Features
 
-AHEAD_MB = (4, 0, 12)
+FLOWS = {(4, 4, 32): 256, (8, 4, 32): 512, (4, 6, 24): 256, (8, 6, 24): 1024, (8, 8, 16): 1024}
+"""flow: warps and tiles of a program, warps of a multiprocessor: parts of a group whose statistics do not spill x."""
 WHOLE_TILES = 16
 """whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
 SMALL_GROUP = 2**15
@@ -19,8 +20,6 @@ WITHIN_L2 = 40_000_000
 """Up to so many bytes of x, x and y together are about what the L2 cache holds: plain stores."""
 BEYOND_L2 = 12_000_000
 """From so many bytes of x on, streaming stores may help, and writing while statistics are still taken."""
-FLOW_WORDS = 4
-"""flow: parts of a group for each thread of a program, which has to hold their statistics beside its x."""
 
 
 def grid() -> Iterator[Config]:
@@ -32,12 +31,14 @@ def grid() -> Iterator[Config]:
     yield from (Config("stretch", warps, tiles) for warps, tiles in ((4, 4), (4, 2), (4, 8), (8, 4), (8, 2)))
     yield Config("stretch", 4, 4, early=False)
     yield from (Config("stretch", 8, tiles, store=".cs") for tiles in (8, 4))
-    for (warps, tiles), ahead_mb in product(((8, 8), (8, 4), (4, 8)), AHEAD_MB):
-        yield Config("flow", warps, tiles, ahead_mb, store=".cs")
-    yield from (Config("flow", 4, 4, ahead_mb, store=".cs") for ahead_mb in AHEAD_MB[:2])
-    yield Config("flow", 8, 4)
-    yield Config("flow", 8, 8, store=".cs", hints=True)
-    yield Config("flow", 8, 8, store=".cs", reverse=False)
+    yield Config("stretch", 8, 8, store=".cs", hints=True)
+    for (warps, tiles, resident), hints in product(FLOWS, (False, True)):
+        yield Config("flow", warps, tiles, resident=resident, store=".cs", hints=hints)
+    for ahead_mb, hints in product((0, 12), (False, True)):
+        yield Config("flow", 4, 4, ahead_mb, resident=32, store=".cs", hints=hints)
+        yield Config("flow", 8, 6, ahead_mb, store=".cs", hints=hints)
+    yield Config("flow", 8, 6, hints=True)
+    yield Config("flow", 8, 6, store=".cs", hints=True, reverse=False)
 
 
 def applies(config: Config, features: Features) -> bool:
@@ -52,7 +53,8 @@ def applies(config: Config, features: Features) -> bool:
     if group <= SMALL_GROUP:
         return False
     if config.method == "flow":
-        return whole_tensor > BEYOND_L2 and group <= FLOW_WORDS * config.warps * 32 * config.tiles * per_tile
+        parts = FLOWS[config.warps, config.tiles, config.resident]
+        return whole_tensor > BEYOND_L2 and group <= parts * config.tiles * per_tile
     return whole_tensor > BEYOND_L2 if config.store else whole_tensor <= WITHIN_L2
 
 
@@ -70,6 +72,7 @@ SWEEPS = (
             {"bytes": 40_000_000},
             {"bytes": 64_000_000},
             {"bytes": 128_000_000},
+            {"bytes": 250_000_000},
             {},
         ),
     ),

@@ -24,7 +24,6 @@ from .tuning import (
     Cut,
     cut,
     head,
-    resident_warps,
     rows_of_programs,
 )
 
@@ -146,10 +145,9 @@ def _flow(call: Call, config: Config, pdl: bool) -> Chain | None:
         return None
     partials = torch.empty(every + 1, dtype=torch.int64, device="meta")
     begun = head(made.parts, call.groups, made.block * made.tiles * call.x.itemsize, config.ahead_mb)
-    warps = resident_warps(made.tiles)
     # Programs beyond those that have room would find no work.
-    grid = (min(every, multiprocessors(call.x) * (warps // made.warps)),)
-    room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * warps) // 8 * 8}
+    grid = (min(every, multiprocessors(call.x) * (config.resident // made.warps)),)
+    room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * config.resident) // 8 * 8}
     output = _output(call, config, made, pdl, flow_kernel, grid, partials, begun, **room)
     return _behind(_statistics(call, config, made, pdl, partials, begun), output, partials)
 

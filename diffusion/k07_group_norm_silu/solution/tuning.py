@@ -54,6 +54,8 @@ class Config:
     """stretch, flow: evict-last on the first reading of x, evict-first on the second."""
     store: str = ""
     """Cache modifier of the stores."""
+    resident: int = 24
+    """flow: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
     blocks: int = 8
     """cluster: blocks of a cluster."""
 
@@ -99,11 +101,6 @@ def cut(elements: int, channel: int, item: int, warps: int, tiles: int) -> Cut:
         full=full,
         shared=math.gcd(channel, vector),
     )
-
-
-def resident_warps(tiles: int) -> int:
-    """flow: warps that have room on a multiprocessor; with more, and so with fewer registers, they spill."""
-    return 24 if tiles > MAX_TILES // 2 else 32
 
 
 def rows_of_programs(count: int) -> tuple[int, int]:

@@ -211,7 +211,7 @@ def test_statistics_are_a_group_and_more_ahead(parts, total, part_bytes, ahead_m
 
 
 def test_flow_begins_with_the_statistics_of_the_first_parts():
-    with TUNED.forced(Config("flow", warps=4, ahead_mb=2)):
+    with TUNED.forced(Config("flow", warps=4, ahead_mb=2, resident=32)):
         first, rest = launches(OP, meta(1, 70, 8, 100, 100), {"num_groups": 7})
     parts = 800_000 // 4096 + 1
     begun = parts + 245  # of 8 KB
