@@ -25,19 +25,25 @@ FLOW_WORDS = 4
 
 def grid() -> Iterator[Config]:
     """Every method with its cuts; orders, hints and waiting late only beside the cuts that they are likely to help."""
-    yield from (Config("whole", warps) for warps in (16, 8, 4))
-    yield from (Config("cluster", warps, blocks=blocks) for warps, blocks in product((8, 16), (8, 16)))
-    yield from (Config("cluster", warps, blocks=FEW_BLOCKS) for warps in (4, 8))
-    # Small and large parts.
-    yield from (Config("stretch", warps, tiles) for warps, tiles in ((4, 4), (4, 2), (4, 8), (8, 4), (8, 2)))
+    yield Config("cluster", 8, blocks=16)
+    yield Config("cluster", 16, blocks=16)
     yield Config("stretch", 4, 4, early=False)
-    yield from (Config("stretch", 8, tiles, store=".cs") for tiles in (8, 4))
-    for (warps, tiles), ahead_mb in product(((8, 8), (8, 4), (4, 8)), AHEAD_MB):
-        yield Config("flow", warps, tiles, ahead_mb, store=".cs")
-    yield from (Config("flow", 4, 4, ahead_mb, store=".cs") for ahead_mb in AHEAD_MB[:2])
-    yield Config("flow", 8, 4)
-    yield Config("flow", 8, 8, store=".cs", hints=True)
-    yield Config("flow", 8, 8, store=".cs", reverse=False)
+    yield Config("stretch", 8, 8, store=".cs")
+    yield Config("flow", 4, 4, store=".cs", resident=32)
+    yield Config("flow", 8, 8, store=".cs")
+    for w, t, r in (
+        (4, 8, 20),
+        (8, 8, 24),
+        (8, 6, 24),
+        (4, 6, 24),
+        (8, 10, 16),
+        (4, 8, 16),
+        (8, 4, 32),
+        (4, 4, 32),
+        (4, 4, 24),
+    ):
+        yield Config("hold", w, t, store=".cs", resident=r)
+    yield Config("hold", 4, 6, resident=24)
 
 
 def applies(config: Config, features: Features) -> bool:
@@ -51,6 +57,8 @@ def applies(config: Config, features: Features) -> bool:
         return enough and group <= config.blocks * CLUSTER_TILES * per_tile and find_spec("cutlass") is not None
     if group <= SMALL_GROUP:
         return False
+    if config.method == "hold":
+        return whole_tensor > BEYOND_L2 and group <= 132 * (config.resident // config.warps) * config.tiles * per_tile
     if config.method == "flow":
         return whole_tensor > BEYOND_L2 and group <= FLOW_WORDS * config.warps * 32 * config.tiles * per_tile
     return whole_tensor > BEYOND_L2 if config.store else whole_tensor <= WITHIN_L2

@@ -233,12 +233,138 @@ def flow_kernel(
         affine = _affines(
             weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
         )
-        common, words = _awaited(partials + group * parts, parts, PARTS, THREADS)
-        WIDE: tl.constexpr = max(PARTS, THREADS)
-        mean, squares = _combine(words, common, N, parts, BLOCK * TILES, FULL == TILES, WIDE, WIDE)
-        scale = tl.rsqrt(squares / N + EPS)
+        _, common, words = _awaited(partials + group * parts, parts, -1, PARTS, THREADS)
+        mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
         rows = y + group.to(tl.int64) * N
         _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+
+
+@triton.jit(do_not_specialize=["count"])
+def fresh_kernel(partials, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """What `hold_kernel` has to find: no part has statistics, and no ticket is taken."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # Whatever wrote x has to end before the next launch reads it, and whatever used the memory of `partials`.
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    tl.store(partials + place, tl.where(place < count, -1, 0).to(tl.int64), mask=place <= count)
+
+
+@triton.jit(do_not_specialize=["S", "groups", "group_channels", "total", "parts"])
+def hold_kernel(
+    y,  # [total, N]
+    x,  # [total, N]
+    weight,  # [groups * group_channels]
+    bias,  # [groups * group_channels]
+    partials,  # [2 * total * parts + 1] int64: statistics as above, the ticket, then chains of parts left for later
+    N,
+    S,
+    groups,
+    group_channels,
+    total,
+    parts,
+    EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    V: tl.constexpr,
+    TWO: tl.constexpr,
+    PARTS: tl.constexpr,
+    THREADS: tl.constexpr,
+    PATIENCE: tl.constexpr,  # so often a program looks for the statistics of its group
+    PDL: tl.constexpr,
+    STORE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Statistics and output of all parts: a program holds its part in registers until its whole group has statistics.
+
+    It cannot hang as long as programs that have begun go on, however many there are. Where all of a group's parts are
+    at work at once, they wait for each other and nothing is read twice. Where they are not, because something else is
+    on the GPU, a program loses patience, leaves its part for later, and takes the next ticket; so all tickets are
+    taken, all statistics get there, and what was left is read again.
+    """
+    every = total * parts
+    later = partials + (every + 1)
+    left = tl.full((), -1, tl.int32)  # the last part that was left for later; `later` has the one before
+    patience = tl.full((), PATIENCE, tl.int32)
+    # `partials` and y are free, and fresh, when the launch before has ended.
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    # Even the first ticket is drawn: that of a program which has not begun would be one to wait for.
+    place = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+    while place < every:
+        group, near, begin, values, affine = _held(
+            x, weight, bias, place, N, S, groups, group_channels, parts, BLOCK, TILES, FULL, V, TWO
+        )
+        mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
+        tl.atomic_xchg(partials + place, _packed(mean, squares), sem="relaxed")
+        there, common, words = _awaited(partials + group * parts, parts, patience, PARTS, THREADS)
+        # Not before: whoever has a ticket and waits for a lower one may be what that one waits for.
+        ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+        if there:
+            mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
+            rows = y + group.to(tl.int64) * N
+            _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+        else:
+            tl.store(later + place, left.to(tl.int64))
+            left = place
+            patience = tl.full((), 0, tl.int32)
+        place = ticket
+    while left >= 0:
+        group, near, begin, values, affine = _held(
+            x, weight, bias, left, N, S, groups, group_channels, parts, BLOCK, TILES, FULL, V, TWO
+        )
+        there, common, words = _awaited(partials + group * parts, parts, -1, PARTS, THREADS)
+        mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
+        rows = y + group.to(tl.int64) * N
+        _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+        left = tl.load(later + left, volatile=True).to(tl.int32)
+
+
+@triton.jit
+def _held(
+    x,
+    weight,
+    bias,
+    place,
+    N,
+    S,
+    groups,
+    group_channels,
+    parts,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    V: tl.constexpr,
+    TWO: tl.constexpr,
+):
+    """Of a part, counted through all groups: its group, first channel and first element, and what its output needs."""
+    group = _quotient(place, parts)
+    begin = (place - group * parts) * (BLOCK * TILES)
+    values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "")
+    channel = _first_channel(group, groups, group_channels)
+    near = _quotient(begin, S)
+    affine = _affines(weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO)
+    return group, near, begin, values, affine
+
+
+@triton.jit
+def _normal(
+    words,
+    common,
+    N,
+    parts,
+    EPS: tl.constexpr,
+    PART: tl.constexpr,
+    EVEN: tl.constexpr,
+    PARTS: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Mean and inverse deviation of a group whose words each thread has."""
+    WIDE: tl.constexpr = max(PARTS, THREADS)
+    mean, squares = _combine(words, common, N, parts, PART, EVEN, WIDE, WIDE)
+    return mean, tl.rsqrt(squares / N + EPS)
 
 
 @triton.jit
@@ -274,8 +400,8 @@ def _words(partials, parts, PARTS: tl.constexpr, WIDE: tl.constexpr, VOLATILE: t
 
 
 @triton.jit
-def _awaited(partials, parts, PARTS: tl.constexpr, THREADS: tl.constexpr):
-    """The words of a group, as soon as they are all there, and the mean of its first part.
+def _awaited(partials, parts, patience, PARTS: tl.constexpr, THREADS: tl.constexpr):
+    """Whether all words of a group are there, the mean of its first part, and the words; -1 never loses patience.
 
     Threads may see a word at different times, and have to agree on when to go on. So each has words of its own, and its
     own sight of the first one, and all of that is in the minimum.
@@ -283,10 +409,14 @@ def _awaited(partials, parts, PARTS: tl.constexpr, THREADS: tl.constexpr):
     WIDE: tl.constexpr = max(PARTS, THREADS)
     words = _words(partials, parts, WIDE, WIDE, True)
     first = tl.load(partials, volatile=True)
-    while tl.min((tl.minimum(words[0], first) >> 32).to(tl.int32), axis=0) < 0:
+    least = tl.min((tl.minimum(words[0], first) >> 32).to(tl.int32), axis=0)
+    looked = 0
+    while (least < 0) & (looked != patience):
         words = _words(partials, parts, WIDE, WIDE, True)
         first = tl.load(partials, volatile=True)
-    return _unpacked(first)[0], words
+        least = tl.min((tl.minimum(words[0], first) >> 32).to(tl.int32), axis=0)
+        looked += 1
+    return least >= 0, _unpacked(first)[0], words
 
 
 @triton.jit

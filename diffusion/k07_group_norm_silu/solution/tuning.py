@@ -17,6 +17,10 @@ MAX_SECOND = 65535
 """Programs in the second dimension of a grid, and in the third."""
 MAX_TICKETS = 2**30
 """flow: parts of all groups, which are counted in 32 bits."""
+PATIENCE = 256
+"""hold: so often a program looks for its group's statistics, about 0.7 us each, before it goes on to other work."""
+FRESH = 1024
+"""hold: words that a program of the first launch initialises."""
 MAX_SLOTS = 1024
 """flow: words that a program of the first launch initialises, a power of two."""
 CLUSTER_TILES = 16
@@ -54,6 +58,8 @@ class Config:
     """stretch, flow: evict-last on the first reading of x, evict-first on the second."""
     store: str = ""
     """Cache modifier of the stores."""
+    resident: int = 24
+    """flow, hold: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
     blocks: int = 8
     """cluster: blocks of a cluster."""
 
@@ -99,11 +105,6 @@ def cut(elements: int, channel: int, item: int, warps: int, tiles: int) -> Cut:
         full=full,
         shared=math.gcd(channel, vector),
     )
-
-
-def resident_warps(tiles: int) -> int:
-    """flow: warps that have room on a multiprocessor; with more, and so with fewer registers, they spill."""
-    return 24 if tiles > MAX_TILES // 2 else 32
 
 
 def rows_of_programs(count: int) -> tuple[int, int]:
