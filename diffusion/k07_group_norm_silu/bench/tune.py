@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import product
 
 from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_TILES, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config
 from kda_core.tune import Sweep
@@ -32,18 +31,19 @@ def grid() -> Iterator[Config]:
     yield Config("flow", 4, 4, store=".cs", resident=32)
     yield Config("flow", 8, 8, store=".cs")
     for w, t, r in (
-        (4, 8, 20),
-        (8, 8, 24),
-        (8, 6, 24),
-        (4, 6, 24),
-        (8, 10, 16),
-        (4, 8, 16),
-        (8, 4, 32),
-        (4, 4, 32),
+        (8, 4, 24),
         (4, 4, 24),
+        (4, 5, 20),
+        (8, 6, 16),
+        (4, 6, 16),
+        (8, 8, 16),
+        (4, 8, 16),
+        (4, 3, 28),
+        (8, 3, 24),
+        (8, 7, 16),
     ):
         yield Config("hold", w, t, store=".cs", resident=r)
-    yield Config("hold", 4, 6, resident=24)
+    yield Config("hold", 4, 6, resident=16)
 
 
 def applies(config: Config, features: Features) -> bool:
@@ -58,7 +58,7 @@ def applies(config: Config, features: Features) -> bool:
     if group <= SMALL_GROUP:
         return False
     if config.method == "hold":
-        return whole_tensor > BEYOND_L2 and group <= 132 * (config.resident // config.warps) * config.tiles * per_tile
+        return whole_tensor > BEYOND_L2 and group <= 99 * (config.resident // config.warps) * config.tiles * per_tile
     if config.method == "flow":
         return whole_tensor > BEYOND_L2 and group <= FLOW_WORDS * config.warps * 32 * config.tiles * per_tile
     return whole_tensor > BEYOND_L2 if config.store else whole_tensor <= WITHIN_L2

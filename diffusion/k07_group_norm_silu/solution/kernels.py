@@ -276,12 +276,13 @@ def hold_kernel(
     STORE: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Statistics and output of all parts: a program holds its part in registers until its whole group has statistics.
+    """Statistics and output of all parts; a part stays in registers, and is read once.
 
-    It cannot hang as long as programs that have begun go on, however many there are. Where all of a group's parts are
-    at work at once, they wait for each other and nothing is read twice. Where they are not, because something else is
-    on the GPU, a program loses patience, leaves its part for later, and takes the next ticket; so all tickets are
-    taken, all statistics get there, and what was left is read again.
+    A program has two parts: one that waits until its whole group has statistics, and the one behind it, which is on its
+    way meanwhile. It cannot hang as long as programs that have begun go on, however many there are. Where all parts of
+    a group are at work at once, they wait for each other. Where they are not, because something else is on the GPU, a
+    program loses patience, leaves the part for later and goes on; so all tickets are taken, all statistics get there,
+    and what was left is read again.
     """
     every = total * parts
     later = partials + (every + 1)
@@ -293,27 +294,39 @@ def hold_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     # Even the first ticket is drawn: that of a program which has not begun would be one to wait for.
     place = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
-    while place < every:
-        group, near, begin, values, affine = _held(
-            x, weight, bias, place, N, S, groups, group_channels, parts, BLOCK, TILES, FULL, V, TWO
-        )
-        mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
-        tl.atomic_xchg(partials + place, _packed(mean, squares), sem="relaxed")
-        there, common, words = _awaited(partials + group * parts, parts, patience, PARTS, THREADS)
-        # Not before: whoever has a ticket and waits for a lower one may be what that one waits for.
-        ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
-        if there:
-            mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
-            rows = y + group.to(tl.int64) * N
-            _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
-        else:
-            tl.store(later + place, left.to(tl.int64))
-            left = place
-            patience = tl.full((), 0, tl.int32)
-        place = ticket
+    if place < every:
+        values, begin = _part(x, place, N, parts, every, BLOCK, TILES, V)
+        ahead = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+        _push(partials, values, place, begin, N, every, BLOCK, TILES, FULL, V)
+        while place < every:
+            next_values, next_begin = _part(x, ahead, N, parts, every, BLOCK, TILES, V)
+            behind = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+            group = _quotient(place, parts)
+            channel = _first_channel(group, groups, group_channels)
+            near = _quotient(begin, S)
+            affine = _affines(
+                weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
+            )
+            # Not for a group that the part behind is of, too.
+            looks = tl.where(ahead < tl.minimum((group + 1) * parts, every), 0, patience)
+            there, common, words = _awaited(partials + group * parts, parts, looks, PARTS, THREADS)
+            if there:
+                mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
+                rows = y + group.to(tl.int64) * N
+                _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+            else:
+                tl.store(later + place, left.to(tl.int64))
+                left = place
+                patience = tl.where(looks > 0, 0, patience)
+            _push(partials, next_values, ahead, next_begin, N, every, BLOCK, TILES, FULL, V)
+            place, values, begin, ahead = ahead, next_values, next_begin, behind
     while left >= 0:
-        group, near, begin, values, affine = _held(
-            x, weight, bias, left, N, S, groups, group_channels, parts, BLOCK, TILES, FULL, V, TWO
+        values, begin = _part(x, left, N, parts, every, BLOCK, TILES, V)
+        group = _quotient(left, parts)
+        channel = _first_channel(group, groups, group_channels)
+        near = _quotient(begin, S)
+        affine = _affines(
+            weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
         )
         there, common, words = _awaited(partials + group * parts, parts, -1, PARTS, THREADS)
         mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
@@ -323,30 +336,31 @@ def hold_kernel(
 
 
 @triton.jit
-def _held(
-    x,
-    weight,
-    bias,
+def _part(x, place, N, parts, every, BLOCK: tl.constexpr, TILES: tl.constexpr, V: tl.constexpr):
+    """The elements of a part, counted through all groups, and where in its group it begins; none behind the last."""
+    group = _quotient(place, parts)
+    begin = (place - group * parts) * (BLOCK * TILES)
+    end = tl.where(place < every, N, 0)
+    return _load(x + group.to(tl.int64) * N, begin, end, BLOCK, TILES, 0, V, ""), begin
+
+
+@triton.jit
+def _push(
+    partials,
+    values,
     place,
+    begin,
     N,
-    S,
-    groups,
-    group_channels,
-    parts,
+    every,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
     V: tl.constexpr,
-    TWO: tl.constexpr,
 ):
-    """Of a part, counted through all groups: its group, first channel and first element, and what its output needs."""
-    group = _quotient(place, parts)
-    begin = (place - group * parts) * (BLOCK * TILES)
-    values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "")
-    channel = _first_channel(group, groups, group_channels)
-    near = _quotient(begin, S)
-    affine = _affines(weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO)
-    return group, near, begin, values, affine
+    """Say what the statistics of a part are, if there is one."""
+    mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
+    if place < every:
+        tl.atomic_xchg(partials + place, _packed(mean, squares), sem="relaxed")
 
 
 @triton.jit
