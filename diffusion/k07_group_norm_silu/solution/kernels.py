@@ -301,14 +301,15 @@ def hold_kernel(
         while place < every:
             next_values, next_begin = _part(x, ahead, N, parts, every, BLOCK, TILES, V)
             behind = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+            _push(partials, next_values, ahead, next_begin, N, every, BLOCK, TILES, FULL, V)
             group = _quotient(place, parts)
             channel = _first_channel(group, groups, group_channels)
             near = _quotient(begin, S)
             affine = _affines(
                 weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
             )
-            # Not for a group that the part behind is of, too.
-            looks = tl.where(ahead < tl.minimum((group + 1) * parts, every), 0, patience)
+            # Not for a group that the drawn part is of, too.
+            looks = tl.where(behind < tl.minimum((group + 1) * parts, every), 0, patience)
             there, common, words = _awaited(partials + group * parts, parts, looks, PARTS, THREADS)
             if there:
                 mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
@@ -318,7 +319,6 @@ def hold_kernel(
                 tl.store(later + place, left.to(tl.int64))
                 left = place
                 patience = tl.where(looks > 0, 0, patience)
-            _push(partials, next_values, ahead, next_begin, N, every, BLOCK, TILES, FULL, V)
             place, values, begin, ahead = ahead, next_values, next_begin, behind
     while left >= 0:
         values, begin = _part(x, left, N, parts, every, BLOCK, TILES, V)
