@@ -31,19 +31,20 @@ def grid() -> Iterator[Config]:
     yield Config("flow", 4, 4, store=".cs", resident=32)
     yield Config("flow", 8, 8, store=".cs")
     for w, t, r in (
-        (8, 4, 24),
-        (4, 4, 24),
-        (4, 5, 20),
-        (8, 6, 16),
+        (4, 4, 20),
+        (4, 4, 16),
+        (4, 5, 16),
         (4, 6, 16),
-        (8, 8, 16),
-        (4, 8, 16),
-        (4, 3, 28),
+        (8, 4, 16),
+        (8, 5, 16),
+        (8, 6, 16),
+        (4, 3, 24),
+        (4, 3, 20),
+        (4, 2, 28),
         (8, 3, 24),
-        (8, 7, 16),
     ):
         yield Config("hold", w, t, store=".cs", resident=r)
-    yield Config("hold", 4, 6, resident=16)
+    yield Config("hold", 4, 4, resident=20)
 
 
 def applies(config: Config, features: Features) -> bool:

@@ -233,8 +233,9 @@ def flow_kernel(
         affine = _affines(
             weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
         )
-        _, common, words = _awaited(partials + group * parts, parts, -1, PARTS, THREADS)
-        mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
+        words, first = _asked(partials, place, parts, PARTS, THREADS)
+        there, words, first = _awaited(partials + group * parts, words, first, parts, -1, PARTS, THREADS)
+        mean, scale = _normal(words, _unpacked(first)[0], N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
         rows = y + group.to(tl.int64) * N
         _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
 
@@ -293,74 +294,120 @@ def hold_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     # Even the first ticket is drawn: that of a program which has not begun would be one to wait for.
-    place = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
-    if place < every:
-        values, begin = _part(x, place, N, parts, every, BLOCK, TILES, V)
-        ahead = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
-        _push(partials, values, place, begin, N, every, BLOCK, TILES, FULL, V)
-        while place < every:
-            next_values, next_begin = _part(x, ahead, N, parts, every, BLOCK, TILES, V)
-            behind = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
-            _push(partials, next_values, ahead, next_begin, N, every, BLOCK, TILES, FULL, V)
-            group = _quotient(place, parts)
-            channel = _first_channel(group, groups, group_channels)
-            near = _quotient(begin, S)
-            affine = _affines(
-                weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
+    drawn = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+    nothing = tl.full((), 0, tl.int32)
+    here = nothing + every  # there is none yet
+    behind = nothing + every
+    values = ()
+    next_values = ()
+    for tile in tl.static_range(TILES):  # noqa: B007
+        values += (tl.zeros((BLOCK // V, V), x.dtype.element_ty),)
+        next_values += (tl.zeros((BLOCK // V, V), x.dtype.element_ty),)
+    words, first = _asked(partials, nothing, parts, PARTS, THREADS)
+    while (here < every) | (behind < every) | (drawn < every):
+        # The output of the first of the two parts, and in its place the next one.
+        group = _quotient(tl.minimum(here, every - 1), parts)
+        begin = (here - group * parts) * (BLOCK * TILES)
+        channel = _first_channel(group, groups, group_channels)
+        near = _quotient(begin, S)
+        affine = _affines(
+            weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
+        )
+        # No waiting for a group that the drawn part is of, too.
+        alone = (here < every) & (drawn >= tl.minimum((group + 1) * parts, every))
+        there, words, first = _awaited(
+            partials + group * parts, words, first, parts, tl.where(alone, patience, 0), PARTS, THREADS
+        )
+        source, drawn_begin, end = _place(x, drawn, N, parts, every, BLOCK, TILES)
+        drawn_values = values
+        if there & (here < every):
+            common = _unpacked(first)[0]
+            mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
+            rows = y + group.to(tl.int64) * N
+            drawn_values = _finish(
+                rows,
+                values,
+                affine,
+                mean,
+                scale,
+                near,
+                begin,
+                N,
+                S,
+                BLOCK,
+                TILES,
+                FULL,
+                V,
+                TWO,
+                STORE,
+                FAST,
+                source,
+                drawn_begin,
+                end,
             )
-            # Not for a group that the drawn part is of, too.
-            looks = tl.where(behind < tl.minimum((group + 1) * parts, every), 0, patience)
-            there, common, words = _awaited(partials + group * parts, parts, looks, PARTS, THREADS)
-            if there:
-                mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
-                rows = y + group.to(tl.int64) * N
-                _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
-            else:
-                tl.store(later + place, left.to(tl.int64))
-                left = place
-                patience = tl.where(looks > 0, 0, patience)
-            place, values, begin, ahead = ahead, next_values, next_begin, behind
+        else:
+            if here < every:
+                tl.store(later + here, left.to(tl.int64))
+                left = here
+                patience = tl.where(alone, 0, patience)
+            drawn_values = _load(source, drawn_begin, end, BLOCK, TILES, 0, V, "")
+        coming = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
+        words, first = _asked(partials, tl.minimum(behind, every - 1), parts, PARTS, THREADS)
+        mean, squares = _moments(drawn_values, drawn_begin, N, BLOCK, TILES, FULL, V)
+        if drawn < every:
+            tl.atomic_xchg(partials + drawn, _packed(mean, squares), sem="relaxed")
+        here, values = behind, next_values
+        behind, next_values = drawn, drawn_values
+        drawn = coming
     while left >= 0:
-        values, begin = _part(x, left, N, parts, every, BLOCK, TILES, V)
+        source, begin, end = _place(x, left, N, parts, every, BLOCK, TILES)
+        values = _load(source, begin, end, BLOCK, TILES, 0, V, "")
         group = _quotient(left, parts)
         channel = _first_channel(group, groups, group_channels)
         near = _quotient(begin, S)
         affine = _affines(
             weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
         )
-        there, common, words = _awaited(partials + group * parts, parts, -1, PARTS, THREADS)
+        words, first = _asked(partials, left, parts, PARTS, THREADS)
+        there, words, first = _awaited(partials + group * parts, words, first, parts, -1, PARTS, THREADS)
+        common = _unpacked(first)[0]
         mean, scale = _normal(words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS)
         rows = y + group.to(tl.int64) * N
-        _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+        _finish(
+            rows,
+            values,
+            affine,
+            mean,
+            scale,
+            near,
+            begin,
+            N,
+            S,
+            BLOCK,
+            TILES,
+            FULL,
+            V,
+            TWO,
+            STORE,
+            FAST,
+        )
         left = tl.load(later + left, volatile=True).to(tl.int32)
 
 
 @triton.jit
-def _part(x, place, N, parts, every, BLOCK: tl.constexpr, TILES: tl.constexpr, V: tl.constexpr):
-    """The elements of a part, counted through all groups, and where in its group it begins; none behind the last."""
-    group = _quotient(place, parts)
+def _place(x, place, N, parts, every, BLOCK: tl.constexpr, TILES: tl.constexpr):
+    """Of a part, counted through all groups: its group's x, where in it the part begins, and the end, 0 if none is."""
+    group = _quotient(tl.minimum(place, every - 1), parts)
     begin = (place - group * parts) * (BLOCK * TILES)
-    end = tl.where(place < every, N, 0)
-    return _load(x + group.to(tl.int64) * N, begin, end, BLOCK, TILES, 0, V, ""), begin
+    return x + group.to(tl.int64) * N, begin, tl.where(place < every, N, 0)
 
 
 @triton.jit
-def _push(
-    partials,
-    values,
-    place,
-    begin,
-    N,
-    every,
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
-    FULL: tl.constexpr,
-    V: tl.constexpr,
-):
-    """Say what the statistics of a part are, if there is one."""
-    mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
-    if place < every:
-        tl.atomic_xchg(partials + place, _packed(mean, squares), sem="relaxed")
+def _asked(partials, place, parts, PARTS: tl.constexpr, THREADS: tl.constexpr):
+    """The words of a part's group, there or not, and the first one in every thread."""
+    WIDE: tl.constexpr = max(PARTS, THREADS)
+    partials += _quotient(place, parts) * parts
+    return _words(partials, parts, WIDE, WIDE, True), tl.load(partials, volatile=True)
 
 
 @triton.jit
@@ -414,15 +461,13 @@ def _words(partials, parts, PARTS: tl.constexpr, WIDE: tl.constexpr, VOLATILE: t
 
 
 @triton.jit
-def _awaited(partials, parts, patience, PARTS: tl.constexpr, THREADS: tl.constexpr):
-    """Whether all words of a group are there, the mean of its first part, and the words; -1 never loses patience.
+def _awaited(partials, words, first, parts, patience, PARTS: tl.constexpr, THREADS: tl.constexpr):
+    """Whether all words of a group are there, and they, asked for again until then; -1 never loses patience.
 
     Threads may see a word at different times, and have to agree on when to go on. So each has words of its own, and its
     own sight of the first one, and all of that is in the minimum.
     """
     WIDE: tl.constexpr = max(PARTS, THREADS)
-    words = _words(partials, parts, WIDE, WIDE, True)
-    first = tl.load(partials, volatile=True)
     least = tl.min((tl.minimum(words[0], first) >> 32).to(tl.int32), axis=0)
     looked = 0
     while (least < 0) & (looked != patience):
@@ -430,7 +475,7 @@ def _awaited(partials, parts, patience, PARTS: tl.constexpr, THREADS: tl.constex
         first = tl.load(partials, volatile=True)
         least = tl.min((tl.minimum(words[0], first) >> 32).to(tl.int32), axis=0)
         looked += 1
-    return least >= 0, _unpacked(first)[0], words
+    return least >= 0, words, first
 
 
 @triton.jit
@@ -477,8 +522,15 @@ def _finish(
     TWO: tl.constexpr,
     STORE: tl.constexpr,
     FAST: tl.constexpr,
+    source=None,
+    source_begin=None,
+    source_end=None,
 ):
-    """The output of a part, which begins at element `begin` of its group."""
+    """The output of a part, which begins at element `begin` of its group.
+
+    As soon as a tile is written, the next part's is loaded, from element `source_begin` of `source` on.
+    """
+    loaded = ()
     if TWO:
         border = (near + 1) * S  # where the far channel begins
         near_weight, near_bias = _scaled(affine[0][0], affine[0][1], mean, scale, FAST)
@@ -490,6 +542,10 @@ def _finish(
         else:
             weights, biases = _scaled(affine[tile][0], affine[tile][1], mean, scale, FAST)
         _write(y, values[tile], mean, weights, biases, begin, tile, N, BLOCK, FULL, V, STORE, FAST)
+        if source is not None:
+            row, col = _places(source_begin, tile, BLOCK, V)
+            loaded += (tl.load(source + (row + col), mask=row < source_end, other=0.0),)
+    return loaded
 
 
 @triton.jit
