@@ -9,7 +9,7 @@ from kda_core.tune import Sweep
 from kda_core.tuning import Features
 
 FLOWS = {(4, 4, 32): 256, (8, 4, 32): 512, (4, 6, 24): 256, (8, 6, 24): 1024, (8, 8, 16): 1024}
-"""flow: warps and tiles of a program, warps of a multiprocessor: parts of a group whose statistics do not spill x."""
+"""flow: warps and tiles of a program, warps of a multiprocessor: parts of a group, in bfloat16 without spills."""
 WHOLE_TILES = 16
 """whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
 SMALL_GROUP = 2**15
