@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 from kda_core import gpu, provenance, watch
+from kda_core.compare import MARGIN
 from kda_core.derive import MEASURED
 from kda_core.documents import copied
 from kda_core.records import Interval, Metric, RowResult, RunRecord
@@ -119,9 +120,23 @@ def device_misses(record: RunRecord, share: float) -> list[str]:
 
 
 def slower(record: RunRecord) -> str:
-    """The rows on which the subject is slower than an opponent, the whole interval below 1, in a sentence."""
+    """The rows on which the subject is slower than an opponent, in two sentences.
+
+    By wall, the whole interval below 1; and on the device, by medians and more than repeats differ by, which a slower
+    host may hide.
+    """
     found = [f"{row.id} ({arm})" for row in record.rows for arm, speedup in row.speedup.items() if speedup.high < 1]
-    return f"Rows slower than {' or '.join(record.settings.against)}: {', '.join(found) or 'none'}."
+    device = []
+    for row in record.rows:
+        own = median(row, record.settings.subject, Metric.DEVICE)
+        for arm in record.settings.against:
+            other = median(row, arm, Metric.DEVICE)
+            if own is not None and other is not None and own > other * (1 + MARGIN):
+                device.append(f"{row.id} ({arm})")
+    return (
+        f"Rows slower than {' or '.join(record.settings.against)}: {', '.join(found) or 'none'}; "
+        f"on the device alone, by more than {MARGIN:.0%}: {', '.join(device) or 'none'}."
+    )
 
 
 def by_age(record: RunRecord) -> tuple[str, str]:

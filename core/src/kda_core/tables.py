@@ -191,13 +191,20 @@ def _row_table(record: RunRecord) -> str:
     subject, against = record.settings.subject, record.settings.against
     first, others = against[0], against[1:]
     head = ["row", first, subject, *others, f"vs {first}", *(f"vs {arm}" for arm in others)]
-    head += [f"device {first}", f"device {subject}", "host floor", "copy", "attained", "A/A", "verdict"]
+    head += [
+        *(f"device {arm}" for arm in (first, subject, *others)),
+        "host floor",
+        "copy",
+        "attained",
+        "A/A",
+        "verdict",
+    ]
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for row in record.rows:
         cells = [row.id if row.production else f"{row.id} (not in the mean)"]
         cells += [microseconds(median(row, arm, Metric.WALL)) for arm in (first, subject, *others)]
         cells += [interval(row.speedup.get(arm)) for arm in against]
-        cells += [microseconds(median(row, arm, Metric.DEVICE)) for arm in (first, subject)]
+        cells += [microseconds(median(row, arm, Metric.DEVICE)) for arm in (first, subject, *others)]
         floors = (row.limit.host_us, row.limit.device_us) if row.limit else (None, None)
         repeat = record.noise_floor.get(row.id)
         cells += [*map(microseconds, floors), ratio(row.attained), interval(repeat.ratio if repeat else None)]
