@@ -1,6 +1,9 @@
 """What a solution may import, found without running it."""
 
+import ast
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,3 +108,21 @@ def test_a_syntax_error_leaves_the_other_checks(toy) -> None:
     found = all_problems(toy)
     assert f"{card}: missing" in found
     assert [line for line in found if line.startswith(f"{init}:1: no Python: ")]
+
+
+def test_threads_parse_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Python 3.11 raises `SystemError: AST constructor recursion depth mismatch`, seen once in many runs."""
+    path, real, inside, most = Path(sources.__file__), ast.parse, [], []
+
+    def slow(source: bytes, name: str) -> ast.Module:
+        inside.append(name)
+        most.append(len(inside))
+        time.sleep(0.005)
+        tree = real(source, name)
+        inside.pop()
+        return tree
+
+    monkeypatch.setattr(ast, "parse", slow)
+    with ThreadPoolExecutor(4) as pool:
+        trees = list(pool.map(sources.parsed, [path] * 12))
+    assert most == [1] * len(trees)

@@ -19,6 +19,7 @@ import kda_core
 from kda_core.config import Config
 from kda_core.errors import UsageError
 from kda_core.records import Machine, Provenance
+from kda_core.sources import parsed
 from kda_core.tasks import Task, checkout_root
 
 HARNESS = (
@@ -155,7 +156,7 @@ def _core_imports(path: Path) -> set[str]:
     None of a file that is no Python: its arm cannot be imported, and the row says why.
     """
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        tree = parsed(path)
     except (SyntaxError, ValueError):
         return set()
     names = set()

@@ -11,6 +11,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 
 LIBRARIES = ("kda_core", "torch", "triton", "cutlass", "cuda")
 """Packages that a solution may import, besides itself and the standard library."""
@@ -19,6 +20,18 @@ KERNELS = ("triton", "cutlass")
 HOOK = "launches"
 """What a solution's package exports so that its kernels are compiled ahead of time: see `aot`."""
 SKIPPED = "__pycache__"
+_parsing = Lock()
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a Python file; a SyntaxError or ValueError where it is none.
+
+    One at a time: Python 3.11 counts the depth of a tree for all threads together, and a second thread that comes in
+    while the first one's garbage is collected makes that a SystemError.
+    """
+    source = path.read_bytes()
+    with _parsing:
+        return ast.parse(source, str(path))
 
 
 def problems(solution: Path, package: str) -> list[str]:
@@ -64,7 +77,7 @@ def files(folder: Path) -> list[Path]:
 def imports(path: Path, folder: Path, package: str) -> Iterator[tuple[int, str]]:
     """Line and full name of everything that a file of the package in `folder` imports, relative names resolved."""
     inside = [package, *path.relative_to(folder).parent.parts]
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +94,7 @@ def _allowed(name: str, package: str) -> bool:
 
 def _binds(path: Path, name: str) -> bool:
     """Whether the module defines, imports or assigns the name at its top."""
-    for node in ast.parse(path.read_bytes(), str(path)).body if path.is_file() else ():
+    for node in parsed(path).body if path.is_file() else ():
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return True
         if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
