@@ -1,4 +1,4 @@
-"""A small real task in a temporary checkout, for tests that run the judge with its worker processes."""
+"""What several test files share: a small real task in a temporary checkout, and a stub of the CUDA driver."""
 
 import shutil
 import signal
@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from core.tests.adversaries.suite import place
+from core.tests.stub_cuda import Stub
 from kda_core.tasks import Task
 
 
@@ -32,3 +33,9 @@ def toy(checkout):
     folder = checkout / f"toys_{checkout.name.replace('-', '_')}" / "k90_axpy"
     shutil.move(checkout / "toys" / "k90_axpy", folder)
     return Task(path=folder, package=f"{folder.parent.name}.k90_axpy")
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    """A driver that writes down what reaches it, with a folder of its own."""
+    return Stub(tmp_path_factory.mktemp("stub"))

@@ -2,8 +2,6 @@
 
 import pytest
 
-from core.tests.stub_cuda import Stub
-
 SCRIPT = r"""
 from dataclasses import replace
 from struct import pack
@@ -66,11 +64,6 @@ torch.empty_like = lambda like, device=None: real(like, device="cpu")
 step = Launch.make(three, (1,), x, x, x, num_warps=1)
 say("at addresses", Chain((step,), ((0, 1, 2),), (0,), (torch.empty(8, device="meta"),)).run_at, Y, X)
 """
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory):
-    return Stub(tmp_path_factory.mktemp("stub"))
 
 
 @pytest.fixture(scope="module", params=["native", "python"])

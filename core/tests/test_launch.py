@@ -6,7 +6,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from core.tests.stub_cuda import Stub
 from kda_core import launch
 from kda_core.launch import Launch, Plans, guard, is_lazy, is_tracing
 
@@ -175,11 +174,6 @@ devices = 1
 triton.__version__ = "9.9.0"
 say("unknown", launch.bind(), Y, X)
 """
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory):
-    return Stub(tmp_path_factory.mktemp("stub"))
 
 
 @pytest.fixture(scope="module", params=["native", "python"])

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.tests.stub_cuda import Stub
 from kda_core import native
 from kda_core.provenance import HARNESS_SOURCES
 
@@ -197,11 +196,6 @@ threads = [threading.Thread(target=work) for _ in range(4)]
 [thread.join() for thread in threads]
 print("threads:", not wrong)
 """
-
-
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory):
-    return Stub(tmp_path_factory.mktemp("stub"))
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def device_misses(record: RunRecord, share: float) -> list[str]:
 
 
 def slower(record: RunRecord) -> str:
-    """The rows on which the subject is slower than an opponent, in two sentences.
+    """The rows on which the subject is slower than an opponent, in a sentence.
 
     By wall, the whole interval below 1; and on the device, by medians and more than repeats differ by, which a slower
     host may hide.
