@@ -6,7 +6,9 @@ from itertools import combinations
 import pytest
 
 from core.tests.every_task import TASKS
+from kda_core.inputs import Family, make
 from kda_core.oracle import load_reference
+from kda_core.workloads import shrink
 
 ALIKE = {
     "fuse_layernorm_scale_shift_gate_select01_kernel": {"scale0", "shift0", "gate0", "scale1", "shift1", "gate1"},
@@ -37,3 +39,16 @@ def test_operands_of_several_lines_lie_differently_in_some_row(task, op):
             continue
         pairs = [(row.inputs[one], row.inputs[other]) for row in rows if {one, other} <= row.inputs.keys()]
         assert any(steps(a) != steps(b) for a, b in pairs), (one, other)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.op)
+@pytest.mark.parametrize("family", Family)
+def test_inputs_of_every_row_can_be_made(task, family):
+    """Of the whole grid: the thinned one, which machines without a GPU check, may lack a combination that cannot."""
+    grid = importlib.import_module(f"{task.package}.bench.grid")
+    kinds = {}
+    for row in (*task.workloads, *grid.grid()):
+        made = tuple((name, spec.fill, len(spec.shape), spec.dtype) for name, spec in row.inputs.items())
+        kinds.setdefault((row.op, made), row)
+    for row in kinds.values():
+        assert set(make(shrink(row, task.config.cpu.keep), family, 1, "cpu")) == set(row.inputs)

@@ -128,7 +128,8 @@ def _row(
     def operand(of: str, layout: str, fill: Fill = "normal") -> TensorSpec:
         kind: DType = "float32" if of == wide else operands or dtype
         sized = tuple(sizes[letter] for letter in layout)
-        return TensorSpec(shape=sized, dtype=kind, stride=stride(of), fill=fill)
+        # Tables have positions and frequencies, which a flat operand has not.
+        return TensorSpec(shape=sized, dtype=kind, stride=stride(of), fill=fill if len(sized) > 1 else "normal")
 
     scale, shift = layouts
     vector = TensorSpec(shape=(columns,), dtype=parameters or dtype)

@@ -237,6 +237,12 @@ def test_groups_beyond_one_program_are_shared():
         assert len(launches(OP, meta(1, 2, 49_153), {"num_groups": 2})) == 2
 
 
+@pytest.mark.parametrize(("groups", "fast"), [(8, False), (4, True)])
+def test_one_element_is_compared_with_its_mean_exactly(groups, fast):
+    (launch,) = launches(OP, meta(1, 8, 1), {"num_groups": groups})
+    assert launch.constexprs["FAST"] is fast
+
+
 def test_cluster_takes_whole_vectors_alone():
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     with TUNED.forced(Config("cluster", warps=8, blocks=16)):
