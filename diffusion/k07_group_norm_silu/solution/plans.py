@@ -69,12 +69,18 @@ def plan(call: Call) -> Chain:
     pdl = config.pdl and pdl_works(whole_kernel, major)
     if config.method == "whole" and size <= WHOLE_BYTES:
         return _whole(call, config, pdl)
-    made = None
-    if config.method == "cluster" and major >= 9:
-        made = _cluster(call, config, pdl)
-    elif config.method == "flow":
-        made = _flow(call, config, pdl)
+    if config.method == "cluster":
+        return (_cluster(call, config, pdl) if major >= 9 else None) or _otherwise(call, pdl)
+    made = _flow(call, config, pdl) if config.method == "flow" else None
     return made or stretch(call, config, pdl)
+
+
+def _otherwise(call: Call, pdl: bool) -> Chain:
+    """Instead of a cluster, and for every shape: a program for groups that it can hold, else two launches."""
+    size = call.elements * call.x.itemsize
+    if size <= WHOLE_BYTES:
+        return _whole(call, Config("whole", warps=8 if size <= WHOLE_BYTES // 2 else 16), pdl)
+    return stretch(call, Config("stretch"), pdl)
 
 
 def _sizes(call: Call) -> tuple[int, int, int, int]:
@@ -123,7 +129,7 @@ def _cluster(call: Call, config: Config, pdl: bool) -> Chain | None:
         warps=config.warps,
         tiles=tiles,
         pdl=pdl,
-        otherwise=stretch(call, Config("stretch"), pdl),  # for an x that is not aligned to a vector
+        otherwise=_otherwise(call, pdl),  # for an x that is not aligned to a vector
     )
     return Chain((launch,), ((0, 1, 2, 3),), outputs=(0,))  # like x
 

@@ -20,7 +20,7 @@ METHODS = {
     "flow, front to back": Config("flow", warps=2, tiles=1, ahead_mb=1e-3, reverse=False, hints=True, store=".cs"),
 }
 if DEVICE == "cuda":
-    # Shapes whose vectors are not whole take `stretch`.
+    # Shapes whose vectors are not whole take `whole`, or `stretch` where groups are large.
     METHODS |= {"cluster": Config("cluster", warps=1, blocks=8), "large cluster": Config("cluster", warps=4, blocks=16)}
 methods = pytest.mark.parametrize("config", METHODS.values(), ids=METHODS.keys())
 
