@@ -149,6 +149,17 @@ def test_k07_flows_in_whatever_order_blocks_run(name):
             assert [launch.name for launch in check(case, options=options)] == ["statistics_kernel", "flow_kernel"]
 
 
+@pytest.mark.parametrize("patience", [1, 256])
+def test_k07_holds_or_leaves_for_later_in_whatever_order_blocks_run(patience, monkeypatch):
+    task = task_of("group_norm_silu")
+    (table,) = tables_of(task)
+    case = first_of_each_op(task)[0]
+    monkeypatch.setattr("diffusion.k07_group_norm_silu.solution.plans.PATIENCE", patience)
+    with table.forced(table.config("hold", warps=1, tiles=1)):
+        for options in (DEFAULT, Options(apart=True), *(Options(turns=seed) for seed in range(3))):
+            assert [launch.name for launch in check(case, options=options)] == ["fresh_kernel", "hold_kernel"]
+
+
 # --- faults put into real kernels
 
 

@@ -10,6 +10,19 @@ from kda_core.tuning import Features
 
 FLOWS = {(4, 4, 32): 256, (8, 4, 32): 512, (4, 6, 24): 256, (8, 6, 24): 1024, (8, 8, 16): 1024}
 """flow: warps and tiles of a program, warps of a multiprocessor: parts of a group, in bfloat16 without spills."""
+HOLDS = (
+    (4, 4, 16, 3),
+    (4, 5, 16, 3),
+    (8, 5, 16, 3),
+    (8, 6, 16, 3),
+    (16, 5, 16, 3),
+    (8, 4, 16, 4),
+    (8, 3, 24, 3),
+    (8, 8, 16, 2),
+)
+"""hold: warps and tiles of a program, warps of a multiprocessor, and stages of its loop."""
+HOLD_PROGRAMS = 120
+"""hold: times the programs of a multiprocessor, the parts that a group may have; others are for the groups beside."""
 WHOLE_TILES = 16
 """whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
 SMALL_GROUP = 2**15
@@ -37,6 +50,9 @@ def grid() -> Iterator[Config]:
     for ahead_mb, hints in product((0, 12), (False, True)):
         yield Config("flow", 4, 4, ahead_mb, resident=32, store=".cs", hints=hints)
         yield Config("flow", 8, 6, ahead_mb, store=".cs", hints=hints)
+    for warps, tiles, resident, stages in HOLDS:
+        yield Config("hold", warps, tiles, resident=resident, stages=stages, store=".cs")
+    yield Config("hold", 8, 5, resident=16)
     yield Config("flow", 8, 6, hints=True)
     yield Config("flow", 8, 6, store=".cs", hints=True, reverse=False)
 
@@ -52,6 +68,9 @@ def applies(config: Config, features: Features) -> bool:
         return enough and group <= config.blocks * CLUSTER_TILES * per_tile and find_spec("cutlass") is not None
     if group <= SMALL_GROUP:
         return False
+    if config.method == "hold":
+        parts = HOLD_PROGRAMS * (config.resident // config.warps)
+        return whole_tensor > BEYOND_L2 and group <= parts * config.tiles * per_tile
     if config.method == "flow":
         parts = FLOWS[config.warps, config.tiles, config.resident]
         return whole_tensor > BEYOND_L2 and group <= parts * config.tiles * per_tile

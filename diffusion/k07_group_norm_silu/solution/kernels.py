@@ -1,7 +1,7 @@
 """The Triton kernels: `whole` has a group in one program, all others have a group in many.
 
 `statistics` takes those of parts, and `output` or `flow` writes behind it: `output` when all statistics are there,
-`flow` while it takes the rest of them itself.
+`flow` while it takes the rest of them itself. `hold` takes them all, and reads x once.
 
 All take x as a row of groups, each of N = group_channels * S elements one after the other, S of them (the spatial
 size) in every channel. A tile is [BLOCK / V, V]: V elements that are sure to be of one channel, so that weight and bias
@@ -239,6 +239,289 @@ def flow_kernel(
         scale = tl.rsqrt(squares / N + EPS)
         rows = y + group.to(tl.int64) * N
         _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+
+
+@triton.jit(do_not_specialize=["count"])
+def fresh_kernel(partials, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """What `hold_kernel` has to find: no part has statistics."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # Whatever used the memory of `partials` has to end.
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    tl.store(partials + place, tl.full((BLOCK,), -1, tl.int64), mask=place < count)
+
+
+@triton.jit(do_not_specialize=["S", "groups", "group_channels", "total", "parts"])
+def hold_kernel(
+    y,  # [total, N]
+    x,  # [total, N]
+    weight,  # [groups * group_channels]
+    bias,  # [groups * group_channels]
+    partials,  # [2 * total * parts] int64: statistics as above, then for parts left for later the one left before
+    N,
+    S,
+    groups,
+    group_channels,
+    total,
+    parts,
+    EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    V: tl.constexpr,
+    TWO: tl.constexpr,
+    PARTS: tl.constexpr,
+    THREADS: tl.constexpr,
+    PATIENCE: tl.constexpr,  # so often a thread looks for a part's statistics
+    SPIN: tl.constexpr,  # look by a loop of instructions; without, once
+    STAGES: tl.constexpr,  # parts on their way to shared memory, and one more
+    PDL: tl.constexpr,
+    STORE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Statistics and output of all parts; a part stays in registers, and x is read once.
+
+    Program p takes parts p, p + programs, ...: it says a part's statistics and writes the part before, whose group has
+    them by now where all programs are at work. Where they are not, because something else is on the GPU, programs lose
+    patience and leave parts for later; then they take what statistics are still missing themselves, to the same bits.
+    So nobody waits for a program that has not begun.
+    """
+    every = total * parts
+    later = partials + every
+    programs = tl.num_programs(0)
+    left = tl.full((), -1, tl.int32)
+    patience = tl.full((), PATIENCE, tl.int32)
+    held = ()
+    for tile in tl.static_range(TILES):  # noqa: B007
+        held += (tl.zeros((BLOCK // V, V), x.dtype.element_ty),)
+    common = tl.full((), 0.0, tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for place in tl.range(tl.program_id(0), every + programs, programs, num_stages=STAGES):
+        group, begin, end = _place(place, N, parts, every, BLOCK, TILES)
+        fresh = _load(x + group.to(tl.int64) * N, begin, end, BLOCK, TILES, 0, V, "")
+        mean, squares = _moments_at_once(fresh, begin, N, BLOCK, TILES, FULL, V)
+        tl.atomic_xchg(partials + place, _packed(mean, squares), mask=place < every, sem="relaxed")
+        here = place - programs
+        if here >= 0:
+            words = _seen(partials, here, parts, patience, PARTS, THREADS, SPIN)
+            missing, group_mean, scale = _group(
+                words, common, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS
+            )
+            if missing == 0:
+                _output_of(
+                    y,
+                    weight,
+                    bias,
+                    held,
+                    here,
+                    group_mean,
+                    scale,
+                    N,
+                    S,
+                    groups,
+                    group_channels,
+                    parts,
+                    BLOCK,
+                    TILES,
+                    FULL,
+                    V,
+                    TWO,
+                    STORE,
+                    FAST,
+                )
+            else:
+                tl.store(later + here, left.to(tl.int64))
+                left = here
+                patience = tl.full((), 1, tl.int32)
+        held = fresh
+        common = mean
+    while left >= 0:
+        first = _quotient(left, parts) * parts
+        part = 0
+        while part < parts:
+            group, begin, end = _place(first + part, N, parts, every, BLOCK, TILES)
+            # All threads have to see the same of it.
+            word = tl.load(partials + (first + part) + tl.zeros((THREADS,), tl.int32), volatile=True)
+            if tl.min((word >> 32).to(tl.int32), axis=0) < 0:
+                fresh = _load(x + group.to(tl.int64) * N, begin, end, BLOCK, TILES, 0, V, "")
+                mean, squares = _moments_at_once(fresh, begin, N, BLOCK, TILES, FULL, V)
+                tl.atomic_xchg(partials + (first + part), _packed(mean, squares), sem="relaxed")
+            part += 1
+        group, begin, end = _place(left, N, parts, every, BLOCK, TILES)
+        values = _load(x + group.to(tl.int64) * N, begin, end, BLOCK, TILES, 0, V, "")
+        mean, squares = _moments_at_once(values, begin, N, BLOCK, TILES, FULL, V)
+        missing = tl.full((), 1, tl.int32)
+        group_mean = mean
+        scale = mean
+        while missing != 0:  # threads may see the last of them at different times
+            words = _seen(partials, left, parts, 1, PARTS, THREADS, SPIN)
+            missing, group_mean, scale = _group(
+                words, mean, N, parts, EPS, BLOCK * TILES, FULL == TILES, PARTS, THREADS
+            )
+        _output_of(
+            y,
+            weight,
+            bias,
+            values,
+            left,
+            group_mean,
+            scale,
+            N,
+            S,
+            groups,
+            group_channels,
+            parts,
+            BLOCK,
+            TILES,
+            FULL,
+            V,
+            TWO,
+            STORE,
+            FAST,
+        )
+        left = tl.load(later + left, volatile=True).to(tl.int32)
+
+
+@triton.jit
+def _place(place, N, parts, every, BLOCK: tl.constexpr, TILES: tl.constexpr):
+    """Of a part, counted through all groups: its group, where in it the part begins, and where the group ends.
+
+    Behind the last part that is 0, and nothing is loaded.
+    """
+    group = _quotient(tl.minimum(place, every - 1), parts)
+    return group, (place - group * parts) * (BLOCK * TILES), tl.where(place < every, N, 0)
+
+
+@triton.jit
+def _output_of(
+    y,
+    weight,
+    bias,
+    values,
+    place,
+    mean,
+    scale,
+    N,
+    S,
+    groups,
+    group_channels,
+    parts,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    V: tl.constexpr,
+    TWO: tl.constexpr,
+    STORE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Write the output of a part, counted through all groups."""
+    group = _quotient(place, parts)
+    begin = (place - group * parts) * (BLOCK * TILES)
+    channel = _first_channel(group, groups, group_channels)
+    near = _quotient(begin, S)
+    affine = _affines(weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO)
+    rows = y + group.to(tl.int64) * N
+    _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+
+
+@triton.jit
+def _moments_at_once(tiles, begin, N, BLOCK: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr, V: tl.constexpr):
+    """As `_moments`, by one reduction across threads: each row's own mean first, then Chan's formula."""
+    total = tiles[0].to(tl.float32)
+    for tile in tl.static_range(1, TILES):
+        total += tiles[tile].to(tl.float32)
+    counts = tl.zeros((BLOCK // V,), tl.float32)
+    for tile in tl.static_range(TILES):
+        row = begin + tile * BLOCK + tl.arange(0, BLOCK // V) * V
+        counts += tl.where(row < N, V, 0).to(tl.float32) if tile >= FULL else tl.full((BLOCK // V,), V, tl.float32)
+    means = tl.sum(total, axis=1) / tl.maximum(counts, 1.0)
+    squares = tl.zeros_like(total)
+    for tile in tl.static_range(TILES):
+        centred = tiles[tile].to(tl.float32) - means[:, None]
+        if tile >= FULL:
+            centred = tl.where(_places(begin, tile, BLOCK, V)[0] < N, centred, 0.0)
+        squares += centred * centred
+    mean, squares, _ = tl.reduce((means, tl.sum(squares, axis=1), counts), 0, _merged)
+    return mean, squares
+
+
+@triton.jit
+def _merged(mean, squares, count, other_mean, other_squares, other_count):
+    """Chan's formula: mean, centred squares and number of both."""
+    both = count + other_count
+    share = other_count / tl.maximum(both, 1.0)
+    apart = other_mean - mean
+    return mean + apart * share, squares + other_squares + apart * apart * (count * share), both
+
+
+@triton.jit
+def _seen(partials, place, parts, patience, PARTS: tl.constexpr, THREADS: tl.constexpr, SPIN: tl.constexpr):
+    """The words of a part's group, 0 behind the last one; negative where there is none after so many looks."""
+    WIDE: tl.constexpr = max(PARTS, THREADS)
+    part = tl.arange(0, WIDE)
+    at = partials + (_quotient(place, parts) * parts + tl.minimum(part, parts - 1))
+    if SPIN:
+        words = tl.inline_asm_elementwise(
+            """{
+            .reg .pred there, again;
+            .reg .b32 left;
+            mov.b32 left, $2;
+            LOOK:
+            ld.volatile.global.b64 $0, [$1];
+            setp.ge.s64 there, $0, 0;
+            sub.s32 left, left, 1;
+            setp.gt.s32 again, left, 0;
+            @there bra DONE;
+            @again bra LOOK;
+            DONE:
+            }""",
+            "=l,l,r",
+            [at.to(tl.int64), patience],
+            tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        words = tl.load(at, volatile=True)
+    return tl.where(part < parts, words, 0)
+
+
+@triton.jit
+def _group(
+    words,
+    common,
+    N,
+    parts,
+    EPS: tl.constexpr,
+    PART: tl.constexpr,
+    EVEN: tl.constexpr,
+    PARTS: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Of a group: how many parts have no statistics yet, and with all of them its mean and inverse deviation.
+
+    By one reduction: sums relative to `common`, the mean of a part of the group. What cancels is at most the number of
+    parts times what is left, since that part itself is in the sum.
+    """
+    WIDE: tl.constexpr = max(PARTS, THREADS)
+    part = tl.arange(0, WIDE)
+    held = tl.full((WIDE,), PART, tl.int32) if EVEN else tl.minimum(N - part * PART, PART)
+    counts = tl.where(part < parts, held, 0).to(tl.float32)
+    means, squares = _unpacked(words)
+    apart = tl.where(part < parts, means - common, 0.0)
+    moved, spread, missing = tl.reduce(
+        (counts * apart, squares + counts * apart * apart, tl.where(words < 0, 1, 0)), 0, _added
+    )
+    shift = moved / N
+    return missing, common + shift, tl.rsqrt(tl.maximum(spread - moved * shift, 0.0) / N + EPS)
+
+
+@triton.jit
+def _added(a, b, c, other_a, other_b, other_c):
+    return a + other_a, b + other_b, c + other_c
 
 
 @triton.jit

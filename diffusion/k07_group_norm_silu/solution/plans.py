@@ -9,13 +9,15 @@ import triton
 from kda_core.calls import capability, given, pdl_works
 from kda_core.launch import Chain, Launch, is_interpreted
 
-from .kernels import flow_kernel, output_kernel, statistics_kernel, whole_kernel
+from .kernels import flow_kernel, fresh_kernel, hold_kernel, output_kernel, statistics_kernel, whole_kernel
 from .tuning import (
     CLUSTER_CHANNELS,
     CLUSTER_TILES,
     EARLY_TILES,
+    FRESH,
     LATE_AHEAD,
     MAX_TICKETS,
+    PATIENCE,
     REGISTERS,
     TUNED,
     VECTOR_BYTES,
@@ -71,7 +73,11 @@ def plan(call: Call) -> Chain:
         return _whole(call, config, pdl)
     if config.method == "cluster":
         return (_cluster(call, config, pdl) if major >= 9 else None) or _otherwise(call, pdl)
-    made = _flow(call, config, pdl) if config.method == "flow" else None
+    made = None
+    if config.method == "flow":
+        made = _flow(call, config, pdl)
+    elif config.method == "hold":
+        made = _hold(call, config, pdl)
     return made or stretch(call, config, pdl)
 
 
@@ -139,7 +145,8 @@ def stretch(call: Call, config: Config, pdl: bool) -> Chain:
     made = _parts(call, config)
     grid = made.parts, *rows_of_programs(call.groups)
     partials = torch.empty(call.groups * made.parts, dtype=torch.int64, device="meta")
-    output = _output(call, config, made, pdl, output_kernel, grid, partials, EARLY=config.early)
+    hints = {"REVERSE": config.reverse, "HINTS": config.hints}
+    output = _output(call, config, made, pdl, output_kernel, grid, partials, EARLY=config.early, **hints)
     return _behind(_statistics(call, config, made, pdl, partials, partials.numel()), output, partials)
 
 
@@ -152,10 +159,34 @@ def _flow(call: Call, config: Config, pdl: bool) -> Chain | None:
     partials = torch.empty(every + 1, dtype=torch.int64, device="meta")
     begun = head(made.parts, call.groups, made.block * made.tiles * call.x.itemsize, config.ahead_mb)
     # Programs beyond those that have room would find no work.
-    grid = (min(every, multiprocessors(call.x) * (config.resident // made.warps)),)
-    room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * config.resident) // 8 * 8}
-    output = _output(call, config, made, pdl, flow_kernel, grid, partials, begun, **room)
+    programs, room = _resident(call, config, made)
+    hints = {"REVERSE": config.reverse, "HINTS": config.hints}
+    output = _output(call, config, made, pdl, flow_kernel, (min(every, programs),), partials, begun, **room, **hints)
     return _behind(_statistics(call, config, made, pdl, partials, begun), output, partials)
+
+
+def _hold(call: Call, config: Config, pdl: bool) -> Chain | None:
+    """Two launches, the first without work on x; None where a group has more parts than there is room for programs."""
+    made = _parts(call, config)
+    every = made.parts * call.groups
+    programs, room = _resident(call, config, made)
+    if every + programs > MAX_TICKETS or made.parts > programs:
+        return None
+    partials = torch.empty(2 * every, dtype=torch.int64, device="meta")
+    block = min(FRESH, triton.next_power_of_2(every))
+    fresh = Launch.make(
+        fresh_kernel, (-(-every // block),), partials, every, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
+    room |= {"PATIENCE": PATIENCE, "SPIN": not is_interpreted(whole_kernel), "STAGES": config.stages}
+    output = _output(call, config, made, pdl, hold_kernel, (min(every, programs),), partials, **room)
+    y, between, x, weight, bias = range(5)
+    return Chain((fresh, output), ((between,), (y, x, weight, bias, between)), outputs=(0,), scratch=(partials,))
+
+
+def _resident(call: Call, config: Config, made: Cut) -> tuple[int, dict[str, Any]]:
+    """Programs that are on the GPU at once, and what makes sure that they have room; others would find no work."""
+    room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * config.resident) // 8 * 8}
+    return multiprocessors(call.x) * (config.resident // made.warps), room
 
 
 def _behind(statistics: Launch, output: Launch, partials: torch.Tensor) -> Chain:
@@ -222,9 +253,7 @@ def _output(
         V=made.shared,
         TWO=call.channel >= made.block * made.tiles,
         PARTS=triton.next_power_of_2(made.parts),
-        REVERSE=config.reverse,
         PDL=pdl,
-        HINTS=config.hints,
         STORE=config.store,
         FAST=_fast(call),
         num_warps=made.warps,

@@ -17,6 +17,10 @@ MAX_SECOND = 65535
 """Programs in the second dimension of a grid, and in the third."""
 MAX_TICKETS = 2**30
 """flow: parts of all groups, which are counted in 32 bits."""
+PATIENCE = 1024
+"""hold: so often a thread looks for statistics, about 0.7 us each, before its part is left for later."""
+FRESH = 1024
+"""hold: words that a program of the first launch initialises."""
 MAX_SLOTS = 1024
 """flow: words that a program of the first launch initialises, a power of two."""
 CLUSTER_TILES = 16
@@ -37,11 +41,11 @@ class Config:
 
     method: str
     """`whole`: a program holds a group. `stretch`: statistics and output in launches of their own. `flow`: statistics
-    of the first parts in a launch, all the rest side by side in another. `cluster`: a group in the registers of a
-    cluster of blocks (CuTe DSL)."""
+    of the first parts in a launch, all the rest side by side in another. `hold`: a part stays in registers until its
+    group has statistics. `cluster`: a group in the registers of a cluster of blocks (CuTe DSL)."""
     warps: int = 8
     tiles: int = 4
-    """stretch, flow: 16-byte vectors of x that a thread has of a part."""
+    """stretch, flow, hold: 16-byte vectors of x that a thread has of a part."""
     ahead_mb: float = 4
     """flow: the statistics are a group and so many MB of x ahead of the output."""
     reverse: bool = True
@@ -55,7 +59,9 @@ class Config:
     store: str = ""
     """Cache modifier of the stores."""
     resident: int = 24
-    """flow: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
+    """flow, hold: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
+    stages: int = 3
+    """hold: parts on their way to shared memory, and one more."""
     blocks: int = 8
     """cluster: blocks of a cluster."""
 

@@ -18,6 +18,8 @@ METHODS = {
     "front to back": Config("stretch", warps=1, tiles=2, reverse=False, early=False, pdl=False),
     "flow": Config("flow", warps=1, tiles=2, ahead_mb=0),
     "flow, front to back": Config("flow", warps=2, tiles=1, ahead_mb=1e-3, reverse=False, hints=True, store=".cs"),
+    "hold": Config("hold", warps=1, tiles=2),
+    "hold, streaming stores": Config("hold", warps=2, tiles=3, store=".cs"),
 }
 if DEVICE == "cuda":
     # Shapes whose vectors are not whole take `whole`, or `stretch` where groups are large.

@@ -261,6 +261,7 @@ KERNELS = {
     "cluster": ["cluster_kernel"],
     "stretch": ["statistics_kernel", "output_kernel"],
     "flow": ["statistics_kernel", "flow_kernel"],
+    "hold": ["fresh_kernel", "hold_kernel"],
 }
 
 
@@ -319,6 +320,7 @@ METHODS = (
     Config("stretch", warps=4),
     Config("flow", warps=4),
     Config("flow", warps=1, tiles=1, ahead_mb=0),
+    Config("hold", warps=1, tiles=1),
     Config("cluster", warps=4, blocks=8),
 )
 SHAPE = (2, 8, 8, 96)
