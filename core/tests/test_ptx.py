@@ -235,7 +235,7 @@ def cluster_launch(x, weight, bias, groups, blocks, warps):
 @pytest.mark.parametrize("case", CLUSTERS)
 def test_k07_cluster(case):
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
-    from core.tests.ptx.cute import run_cluster
+    from core.tests.ptx.cute import run_cute
 
     names, blocks, warps, shape, groups, offset = CLUSTERS[case]
     dtypes = [{"b": torch.bfloat16, "h": torch.float16, "f": torch.float32}[name] for name in names]
@@ -247,7 +247,7 @@ def test_k07_cluster(case):
     outputs = []
     for options in (Options(), Options(late=False, apart=True), Options(error=1), Options(error=-1)):
         y = torch.full_like(x, float("nan"))
-        run_cluster(launch, y, x, weight, bias, options=options)
+        run_cute(launch, y, x, weight, bias, options=options)
         assert_near(y, want)
         outputs.append(y)
     assert torch.equal(outputs[0], outputs[1]), "whenever blocks run, and what they send arrives"
@@ -256,7 +256,7 @@ def test_k07_cluster(case):
 def test_k07_cluster_far_below_zero_and_not_a_number():
     """Four elements share a reciprocal: what is large or a NaN in one of them must not reach the other three."""
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
-    from core.tests.ptx.cute import run_cluster
+    from core.tests.ptx.cute import run_cute
 
     x = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(1)).to(torch.float16)
     weight, bias = torch.ones(6, dtype=torch.float16), torch.tensor([0, -200, 60000, -60000, 0, 0], dtype=torch.float16)
@@ -264,7 +264,7 @@ def test_k07_cluster_far_below_zero_and_not_a_number():
     x[0, 4, 3] = float("nan")
     weight = weight * torch.tensor([30, 1, 1, 1, 1, 1], dtype=torch.float16)
     y = torch.full_like(x, float("nan"))
-    run_cluster(cluster_launch(x, weight, bias, 3, 2, 1), y, x, weight, bias)
+    run_cute(cluster_launch(x, weight, bias, 3, 2, 1), y, x, weight, bias)
     want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, 3, 1e-5)[0]
     assert_near(y[:, :4], want[:, :4])
     assert (y[0, (1, 3)] == 0).all()

@@ -13,33 +13,33 @@ import torch
 from core.tests.ptx.kernels import TARGET
 from core.tests.ptx.machine import execute
 from core.tests.ptx.parse import Program, PtxError, parse
-from core.tests.ptx.run import DEFAULT, Ahead, Options, pack_params
+from core.tests.ptx.run import DEFAULT, Ahead, Options, Traffic, pack_params
 
 if TYPE_CHECKING:
-    from diffusion.k07_group_norm_silu.solution.cluster import ClusterLaunch
+    from diffusion.k07_group_norm_silu.solution.dsl import CuteLaunch
 
 KEEP = f"--gpu-arch {TARGET} --keep-ptx --dump-dir"
 
 
-def run_cluster(launch: "ClusterLaunch", *tensors: torch.Tensor, options: Options = DEFAULT) -> None:
-    """k07's cluster kernel, of y, x, weight and bias."""
-    program, described, rest = _cluster_program(launch.constants), launch.with_code(b""), iter(tensors)
+def run_cute(
+    launch: "CuteLaunch", *tensors: torch.Tensor, options: Options = DEFAULT, before: Traffic | None = None
+) -> None:
+    """One of k07's launches, of its tensors, behind a kernel with the accesses `before`."""
+    program, described, rest = _program(type(launch), launch.constants), launch.with_code(b""), iter(tensors)
     values = [p if isinstance(p, bytes) else struct.pack("Q", next(rest).data_ptr()) for p in described.params]
     if program.threads != described.threads or [param.size for param in program.params] != list(map(len, values)):
         raise PtxError(f"kernel {program.name}: expected {described.threads} threads, {list(map(len, values))} bytes")
-    ahead, shared = Ahead(runs=described.dependent), described.dynamic_shared_bytes
+    ahead, shared = Ahead(runs=described.dependent, traffic=before), described.dynamic_shared_bytes
     params = pack_params(program, values)
     execute(program, described.grid, tensors, params, described.cluster, shared, ahead, options)
 
 
 @functools.cache
-def _cluster_program(constants: tuple[object, ...]) -> Program:
+def _program(kind: "type[CuteLaunch]", constants: tuple[object, ...]) -> Program:
     import cutlass.cute
 
-    from diffusion.k07_group_norm_silu.solution import cluster
-
     with TemporaryDirectory() as folder:
-        compiled = cutlass.cute.compile(cluster.launch, *cluster.arguments(constants), options=f"{KEEP} {folder}")
+        compiled = cutlass.cute.compile(kind.function, *kind.arguments(constants), options=f"{KEEP} {folder}")
         return parse(compiled.artifacts.PTX)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 
+from diffusion.k07_group_norm_silu.solution.plans import H200_MULTIPROCESSORS
 from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_TILES, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config
 from kda_core.tune import Sweep
 from kda_core.tuning import Features
@@ -23,6 +24,18 @@ HOLDS = (
 """hold: warps and tiles of a program, warps of a multiprocessor, and stages of its loop."""
 HOLD_PROGRAMS = 120
 """hold: times the programs of a multiprocessor, the parts that a group may have; others are for the groups beside."""
+RINGS = (
+    # (warps, tiles, warps of a multiprocessor): (stages, ahead), ...
+    ((4, 8, 16), ((3, 1), (3, 2))),
+    ((4, 4, 16), ((6, 2), (6, 4))),
+    ((8, 4, 16), ((6, 3), (7, 2), (7, 3), (7, 5))),
+    ((8, 8, 16), ((3, 1), (3, 2))),
+    ((4, 4, 24), ((4, 1), (4, 2))),
+    ((8, 4, 24), ((4, 1), (4, 2))),
+    ((8, 2, 32), ((6, 2), (6, 4))),
+    ((16, 4, 16), ((7, 2), (7, 4))),
+)
+"""ring: warps and tiles of a block, warps of a multiprocessor; parts of a ring, and those of them that are ahead."""
 WHOLE_TILES = 16
 """whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
 SMALL_GROUP = 2**15
@@ -53,6 +66,9 @@ def grid() -> Iterator[Config]:
     for warps, tiles, resident, stages in HOLDS:
         yield Config("hold", warps, tiles, resident=resident, stages=stages, store=".cs")
     yield Config("hold", 8, 5, resident=16)
+    for (warps, tiles, resident), rings in RINGS:
+        for stages, ahead in rings:
+            yield Config("ring", warps, tiles, resident=resident, stages=stages, ahead=ahead)
     yield Config("flow", 8, 6, hints=True)
     yield Config("flow", 8, 6, store=".cs", hints=True, reverse=False)
 
@@ -68,6 +84,9 @@ def applies(config: Config, features: Features) -> bool:
         return enough and group <= config.blocks * CLUSTER_TILES * per_tile and find_spec("cutlass") is not None
     if group <= SMALL_GROUP:
         return False
+    if config.method == "ring":
+        blocks = H200_MULTIPROCESSORS * config.resident // config.warps
+        return whole_tensor > BEYOND_L2 and group <= config.ahead * blocks * config.tiles * per_tile
     if config.method == "hold":
         parts = HOLD_PROGRAMS * (config.resident // config.warps)
         return whole_tensor > BEYOND_L2 and group <= parts * config.tiles * per_tile

@@ -7,7 +7,7 @@ import torch
 import triton
 
 from kda_core.calls import capability, given, pdl_works
-from kda_core.launch import Chain, Launch, is_interpreted
+from kda_core.launch import Chain, Launch, Step, is_interpreted
 
 from .kernels import flow_kernel, fresh_kernel, hold_kernel, output_kernel, statistics_kernel, whole_kernel
 from .tuning import (
@@ -78,6 +78,8 @@ def plan(call: Call) -> Chain:
         made = _flow(call, config, pdl)
     elif config.method == "hold":
         made = _hold(call, config, pdl)
+    elif config.method == "ring":
+        made = _ring(call, config, pdl) if major >= 9 else None
     return made or stretch(call, config, pdl)
 
 
@@ -183,17 +185,54 @@ def _hold(call: Call, config: Config, pdl: bool) -> Chain | None:
     return Chain((fresh, output), ((between,), (y, x, weight, bias, between)), outputs=(0,), scratch=(partials,))
 
 
+def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
+    """Two launches, the first without work on x; None where the second one does not take the call."""
+    x, vector = call.x, VECTOR_BYTES // call.x.itemsize
+    elements, channel, groups, group_channels = _sizes(call)
+    part = 32 * config.warps * config.tiles * vector
+    every = -(-elements // part) * call.groups
+    blocks = min(every, multiprocessors(x) * (config.resident // config.warps))
+    # A block writes its first part of a group when it has said its last one of it.
+    fits = channel % vector == 0 and channel >= part and every // call.groups <= config.ahead * blocks + 1
+    if not fits or every > MAX_TICKETS or x.is_cpu or find_spec("cutlass") is None:
+        return None
+    from .ring import RingLaunch  # the DSL takes a second to import
+
+    words = torch.empty(every, dtype=torch.int64, device="meta")
+    launch = RingLaunch(
+        dtypes=(x.dtype, call.weight.dtype, call.bias.dtype),
+        sizes=(elements, channel, call.groups, groups, group_channels),
+        eps=float(call.eps),
+        warps=config.warps,
+        tiles=config.tiles,
+        pdl=pdl,
+        otherwise=stretch(call, Config("stretch"), pdl),  # for an x that is not aligned to a vector
+        blocks=blocks,
+        stages=config.stages,
+        ahead=config.ahead,
+        resident=config.resident,
+        patience=PATIENCE,
+    )
+    return _behind(_fresh(words, pdl), launch, words, reads_x=False)
+
+
+def _fresh(words: torch.Tensor, pdl: bool) -> Launch:
+    count = words.numel()
+    block = min(FRESH, triton.next_power_of_2(count))
+    return Launch.make(fresh_kernel, (-(-count // block),), words, count, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl)
+
+
 def _resident(call: Call, config: Config, made: Cut) -> tuple[int, dict[str, Any]]:
     """Programs that are on the GPU at once, and what makes sure that they have room; others would find no work."""
     room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * config.resident) // 8 * 8}
     return multiprocessors(call.x) * (config.resident // made.warps), room
 
 
-def _behind(statistics: Launch, output: Launch, partials: torch.Tensor) -> Chain:
+def _behind(first: Launch, second: Step, partials: torch.Tensor, reads_x: bool = True) -> Chain:
     """Both launches, and between them memory of the call's own: calls on several streams and in graphs never meet."""
     y, between, x, weight, bias = range(5)  # places in the chain's table
-    places = (between, x), (y, x, weight, bias, between)
-    return Chain((statistics, output), places, outputs=(0,), scratch=(partials,))  # like x
+    places = (between, x)[: 1 + reads_x], (y, x, weight, bias, between)
+    return Chain((first, second), places, outputs=(0,), scratch=(partials,))  # like x
 
 
 def _parts(call: Call, config: Config) -> Cut:

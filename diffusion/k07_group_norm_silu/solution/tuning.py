@@ -61,7 +61,9 @@ class Config:
     resident: int = 24
     """flow, hold: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
     stages: int = 3
-    """hold: parts on their way to shared memory, and one more."""
+    """hold: parts on their way to shared memory, and one more. ring: parts of a block in shared memory."""
+    ahead: int = 2
+    """ring: of these, parts whose statistics are said before the first of them is written."""
     blocks: int = 8
     """cluster: blocks of a cluster."""
 

@@ -1,0 +1,200 @@
+"""What the CuTe DSL kernels share: vectors in registers, SiLU of their elements, and how machine code is launched.
+
+A special function takes eight cycles where a sum takes one, so the output is bound by them: in 16 bits four elements
+share a reciprocal, which leaves 1.25 of them an element where exp2 and a root of its own would be 2.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import AddressSpace, BFloat16, Float16, Float32, Uint16, Uint32, Uint64
+
+from kda_core.cubin import CubinLaunch
+from kda_core.cute import cute_cubin
+from kda_core.launch import Binary, Chain, Run
+
+WARP = 32
+WORDS = 4
+"""Of a vector."""
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+KEPT_TILES = 4
+"""Up to so many vectors of a thread are also kept as floats, where the registers allow it."""
+MOST_POWER = 31.0
+"""Largest exponent of two under the reciprocal: the product of four 1 + 2^31 and its reciprocal are normal numbers.
+SiLU of what would need a larger one, below -21.5, is about -1e-8 instead of a number between that and 0."""
+DTYPES = {torch.float16: Float16, torch.bfloat16: BFloat16, torch.float32: Float32}
+
+
+def pointer(dtype, address, align=None):
+    """Into global memory."""
+    return cute.make_ptr(dtype, address, AddressSpace.gmem, assumed_align=align or dtype.width // 8)
+
+
+def words_at(address):
+    """The 16 bytes at an address."""
+    return cute.make_tensor(pointer(Uint32, address, 16), cute.make_layout(WORDS))
+
+
+def afresh(rX):
+    """The same words, of which the compiler does not know that: it then converts them again and keeps no floats."""
+    if cute.size(rX, mode=[1]) <= KEPT_TILES:
+        return rX
+    rZ = cute.make_rmem_tensor(rX.layout, Uint32)
+    for i in range(cute.size(rX)):
+        rZ[i] = cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[rX[i]])
+    return rZ
+
+
+def element(rX, dtype, i, tile):
+    """Element i of a vector as float32: one instruction, which extracting 16 bits and converting them is not."""
+    if dtype is Float32:
+        return rX[i, tile].bitcast(Float32)
+    word, upper = rX[i // 2, tile], i % 2
+    if dtype is BFloat16:
+        return (word & Uint32(0xFFFF0000) if upper else word << Uint32(16)).bitcast(Float32)
+    return Uint16(word >> Uint32(16) if upper else word).bitcast(Float16).to(Float32)
+
+
+def scaled(number, exact):
+    """Weight or bias: in 16 bits for the exponent of SiLU, -n log2(e)."""
+    return number.to(Float32) * (1.0 if exact else -LOG2_E)
+
+
+def tree(values):
+    """The sum of a power of two of values, in pairs."""
+    while len(values) > 1:
+        values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def quotient(a, b):
+    """The quotient to the last bit but one, without a division's special cases: a is finite, b no subnormal number."""
+    inverse = cute.arch.rcp_approx(b)
+    near = a * inverse
+    return near + (a - near * b) * inverse
+
+
+def affine(weight, bias, mean, scale, dtype):
+    """What an element is multiplied by, and what is added then; weight and bias are `scaled`.
+
+    In 16 bits that is for the element itself, in float32 for what it is apart from the mean.
+    """
+    slope = weight * scale
+    return slope, bias if dtype is Float32 else bias - mean * slope
+
+
+def output(rX, dtype, tile, mean, slope, shift):
+    """The elements of a vector, normalised by what `affine` gives and through SiLU."""
+    if dtype is Float32:
+        return [_silu((element(rX, dtype, i, tile) - mean) * slope + shift) for i in range(WORDS)]
+    exponents = [element(rX, dtype, i, tile) * slope + shift for i in range(2 * WORDS)]
+    return [*_silu_of_four(*exponents[:4]), *_silu_of_four(*exponents[4:])]
+
+
+def ratio(number, by, shift):
+    """The natural number divided as `divisor` says."""
+    twice = Uint64(Uint32(2 * number))
+    return cutlass.Int32(Uint32(twice * Uint64(Uint32(by)) >> Uint64(32)) >> Uint32(shift))
+
+
+def _silu(n):
+    """SiLU, n / (1 + exp(-n))."""
+    return n / (1.0 + cute.math.exp2(n * -LOG2_E, fastmath=True))
+
+
+def _silu_of_four(*exponents):
+    """SiLU of -ln(2) z for four z, z -ln(2) / (1 + 2^z): 1 / a = b / (a b), so that one reciprocal is enough."""
+    z = [cute.arch.fmin(one, MOST_POWER, nan=True) for one in exponents]
+    p = [cute.math.exp2(one, fastmath=True) for one in z]
+    # Of two denominators 1 + p only one is formed; the other is a factor of multiply-adds: (1 + p) b = p b + b.
+    b = [p[1] + 1.0, p[3] + 1.0]
+    pairs = [p[0] * b[0] + b[0], p[2] * b[1] + b[1]]
+    inverse = cute.arch.rcp_approx(pairs[0] * pairs[1]) * -LN_2
+    halves = [inverse * pairs[1], inverse * pairs[0]]
+    sigmas = [halves[0] * b[0], halves[0] * p[0] + halves[0], halves[1] * b[1], halves[1] * p[2] + halves[1]]
+    return [one * sigma for one, sigma in zip(z, sigmas, strict=True)]
+
+
+def divisor(vectors: int) -> tuple[int, int]:
+    """Factor and shift by which a natural number below 2^31 is divided: the upper half of 2 a factor, shifted.
+
+    Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (1994), theorem 4.2.
+    """
+    shift = (vectors - 1).bit_length()
+    return (1 << 31 + shift) // vectors + 1, shift
+
+
+@dataclass(frozen=True)
+class CuteLaunch:
+    """One launch of a CuTe DSL kernel, in the manner of `kda_core.launch.Launch`."""
+
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
+    """Of x, weight and bias."""
+    sizes: tuple[int, int, int, int, int]
+    """Elements of a group and of a channel, both of whole vectors; groups of all batches and of one, channels of a
+    group."""
+    eps: float
+    warps: int
+    tiles: int
+    pdl: bool
+    otherwise: Chain = field(compare=False, repr=False)
+    """What takes x where it is not aligned to 16 bytes; its output is y, its arguments are x, weight and bias."""
+
+    name: ClassVar[str]
+    """The kernel's function name."""
+    function: ClassVar[Callable[..., Any]]
+    """The `@cute.jit` function that launches it."""
+
+    @staticmethod
+    def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `function` is compiled with; of the numbers only the types matter."""
+        raise NotImplementedError
+
+    @property
+    def cuts(self) -> dict[str, Any]:
+        """The kernel's constant parameters behind the dtypes."""
+        raise NotImplementedError
+
+    def with_code(self, cubin: bytes) -> CubinLaunch:
+        """The launch of this machine code."""
+        raise NotImplementedError
+
+    @property
+    def variant(self) -> str:
+        """What tells this compilation from others: all but numbers."""
+        dtypes = (str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        return " ".join([*dtypes, *(f"{name}={value}" for name, value in self.cuts.items())])
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The kernel's constant parameters."""
+        return *(DTYPES[dtype] for dtype in self.dtypes), *self.cuts.values()
+
+    def compile(self, target: str) -> Binary:
+        """Machine code for a target such as `sm_90a`, without needing that GPU."""
+        return Binary(cubin := code(type(self), self.constants, target), self.with_code(cubin).dynamic_shared_bytes)
+
+    def bind(self, device: int | None = None) -> Run:
+        """Compile for a CUDA device (default: the current one): a function of the addresses."""
+        major, minor = torch.cuda.get_device_capability(device)
+        return self.with_code(code(type(self), self.constants, f"sm_{major}{minor}a")).bind(device)
+
+    def run(self, *tensors: torch.Tensor) -> None:
+        """Launch on the current stream of their device."""
+        self.bind(tensors[0].device.index)(*(tensor.data_ptr() for tensor in tensors))
+
+    def run_at(self, *addresses: int) -> None:
+        """The same for the addresses of tensors on the current device."""
+        self.bind()(*addresses)
+
+
+@functools.cache
+def code(kind: type[CuteLaunch], constants: tuple[Any, ...], target: str) -> bytes:
+    """The kernel for a target; sizes are arguments."""
+    return cute_cubin(kind.function, *kind.arguments(constants), target=target)

@@ -1,0 +1,439 @@
+"""GroupNorm with SiLU that reads x once, whatever its size: blocks hold parts of it in shared memory (CuTe DSL).
+
+As many blocks as have room at once share the parts of all groups in turn. A block has a ring of parts: those behind are
+on their way from memory, of those ahead the statistics are said, and they wait until all parts of their group have
+said theirs. Each thread copies its own vectors and is the only one to read them, so that the ring takes no barrier.
+"""
+
+from dataclasses import dataclass
+from struct import pack
+from typing import Any
+
+import cuda.bindings.driver as driver
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
+from cutlass.cute.nvgpu import cpasync
+
+from kda_core.cubin import Address, CubinLaunch
+
+from .dsl import (
+    WARP,
+    WORDS,
+    CuteLaunch,
+    affine,
+    divisor,
+    element,
+    output,
+    pointer,
+    quotient,
+    ratio,
+    scaled,
+    tree,
+    words_at,
+)
+from .tuning import VECTOR_BYTES
+
+ALIGNMENT = 128
+"""Of the ring in shared memory."""
+AT_ONCE = 4
+"""Statistics of a group that a thread asks for before it waits for one of them."""
+NATURAL = 0x7FFFFFFF
+"""All bits of a float but its sign."""
+
+
+@cute.kernel
+def ring_kernel(
+    y: Int64,  # address of [total, n]
+    x: Int64,  # address of [total, n]
+    weight: Int64,  # address of [groups * group_channels]
+    bias: Int64,  # address of [groups * group_channels]
+    words: Int64,  # address of [total, parts] int64: mean and centred squares of every part, negative before
+    vectors: Int32,  # of a group
+    channel: Int32,  # vectors of a channel, as many as a part has at least
+    by_channel: Int32,  # the same, as `divisor` says
+    channel_shift: Int32,
+    parts: Int32,  # of a group
+    by_parts: Int32,  # the same, as `divisor` says
+    parts_shift: Int32,
+    total: Int32,  # groups of all batches
+    groups: Int32,
+    group_channels: Int32,
+    patience: Int32,  # so often a thread looks for statistics before its block takes them itself
+    eps: Float32,
+    dtype: cutlass.Constexpr,
+    weight_dtype: cutlass.Constexpr,
+    bias_dtype: cutlass.Constexpr,
+    warps: cutlass.Constexpr,
+    tiles: cutlass.Constexpr,
+    stages: cutlass.Constexpr,  # parts of a ring
+    ahead: cutlass.Constexpr,  # parts that have said their statistics before the first of them is written
+    resident: cutlass.Constexpr,
+    pdl: cutlass.Constexpr,
+):
+    """Block b: parts b, b + blocks, ... of all groups, of `tiles` vectors of every thread each.
+
+    Nobody waits for a block that has not begun: a block that has waited too long takes the statistics that are missing
+    itself, to the same bits. So the kernel ends however many of its blocks run at a time.
+    """
+    threads = const_expr(warps * WARP)
+    share = const_expr(tiles * threads)
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    every = total * parts
+    steps = (every - block + blocks - 1) // blocks
+
+    smem = cutlass.memory.SmemAllocator()
+    layout = cute.make_layout((WORDS, threads, tiles, stages))
+    sRing = smem.allocate_tensor(Uint32, layout, byte_alignment=ALIGNMENT)
+    halves = cute.make_layout((3, warps, 2))
+    sPart = smem.allocate_tensor(Float32, halves)  # used in turn
+    sGroup = smem.allocate_tensor(Float32, halves)  # used in turn
+    sMissing = smem.allocate_tensor(Int32, cute.make_layout(1))
+
+    # x is there: the launch ahead lets this one begin when it has itself waited for whatever wrote x.
+    for stage in cutlass.range_constexpr(stages - ahead):
+        place = block + stage * blocks
+        _prefetch(sRing, x, place, place < every, stage, vectors, parts, by_parts, parts_shift, thread)
+    if const_expr(pdl):
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+    rX = cute.make_rmem_tensor(cute.make_layout((WORDS, tiles)), Uint32)
+    rY = cute.make_rmem_tensor(cute.make_layout(WORDS * 32 // dtype.width), dtype)
+    exact = const_expr(dtype is Float32)
+    looks = patience
+    known = Int32(-1)  # the group of which mean and scale are
+    mean, scale = Float32(0.0), Float32(0.0)
+    group, begin, border = Int32(0), Int32(0), Int32(0)
+    near_slope, near_shift, far_slope, far_shift = mean, mean, mean, mean
+    said, written, free = Int32(0), Int32(0), Int32((stages - ahead) % stages)  # stages of the ring
+    half, turn = Int32(0), Int32(0)
+    for step in cutlass.range(steps + ahead, unroll=1):
+        if step < steps:
+            cute.arch.cp_async_wait_group(stages - ahead - 1)
+            cute.autovec_copy(sRing[None, thread, None, said], rX)
+            place = block + step * blocks
+            begin = (place - ratio(place, by_parts, parts_shift) * parts) * share
+            _say(rX, words + 8 * Int64(place), dtype, sPart, half, begin, vectors, thread, warps)
+            half = 1 - half
+            said = _next(said, stages)
+        if step >= ahead:
+            place = block + (step - ahead) * blocks
+            group = ratio(place, by_parts, parts_shift)
+            begin = (place - group * parts) * share
+            near = ratio(begin, by_channel, channel_shift)
+            far = cutlass.min(near + 1, group_channels - 1)
+            border = (near + 1) * channel
+            first_channel = Int32(Uint32(group) % Uint32(groups)) * group_channels
+            mW = cute.make_tensor(pointer(weight_dtype, weight) + first_channel, cute.make_layout(group_channels))
+            mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
+            near_weight, near_bias = scaled(mW[near], exact), scaled(mB[near], exact)
+            far_weight, far_bias = scaled(mW[far], exact), scaled(mB[far], exact)
+            if group != known:
+                own = words + 8 * Int64(group) * Int64(parts)
+                numbers = parts, vectors, eps, thread
+                mean, scale, missing = _group(own, dtype, sGroup, turn, looks, *numbers, share, warps)
+                turn = 1 - turn
+                while missing > 0.0:
+                    looks = Int32(1)
+                    for part in cutlass.range(parts, unroll=1):
+                        if thread == 0:
+                            sMissing[0] = Int32(_word(own + 8 * Int64(part)) >> 32)
+                        cute.arch.sync_threads()
+                        there = sMissing[0]
+                        cute.arch.sync_threads()
+                        if there < 0:
+                            start = part * share
+                            _read(rX, x, group, start + thread, vectors, threads)
+                            _say(rX, own + 8 * Int64(part), dtype, sPart, half, start, vectors, thread, warps)
+                    mean, scale, missing = _group(own, dtype, sGroup, turn, looks, *numbers, share, warps)
+                    turn = 1 - turn
+                known = group
+            near_slope, near_shift = affine(near_weight, near_bias, mean, scale, dtype)
+            far_slope, far_shift = affine(far_weight, far_bias, mean, scale, dtype)
+            cute.autovec_copy(sRing[None, thread, None, written], rX)
+            written = _next(written, stages)
+        # Into the stage that has just been read for the last time, or has not been used yet.
+        place = block + (step + (stages - ahead)) * blocks
+        _prefetch(sRing, x, place, step < steps - (stages - ahead), free, vectors, parts, by_parts, parts_shift, thread)
+        free = _next(free, stages)
+        if step >= ahead:
+            first = begin + thread
+            to = y + 16 * (Int64(group) * Int64(vectors) + Int64(first))
+            for tile in cutlass.range_constexpr(tiles):
+                if first + tile * threads < vectors:
+                    is_near = first + tile * threads < border
+                    slope = cutlass.select_(is_near, near_slope, far_slope)
+                    shift = cutlass.select_(is_near, near_shift, far_shift)
+                    values = output(rX, dtype, tile, mean, slope, shift)
+                    for i in cutlass.range_constexpr(len(values)):
+                        rY[i] = values[i].to(dtype)
+                    cute.autovec_copy(cute.recast_tensor(rY, Uint32), words_at(to + 16 * tile * threads))
+
+
+def _next(stage, stages):
+    """The stage behind."""
+    return cutlass.select_(stage == stages - 1, Int32(0), stage + 1)
+
+
+def _word(address):
+    """A part's statistics as they are now, negative before they are said."""
+    return cute.arch.load(pointer(Int64, address), Int64, sem="relaxed", scope="gpu")
+
+
+@cute.jit
+def _prefetch(
+    sRing: cute.Tensor,  # (words, threads, tiles, stages)
+    x: Int64,
+    place: Int32,
+    exists: cutlass.Boolean,
+    stage: Int32,
+    vectors: Int32,
+    parts: Int32,
+    by_parts: Int32,
+    parts_shift: Int32,
+    thread: Int32,
+):
+    """Set this thread's vectors of a part on their way; an empty group of copies where there is no such part."""
+    _, threads, tiles, _ = const_expr(sRing.shape)
+    if exists:
+        group = ratio(place, by_parts, parts_shift)
+        first = (place - group * parts) * (tiles * threads) + thread
+        source = x + 16 * (Int64(group) * Int64(vectors) + Int64(first))
+        atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), Uint32, num_bits_per_copy=128)
+        for tile in cutlass.range_constexpr(tiles):
+            if first + tile * threads < vectors:
+                cute.copy(atom, words_at(source + 16 * tile * threads), sRing[None, thread, tile, stage])
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def _read(rX: cute.Tensor, x: Int64, group: Int32, first: Int32, vectors: Int32, threads: cutlass.Constexpr):
+    """This thread's vectors of a part, from memory; the group's last vector stands in for what is behind its end."""
+    for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
+        at = cutlass.min(first + tile * threads, vectors - 1)
+        cute.autovec_copy(words_at(x + 16 * (Int64(group) * Int64(vectors) + Int64(at))), rX[None, tile])
+
+
+@cute.jit
+def _say(
+    rX: cute.Tensor,  # (words, tiles)
+    word: Int64,
+    dtype: cutlass.Constexpr,
+    sPart: cute.Tensor,  # (3, warps, 2)
+    half: Int32,
+    begin: Int32,
+    vectors: Int32,
+    thread: Int32,
+    warps: cutlass.Constexpr,
+):
+    """Take a part's mean and centred squares, by one barrier: of a thread, a warp and the block, and say them.
+
+    Sums of a warp are relative to its first thread's mean, sums of the block to its first warp's. So what cancels in
+    S2 - S1^2 / n is at most as many times what is left as there are threads, or warps.
+    """
+    behind = vectors - begin - thread
+    count, total, squares = Float32(0.0), Float32(0.0), Float32(0.0)
+    elements = const_expr(range(128 // dtype.width))
+    for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
+        inside = tile * warps * WARP < behind
+        count += cutlass.select_(inside, Float32(len(elements)), Float32(0.0))
+        total += cutlass.select_(inside, tree([element(rX, dtype, i, tile) for i in elements]), Float32(0.0))
+    mean = quotient(total, cutlass.max(count, Float32(1.0)))
+    for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
+        inside = tile * warps * WARP < behind
+        centred = [element(rX, dtype, i, tile) - mean for i in elements]
+        both = [centred[0] * centred[0], centred[1] * centred[1]]
+        for i in elements[2:]:
+            both[i % 2] = both[i % 2] + centred[i] * centred[i]
+        squares += cutlass.select_(inside, both[0] + both[1], Float32(0.0))
+    count, mean, squares = _merged(count, mean, squares, cute.arch.shuffle_sync(mean, 0), WARP)
+    warp = cute.arch.warp_idx()
+    if cute.arch.lane_idx() == 0:
+        sPart[0, warp, half], sPart[1, warp, half], sPart[2, warp, half] = count, mean, squares
+    cute.arch.sync_threads()
+    if warp == 0:
+        lane = cute.arch.lane_idx() % warps
+        count, mean, squares = sPart[0, lane, half], sPart[1, lane, half], sPart[2, lane, half]
+        _, mean, squares = _merged(count, mean, squares, sPart[1, 0, half], warps)
+        if thread == 0:
+            low = Int64(Uint32(mean.bitcast(Int32)))
+            high = Int64(squares.bitcast(Int32) & NATURAL)  # a NaN may have a sign
+            cute.arch.store(pointer(Int64, word), high << 32 | low, sem="relaxed", scope="gpu")
+
+
+def _merged(count, mean, squares, common, lanes):
+    """Number, mean and centred squares of what the lanes have, each relative to the mean `common` of one of them."""
+    apart = cutlass.select_(count > 0.0, mean - common, Float32(0.0))
+    moved = count * apart
+    squares = cute.arch.warp_reduction_sum(squares + moved * apart, threads_in_group=lanes)
+    moved = cute.arch.warp_reduction_sum(moved, threads_in_group=lanes)
+    count = cute.arch.warp_reduction_sum(count, threads_in_group=lanes)
+    shift = quotient(moved, cutlass.max(count, Float32(1.0)))
+    return count, common + shift, squares - moved * shift
+
+
+@cute.jit
+def _group(
+    words: Int64,
+    dtype: cutlass.Constexpr,
+    sGroup: cute.Tensor,  # (3, warps, 2)
+    half: Int32,
+    looks: Int32,
+    parts: Int32,
+    vectors: Int32,
+    eps: Float32,
+    thread: Int32,
+    share: cutlass.Constexpr,
+    warps: cutlass.Constexpr,
+) -> tuple[Float32, Float32, Float32]:
+    """Of a group: mean and inverse deviation from the words of its parts, and how many of these were not there.
+
+    Sums are relative to the mean of the first part, which is in them: what cancels is at most as many times what is
+    left as there are parts.
+    """
+    vector = const_expr(128 // dtype.width)
+    threads = const_expr(warps * WARP)
+    moved, squares, missing = Float32(0.0), Float32(0.0), Float32(0.0)
+    first = _word(words)
+    left = looks
+    while (first < 0) & (left > 1):
+        first = _word(words)
+        left -= 1
+    common = Int32(first).bitcast(Float32)
+    for base in cutlass.range(thread, parts, AT_ONCE * threads, unroll=1):
+        at = [cutlass.min(base + i * threads, parts - 1) for i in range(AT_ONCE)]
+        a, b, c, d = [_word(words + 8 * Int64(i)) for i in at]
+        left = looks
+        while ((a | b | c | d) < 0) & (left > 1):
+            a, b, c, d = [_word(words + 8 * Int64(i)) for i in at]
+            left -= 1
+        found = [a, b, c, d]
+        for i in cutlass.range_constexpr(AT_ONCE):
+            inside = base + i * threads < parts
+            held = cutlass.min(vectors - (base + i * threads) * share, share) * vector
+            count = cutlass.select_(inside, Float32(held), Float32(0.0))
+            apart = cutlass.select_(inside, Int32(found[i]).bitcast(Float32) - common, Float32(0.0))
+            spread = cutlass.select_(inside, Int32(found[i] >> 32).bitcast(Float32), Float32(0.0))
+            moved += count * apart
+            squares += spread + count * apart * apart
+            missing += cutlass.select_(found[i] < 0, Float32(1.0), Float32(0.0))
+    missing += cutlass.select_(first < 0, Float32(1.0), Float32(0.0))
+    values = [cute.arch.warp_reduction_sum(value) for value in (moved, squares, missing)]
+    warp = cute.arch.warp_idx()
+    if cute.arch.lane_idx() == 0:
+        sGroup[0, warp, half], sGroup[1, warp, half], sGroup[2, warp, half] = values
+    cute.arch.sync_threads()
+    moved, squares, missing = [tree([sGroup[i, warp, half] for warp in range(warps)]) for i in range(3)]
+    length = Float32(vectors * vector)
+    shift = quotient(moved, length)
+    variance = cute.arch.fmax(quotient(squares - moved * shift, length), Float32(0.0), nan=True)
+    return common + shift, cute.math.rsqrt(variance + eps), missing
+
+
+def shared_bytes(warps, tiles, stages):
+    """Of a block: the ring, three numbers of every warp twice in turn for parts and for groups, and one more."""
+    return tiles * warps * WARP * VECTOR_BYTES * stages + 4 * (2 * 6 * warps + 1)
+
+
+@cute.jit
+def launch(
+    y: Int64,
+    x: Int64,
+    weight: Int64,
+    bias: Int64,
+    words: Int64,
+    vectors: Int32,
+    channel: Int32,
+    by_channel: Int32,
+    channel_shift: Int32,
+    parts: Int32,
+    by_parts: Int32,
+    parts_shift: Int32,
+    total: Int32,
+    groups: Int32,
+    group_channels: Int32,
+    patience: Int32,
+    eps: Float32,
+    blocks: Int32,
+    dtype: cutlass.Constexpr,
+    weight_dtype: cutlass.Constexpr,
+    bias_dtype: cutlass.Constexpr,
+    warps: cutlass.Constexpr,
+    tiles: cutlass.Constexpr,
+    stages: cutlass.Constexpr,
+    ahead: cutlass.Constexpr,
+    resident: cutlass.Constexpr,
+    pdl: cutlass.Constexpr,
+    stream: driver.CUstream,
+):
+    """So many blocks."""
+    addresses, divisors = (y, x, weight, bias, words), (channel, by_channel, channel_shift, parts, by_parts, parts_shift)
+    numbers = (vectors, *divisors, total, groups, group_channels, patience, eps)
+    dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, resident, pdl)
+    ring_kernel(*addresses, *numbers, *dtypes, *cuts).launch(
+        grid=[blocks, 1, 1],
+        block=[warps * WARP, 1, 1],
+        smem=shared_bytes(warps, tiles, stages),
+        stream=stream,
+        use_pdl=pdl,
+        min_blocks_per_mp=resident // warps,
+        preferred_smem_carveout=0,  # does not reach the machine code; without it the DSL would ask the device
+    )
+
+
+@dataclass(frozen=True)
+class RingLaunch(CuteLaunch):
+    """One launch of the kernel: its tensors are y, x, weight, bias and the words. A channel has a part's elements."""
+
+    blocks: int
+    stages: int
+    """Parts of a block's ring."""
+    ahead: int
+    """Of these, parts whose statistics are said before the first of them is written: 1 to `stages` - 1."""
+    resident: int
+    """Warps that have room on a multiprocessor."""
+    patience: int
+
+    name = "ring_kernel"
+    function = staticmethod(launch)
+
+    @staticmethod
+    def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `launch` is compiled with."""
+        return *[Int64(0)] * 5, *[Int32(0)] * 11, Float32(0.0), Int32(0), *constants, driver.CUstream(0)
+
+    @property
+    def cuts(self) -> dict[str, Any]:
+        """The kernel's constant parameters behind the dtypes."""
+        names = "warps", "tiles", "stages", "ahead", "resident", "pdl"
+        return {name: getattr(self, name) for name in names}
+
+    def with_code(self, cubin: bytes) -> CubinLaunch:
+        """The launch of this machine code."""
+        elements, channel, total, groups, group_channels = self.sizes
+        vector = VECTOR_BYTES // self.dtypes[0].itemsize
+        vectors, channel = elements // vector, channel // vector
+        parts = -(-vectors // (self.tiles * self.warps * WARP))
+        divisors = channel, *divisor(channel), parts, *divisor(parts)
+        numbers = (vectors, *divisors, total, groups, group_channels, self.patience)
+        return CubinLaunch(
+            name=self.name,
+            cubin=cubin,
+            grid=(self.blocks, 1, 1),
+            threads=self.warps * WARP,
+            params=(
+                Address.ALIGNED,
+                Address.ALIGNED,
+                Address.ANY,
+                Address.ANY,
+                Address.ANY,
+                *(pack("<I", number) for number in numbers),
+                pack("<f", self.eps),
+            ),
+            dynamic_shared_bytes=shared_bytes(self.warps, self.tiles, self.stages),
+            dependent=self.pdl,
+            otherwise=lambda *addresses: self.otherwise.run_at(*addresses[:4]),  # without the words
+        )
