@@ -102,41 +102,33 @@ def ring_kernel(
 
     rX = cute.make_rmem_tensor(cute.make_layout((WORDS, tiles)), Uint32)
     rY = cute.make_rmem_tensor(cute.make_layout(WORDS * 32 // dtype.width), dtype)
-    exact = const_expr(dtype is Float32)
     looks = patience
     known = Int32(-1)  # the group of which mean and scale are
     mean, scale = Float32(0.0), Float32(0.0)
-    group, begin, border = Int32(0), Int32(0), Int32(0)
-    near_slope, near_shift, far_slope, far_shift = mean, mean, mean, mean
+    group, begin, next_group, next_begin = Int32(0), Int32(0), Int32(0), Int32(0)
+    affine_of = mean, mean, mean, mean  # near weight and bias, far weight and bias
+    near_slope, near_shift, far_slope, far_shift = affine_of
+    seen = Int64(0), Int64(0), Int64(0), Int64(0), Int64(0)
     said, written, free = Int32(0), Int32(0), Int32((stages - ahead) % stages)  # stages of the ring
     half, turn = Int32(0), Int32(0)
+    numbers = parts, vectors, eps, thread
+    affines = weight, bias, groups, group_channels
     for step in cutlass.range(steps + ahead, unroll=1):
         if step < steps:
             cute.arch.cp_async_wait_group(stages - ahead - 1)
             cute.autovec_copy(sRing[None, thread, None, said], rX)
             place = block + step * blocks
-            begin = (place - ratio(place, by_parts, parts_shift) * parts) * share
-            _say(rX, words + 8 * Int64(place), dtype, sPart, half, begin, vectors, thread, warps)
+            start = (place - ratio(place, by_parts, parts_shift) * parts) * share
+            _say(rX, words + 8 * Int64(place), dtype, sPart, half, start, vectors, thread, warps)
             half = 1 - half
             said = _next(said, stages)
         if step >= ahead:
-            place = block + (step - ahead) * blocks
-            group = ratio(place, by_parts, parts_shift)
-            begin = (place - group * parts) * share
-            near = ratio(begin, by_channel, channel_shift)
-            far = cutlass.min(near + 1, group_channels - 1)
-            border = (near + 1) * channel
-            first_channel = Int32(Uint32(group) % Uint32(groups)) * group_channels
-            mW = cute.make_tensor(pointer(weight_dtype, weight) + first_channel, cute.make_layout(group_channels))
-            mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
-            near_weight, near_bias = scaled(mW[near], exact), scaled(mB[near], exact)
-            far_weight, far_bias = scaled(mW[far], exact), scaled(mB[far], exact)
+            group, begin = next_group, next_begin
             if group != known:
                 own = words + 8 * Int64(group) * Int64(parts)
-                numbers = parts, vectors, eps, thread
-                mean, scale, missing = _group(own, dtype, sGroup, turn, looks, *numbers, share, warps)
+                mean, scale, least = _group(own, seen, dtype, sGroup, turn, looks, *numbers, share, warps)
                 turn = 1 - turn
-                while missing > 0.0:
+                while least < 0:
                     looks = Int32(1)
                     for part in cutlass.range(parts, unroll=1):
                         if thread == 0:
@@ -148,19 +140,29 @@ def ring_kernel(
                             start = part * share
                             _read(rX, x, group, start + thread, vectors, threads)
                             _say(rX, own + 8 * Int64(part), dtype, sPart, half, start, vectors, thread, warps)
-                    mean, scale, missing = _group(own, dtype, sGroup, turn, looks, *numbers, share, warps)
+                    seen = _look(own, Int32(0), parts, thread, threads)
+                    mean, scale, least = _group(own, seen, dtype, sGroup, turn, looks, *numbers, share, warps)
                     turn = 1 - turn
                 known = group
-            near_slope, near_shift = affine(near_weight, near_bias, mean, scale, dtype)
-            far_slope, far_shift = affine(far_weight, far_bias, mean, scale, dtype)
+            near_slope, near_shift = affine(affine_of[0], affine_of[1], mean, scale, dtype)
+            far_slope, far_shift = affine(affine_of[2], affine_of[3], mean, scale, dtype)
             cute.autovec_copy(sRing[None, thread, None, written], rX)
             written = _next(written, stages)
         # Into the stage that has just been read for the last time, or has not been used yet.
         place = block + (step + (stages - ahead)) * blocks
         _prefetch(sRing, x, place, step < steps - (stages - ahead), free, vectors, parts, by_parts, parts_shift, thread)
         free = _next(free, stages)
+        # What the next output will need is on its way while this one is written.
+        if (step + 1 >= ahead) & (step + 1 - ahead < steps):
+            place = block + (step + 1 - ahead) * blocks
+            next_group = ratio(place, by_parts, parts_shift)
+            next_begin = (place - next_group * parts) * share
+            near = ratio(next_begin, by_channel, channel_shift)
+            affine_of = _affine(near, next_group, *affines, weight_dtype, bias_dtype, const_expr(dtype is Float32))
+            seen = _look(words + 8 * Int64(next_group) * Int64(parts), Int32(0), parts, thread, threads)
         if step >= ahead:
             first = begin + thread
+            border = (ratio(begin, by_channel, channel_shift) + 1) * channel
             to = y + 16 * (Int64(group) * Int64(vectors) + Int64(first))
             for tile in cutlass.range_constexpr(tiles):
                 if first + tile * threads < vectors:
@@ -181,6 +183,21 @@ def _next(stage, stages):
 def _word(address):
     """A part's statistics as they are now, negative before they are said."""
     return cute.arch.load(pointer(Int64, address), Int64, sem="relaxed", scope="gpu")
+
+
+def _look(words, base, parts, thread, threads):
+    """The words of a group's first part and of AT_ONCE parts from `base` on that are this thread's."""
+    at = [cutlass.min(base + thread + i * threads, parts - 1) for i in range(AT_ONCE)]
+    return _word(words), *(_word(words + 8 * Int64(i)) for i in at)
+
+
+def _affine(near, group, weight, bias, groups, group_channels, weight_dtype, bias_dtype, exact):
+    """Weight and bias of a group's channel `near` and of the one behind."""
+    first_channel = Int32(Uint32(group) % Uint32(groups)) * group_channels
+    far = cutlass.min(near + 1, group_channels - 1)
+    mW = cute.make_tensor(pointer(weight_dtype, weight) + first_channel, cute.make_layout(group_channels))
+    mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
+    return scaled(mW[near], exact), scaled(mB[near], exact), scaled(mW[far], exact), scaled(mB[far], exact)
 
 
 @cute.jit
@@ -278,6 +295,7 @@ def _merged(count, mean, squares, common, lanes):
 @cute.jit
 def _group(
     words: Int64,
+    seen: tuple[Int64, Int64, Int64, Int64, Int64],
     dtype: cutlass.Constexpr,
     sGroup: cute.Tensor,  # (3, warps, 2)
     half: Int32,
@@ -288,49 +306,47 @@ def _group(
     thread: Int32,
     share: cutlass.Constexpr,
     warps: cutlass.Constexpr,
-) -> tuple[Float32, Float32, Float32]:
-    """Of a group: mean and inverse deviation from the words of its parts, and how many of these were not there.
+) -> tuple[Float32, Float32, Int32]:
+    """Of a group: mean and inverse deviation from the words of its parts, and a negative number if one is not there.
 
-    Sums are relative to the mean of the first part, which is in them: what cancels is at most as many times what is
-    left as there are parts.
+    `seen` is what `_look` has seen of the first words. Sums are relative to the mean of the first part, which is in
+    them: what cancels is at most as many times what is left as there are parts.
     """
     vector = const_expr(128 // dtype.width)
     threads = const_expr(warps * WARP)
-    moved, squares, missing = Float32(0.0), Float32(0.0), Float32(0.0)
-    first = _word(words)
-    left = looks
-    while (first < 0) & (left > 1):
-        first = _word(words)
-        left -= 1
-    common = Int32(first).bitcast(Float32)
-    for base in cutlass.range(thread, parts, AT_ONCE * threads, unroll=1):
-        at = [cutlass.min(base + i * threads, parts - 1) for i in range(AT_ONCE)]
-        a, b, c, d = [_word(words + 8 * Int64(i)) for i in at]
+    moved, squares, least = Float32(0.0), Float32(0.0), Int32(0)
+    first, a, b, c, d = seen
+    for base in cutlass.range(0, parts, AT_ONCE * threads, unroll=1):
+        if base > 0:
+            first, a, b, c, d = _look(words, base, parts, thread, threads)
         left = looks
-        while ((a | b | c | d) < 0) & (left > 1):
-            a, b, c, d = [_word(words + 8 * Int64(i)) for i in at]
+        while ((first | a | b | c | d) < 0) & (left > 1):
+            first, a, b, c, d = _look(words, base, parts, thread, threads)
             left -= 1
+        common = Int32(first).bitcast(Float32)
         found = [a, b, c, d]
         for i in cutlass.range_constexpr(AT_ONCE):
-            inside = base + i * threads < parts
-            held = cutlass.min(vectors - (base + i * threads) * share, share) * vector
-            count = cutlass.select_(inside, Float32(held), Float32(0.0))
-            apart = cutlass.select_(inside, Int32(found[i]).bitcast(Float32) - common, Float32(0.0))
-            spread = cutlass.select_(inside, Int32(found[i] >> 32).bitcast(Float32), Float32(0.0))
+            part = base + thread + i * threads
+            held = Float32(cutlass.min(vectors - part * share, share) * vector)
+            count = cutlass.select_(part < parts, held, Float32(0.0))
+            apart = cutlass.select_(part < parts, Int32(found[i]).bitcast(Float32) - common, Float32(0.0))
+            spread = cutlass.select_(part < parts, Int32(found[i] >> 32).bitcast(Float32), Float32(0.0))
             moved += count * apart
             squares += spread + count * apart * apart
-            missing += cutlass.select_(found[i] < 0, Float32(1.0), Float32(0.0))
-    missing += cutlass.select_(first < 0, Float32(1.0), Float32(0.0))
-    values = [cute.arch.warp_reduction_sum(value) for value in (moved, squares, missing)]
+        least |= Int32((first | a | b | c | d) >> 32)
+    moved, squares = cute.arch.warp_reduction_sum(moved), cute.arch.warp_reduction_sum(squares)
+    least = cute.arch.warp_redux_sync(least, kind="min")
     warp = cute.arch.warp_idx()
     if cute.arch.lane_idx() == 0:
-        sGroup[0, warp, half], sGroup[1, warp, half], sGroup[2, warp, half] = values
+        sGroup[0, warp, half], sGroup[1, warp, half], sGroup[2, warp, half] = moved, squares, least.bitcast(Float32)
     cute.arch.sync_threads()
-    moved, squares, missing = [tree([sGroup[i, warp, half] for warp in range(warps)]) for i in range(3)]
+    moved, squares = [tree([sGroup[i, warp, half] for warp in range(warps)]) for i in range(2)]
+    for i in cutlass.range_constexpr(warps):
+        least |= sGroup[2, i, half].bitcast(Int32)
     length = Float32(vectors * vector)
     shift = quotient(moved, length)
     variance = cute.arch.fmax(quotient(squares - moved * shift, length), Float32(0.0), nan=True)
-    return common + shift, cute.math.rsqrt(variance + eps), missing
+    return Int32(first).bitcast(Float32) + shift, cute.math.rsqrt(variance + eps), least
 
 
 def shared_bytes(warps, tiles, stages):
