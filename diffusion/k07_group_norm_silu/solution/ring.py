@@ -59,6 +59,7 @@ def ring_kernel(
     total: Int32,  # groups of all batches
     groups: Int32,
     group_channels: Int32,
+    lead: Int32,  # parts that have said their statistics before a block's first one is written, at most `ahead`
     patience: Int32,  # so often a thread looks for statistics before its block takes them itself
     eps: Float32,
     dtype: cutlass.Constexpr,
@@ -67,7 +68,7 @@ def ring_kernel(
     warps: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     stages: cutlass.Constexpr,  # parts of a ring
-    ahead: cutlass.Constexpr,  # parts that have said their statistics before the first of them is written
+    ahead: cutlass.Constexpr,  # of these, parts that have said their statistics before one is written
     resident: cutlass.Constexpr,
     pdl: cutlass.Constexpr,
 ):
@@ -111,6 +112,7 @@ def ring_kernel(
     seen = Int64(0), Int64(0), Int64(0), Int64(0), Int64(0)
     said, written, free = Int32(0), Int32(0), Int32((stages - ahead) % stages)  # stages of the ring
     half, turn = Int32(0), Int32(0)
+    outputs = Int32(0)  # written so far
     numbers = parts, vectors, eps, thread
     affines = weight, bias, groups, group_channels
     for step in cutlass.range(steps + ahead, unroll=1):
@@ -122,7 +124,9 @@ def ring_kernel(
             _say(rX, words + 8 * Int64(place), dtype, sPart, half, start, vectors, thread, warps)
             half = 1 - half
             said = _next(said, stages)
-        if step >= ahead:
+        # The first ones early, and each of them one step less so.
+        is_due = (outputs < steps) & (step >= outputs + cutlass.min(lead + outputs, ahead))
+        if is_due:
             group, begin = next_group, next_begin
             if group != known:
                 own = words + 8 * Int64(group) * Int64(parts)
@@ -148,19 +152,20 @@ def ring_kernel(
             far_slope, far_shift = affine(affine_of[2], affine_of[3], mean, scale, dtype)
             cute.autovec_copy(sRing[None, thread, None, written], rX)
             written = _next(written, stages)
+            outputs += 1
         # Into the stage that has just been read for the last time, or has not been used yet.
         place = block + (step + (stages - ahead)) * blocks
         _prefetch(sRing, x, place, step < steps - (stages - ahead), free, vectors, parts, by_parts, parts_shift, thread)
         free = _next(free, stages)
         # What the next output will need is on its way while this one is written.
-        if (step + 1 >= ahead) & (step + 1 - ahead < steps):
-            place = block + (step + 1 - ahead) * blocks
+        if (outputs < steps) & (step + 1 >= outputs + cutlass.min(lead + outputs, ahead)):
+            place = block + outputs * blocks
             next_group = ratio(place, by_parts, parts_shift)
             next_begin = (place - next_group * parts) * share
             near = ratio(next_begin, by_channel, channel_shift)
             affine_of = _affine(near, next_group, *affines, weight_dtype, bias_dtype, const_expr(dtype is Float32))
             seen = _look(words + 8 * Int64(next_group) * Int64(parts), Int32(0), parts, thread, threads)
-        if step >= ahead:
+        if is_due:
             first = begin + thread
             border = (ratio(begin, by_channel, channel_shift) + 1) * channel
             to = y + 16 * (Int64(group) * Int64(vectors) + Int64(first))
@@ -371,6 +376,7 @@ def launch(
     total: Int32,
     groups: Int32,
     group_channels: Int32,
+    lead: Int32,
     patience: Int32,
     eps: Float32,
     blocks: Int32,
@@ -387,7 +393,7 @@ def launch(
 ):
     """So many blocks."""
     addresses, divisors = (y, x, weight, bias, words), (channel, by_channel, channel_shift, parts, by_parts, parts_shift)
-    numbers = (vectors, *divisors, total, groups, group_channels, patience, eps)
+    numbers = (vectors, *divisors, total, groups, group_channels, lead, patience, eps)
     dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, resident, pdl)
     ring_kernel(*addresses, *numbers, *dtypes, *cuts).launch(
         grid=[blocks, 1, 1],
@@ -398,6 +404,11 @@ def launch(
         min_blocks_per_mp=resident // warps,
         preferred_smem_carveout=0,  # does not reach the machine code; without it the DSL would ask the device
     )
+
+
+def needed_lead(parts, blocks):
+    """Parts that a block has to say at least before it writes the first of them: else all wait for each other."""
+    return -(-(parts - 1) // blocks)
 
 
 @dataclass(frozen=True)
@@ -419,7 +430,7 @@ class RingLaunch(CuteLaunch):
     @staticmethod
     def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
         """What `launch` is compiled with."""
-        return *[Int64(0)] * 5, *[Int32(0)] * 11, Float32(0.0), Int32(0), *constants, driver.CUstream(0)
+        return *[Int64(0)] * 5, *[Int32(0)] * 12, Float32(0.0), Int32(0), *constants, driver.CUstream(0)
 
     @property
     def cuts(self) -> dict[str, Any]:
@@ -434,7 +445,8 @@ class RingLaunch(CuteLaunch):
         vectors, channel = elements // vector, channel // vector
         parts = -(-vectors // (self.tiles * self.warps * WARP))
         divisors = channel, *divisor(channel), parts, *divisor(parts)
-        numbers = (vectors, *divisors, total, groups, group_channels, self.patience)
+        lead = max(1, needed_lead(parts, self.blocks))
+        numbers = (vectors, *divisors, total, groups, group_channels, lead, self.patience)
         return CubinLaunch(
             name=self.name,
             cubin=cubin,
