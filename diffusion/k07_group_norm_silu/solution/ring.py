@@ -70,6 +70,7 @@ def ring_kernel(
     stages: cutlass.Constexpr,  # parts of a ring
     ahead: cutlass.Constexpr,  # of these, parts that have said their statistics before one is written
     resident: cutlass.Constexpr,
+    even: cutlass.Constexpr,  # all parts are full
     pdl: cutlass.Constexpr,
 ):
     """Block b: parts b, b + blocks, ... of all groups, of `tiles` vectors of every thread each.
@@ -96,7 +97,7 @@ def ring_kernel(
     # x is there: the launch ahead lets this one begin when it has itself waited for whatever wrote x.
     for stage in cutlass.range_constexpr(stages - ahead):
         place = block + stage * blocks
-        _prefetch(sRing, x, place, place < every, stage, vectors, parts, by_parts, parts_shift, thread)
+        _prefetch(sRing, x, place, place < every, stage, vectors, parts, by_parts, parts_shift, thread, even)
     if const_expr(pdl):
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
@@ -121,9 +122,13 @@ def ring_kernel(
             cute.autovec_copy(sRing[None, thread, None, said], rX)
             place = block + step * blocks
             start = (place - ratio(place, by_parts, parts_shift) * parts) * share
-            _say(rX, words + 8 * Int64(place), dtype, sPart, half, start, vectors, thread, warps)
+            _say(rX, words + 8 * Int64(place), dtype, sPart, half, start, vectors, thread, warps, even)
             half = 1 - half
             said = _next(said, stages)
+        coming = block + (step + (stages - ahead)) * blocks
+        exists = step < steps - (stages - ahead)
+        if step < ahead:  # into a stage that has not been used yet
+            _prefetch(sRing, x, coming, exists, free, vectors, parts, by_parts, parts_shift, thread, even)
         # The first ones early, and each of them one step less so.
         is_due = (outputs < steps) & (step >= outputs + cutlass.min(lead + outputs, ahead))
         if is_due:
@@ -143,7 +148,7 @@ def ring_kernel(
                         if there < 0:
                             start = part * share
                             _read(rX, x, group, start + thread, vectors, threads)
-                            _say(rX, own + 8 * Int64(part), dtype, sPart, half, start, vectors, thread, warps)
+                            _say(rX, own + 8 * Int64(part), dtype, sPart, half, start, vectors, thread, warps, even)
                     seen = _look(own, Int32(0), parts, thread, threads)
                     mean, scale, least = _group(own, seen, dtype, sGroup, turn, looks, *numbers, share, warps)
                     turn = 1 - turn
@@ -153,9 +158,8 @@ def ring_kernel(
             cute.autovec_copy(sRing[None, thread, None, written], rX)
             written = _next(written, stages)
             outputs += 1
-        # Into the stage that has just been read for the last time, or has not been used yet.
-        place = block + (step + (stages - ahead)) * blocks
-        _prefetch(sRing, x, place, step < steps - (stages - ahead), free, vectors, parts, by_parts, parts_shift, thread)
+        if step >= ahead:  # into the stage that has just been read for the last time
+            _prefetch(sRing, x, coming, exists, free, vectors, parts, by_parts, parts_shift, thread, even)
         free = _next(free, stages)
         # What the next output will need is on its way while this one is written.
         if (outputs < steps) & (step + 1 >= outputs + cutlass.min(lead + outputs, ahead)):
@@ -167,10 +171,11 @@ def ring_kernel(
             seen = _look(words + 8 * Int64(next_group) * Int64(parts), Int32(0), parts, thread, threads)
         if is_due:
             first = begin + thread
+            left = _behind(vectors, first, even)
             border = (ratio(begin, by_channel, channel_shift) + 1) * channel
             to = y + 16 * (Int64(group) * Int64(vectors) + Int64(first))
             for tile in cutlass.range_constexpr(tiles):
-                if first + tile * threads < vectors:
+                if tile * threads < left:
                     is_near = first + tile * threads < border
                     slope = cutlass.select_(is_near, near_slope, far_slope)
                     shift = cutlass.select_(is_near, near_shift, far_shift)
@@ -183,6 +188,11 @@ def ring_kernel(
 def _next(stage, stages):
     """The stage behind."""
     return cutlass.select_(stage == stages - 1, Int32(0), stage + 1)
+
+
+def _behind(vectors, first, even):
+    """Vectors of the group from the first on, or, where all parts are full, so many that the compiler asks no more."""
+    return Int32(NATURAL) if even else vectors - first
 
 
 def _word(address):
@@ -217,6 +227,7 @@ def _prefetch(
     by_parts: Int32,
     parts_shift: Int32,
     thread: Int32,
+    even: cutlass.Constexpr,
 ):
     """Set this thread's vectors of a part on their way; an empty group of copies where there is no such part."""
     _, threads, tiles, _ = const_expr(sRing.shape)
@@ -224,9 +235,10 @@ def _prefetch(
         group = ratio(place, by_parts, parts_shift)
         first = (place - group * parts) * (tiles * threads) + thread
         source = x + 16 * (Int64(group) * Int64(vectors) + Int64(first))
+        behind = _behind(vectors, first, even)
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), Uint32, num_bits_per_copy=128)
         for tile in cutlass.range_constexpr(tiles):
-            if first + tile * threads < vectors:
+            if tile * threads < behind:
                 cute.copy(atom, words_at(source + 16 * tile * threads), sRing[None, thread, tile, stage])
     cute.arch.cp_async_commit_group()
 
@@ -250,13 +262,14 @@ def _say(
     vectors: Int32,
     thread: Int32,
     warps: cutlass.Constexpr,
+    even: cutlass.Constexpr,
 ):
     """Take a part's mean and centred squares, by one barrier: of a thread, a warp and the block, and say them.
 
     Sums of a warp are relative to its first thread's mean, sums of the block to its first warp's. So what cancels in
     S2 - S1^2 / n is at most as many times what is left as there are threads, or warps.
     """
-    behind = vectors - begin - thread
+    behind = _behind(vectors, begin + thread, even)
     count, total, squares = Float32(0.0), Float32(0.0), Float32(0.0)
     elements = const_expr(range(128 // dtype.width))
     for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
@@ -388,13 +401,14 @@ def launch(
     stages: cutlass.Constexpr,
     ahead: cutlass.Constexpr,
     resident: cutlass.Constexpr,
+    even: cutlass.Constexpr,  # all parts are full
     pdl: cutlass.Constexpr,
     stream: driver.CUstream,
 ):
     """So many blocks."""
     addresses, divisors = (y, x, weight, bias, words), (channel, by_channel, channel_shift, parts, by_parts, parts_shift)
     numbers = (vectors, *divisors, total, groups, group_channels, lead, patience, eps)
-    dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, resident, pdl)
+    dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, resident, even, pdl)
     ring_kernel(*addresses, *numbers, *dtypes, *cuts).launch(
         grid=[blocks, 1, 1],
         block=[warps * WARP, 1, 1],
@@ -422,6 +436,8 @@ class RingLaunch(CuteLaunch):
     """Of these, parts whose statistics are said before the first of them is written: 1 to `stages` - 1."""
     resident: int
     """Warps that have room on a multiprocessor."""
+    early: bool
+    """Whether the first parts are written with less of them ahead."""
     patience: int
 
     name = "ring_kernel"
@@ -435,8 +451,13 @@ class RingLaunch(CuteLaunch):
     @property
     def cuts(self) -> dict[str, Any]:
         """The kernel's constant parameters behind the dtypes."""
-        names = "warps", "tiles", "stages", "ahead", "resident", "pdl"
+        names = "warps", "tiles", "stages", "ahead", "resident", "even", "pdl"
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def even(self) -> bool:
+        """Whether all parts are full."""
+        return self.sizes[0] * self.dtypes[0].itemsize % (self.tiles * self.warps * WARP * VECTOR_BYTES) == 0
 
     def with_code(self, cubin: bytes) -> CubinLaunch:
         """The launch of this machine code."""
@@ -445,7 +466,7 @@ class RingLaunch(CuteLaunch):
         vectors, channel = elements // vector, channel // vector
         parts = -(-vectors // (self.tiles * self.warps * WARP))
         divisors = channel, *divisor(channel), parts, *divisor(parts)
-        lead = max(1, needed_lead(parts, self.blocks))
+        lead = max(1, needed_lead(parts, self.blocks)) if self.early else self.ahead
         numbers = (vectors, *divisors, total, groups, group_channels, lead, self.patience)
         return CubinLaunch(
             name=self.name,
