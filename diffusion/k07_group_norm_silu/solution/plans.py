@@ -210,7 +210,7 @@ def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
         blocks=blocks,
         stages=config.stages,
         ahead=config.ahead,
-        early=config.early,
+        store=config.store,
         resident=config.resident,
         patience=PATIENCE,
     )

@@ -5,6 +5,8 @@ on their way from memory, of those ahead the statistics are said, and they wait 
 said theirs. Each thread copies its own vectors and is the only one to read them, so that the ring takes no barrier.
 """
 
+import functools
+import operator
 from dataclasses import dataclass
 from struct import pack
 from typing import Any
@@ -22,6 +24,7 @@ from .dsl import (
     WORDS,
     CuteLaunch,
     affine,
+    afresh,
     divisor,
     element,
     output,
@@ -36,8 +39,8 @@ from .tuning import VECTOR_BYTES
 
 ALIGNMENT = 128
 """Of the ring in shared memory."""
-AT_ONCE = 4
-"""Statistics of a group that a thread asks for before it waits for one of them."""
+AT_ONCE = 256
+"""Statistics of a group that a block asks for before it waits for one of them; more cost registers."""
 NATURAL = 0x7FFFFFFF
 """All bits of a float but its sign."""
 
@@ -59,7 +62,6 @@ def ring_kernel(
     total: Int32,  # groups of all batches
     groups: Int32,
     group_channels: Int32,
-    lead: Int32,  # parts that have said their statistics before a block's first one is written, at most `ahead`
     patience: Int32,  # so often a thread looks for statistics before its block takes them itself
     eps: Float32,
     dtype: cutlass.Constexpr,
@@ -71,6 +73,7 @@ def ring_kernel(
     ahead: cutlass.Constexpr,  # of these, parts that have said their statistics before one is written
     resident: cutlass.Constexpr,
     even: cutlass.Constexpr,  # all parts are full
+    store: cutlass.Constexpr,  # cache modifier of the stores
     pdl: cutlass.Constexpr,
 ):
     """Block b: parts b, b + blocks, ... of all groups, of `tiles` vectors of every thread each.
@@ -110,10 +113,9 @@ def ring_kernel(
     group, begin, next_group, next_begin = Int32(0), Int32(0), Int32(0), Int32(0)
     affine_of = mean, mean, mean, mean  # near weight and bias, far weight and bias
     near_slope, near_shift, far_slope, far_shift = affine_of
-    seen = Int64(0), Int64(0), Int64(0), Int64(0), Int64(0)
+    seen = tuple(Int64(0) for _ in range(1 + max(AT_ONCE // threads, 1)))
     said, written, free = Int32(0), Int32(0), Int32((stages - ahead) % stages)  # stages of the ring
     half, turn = Int32(0), Int32(0)
-    outputs = Int32(0)  # written so far
     numbers = parts, vectors, eps, thread
     affines = weight, bias, groups, group_channels
     for step in cutlass.range(steps + ahead, unroll=1):
@@ -125,13 +127,7 @@ def ring_kernel(
             _say(rX, words + 8 * Int64(place), dtype, sPart, half, start, vectors, thread, warps, even)
             half = 1 - half
             said = _next(said, stages)
-        coming = block + (step + (stages - ahead)) * blocks
-        exists = step < steps - (stages - ahead)
-        if step < ahead:  # into a stage that has not been used yet
-            _prefetch(sRing, x, coming, exists, free, vectors, parts, by_parts, parts_shift, thread, even)
-        # The first ones early, and each of them one step less so.
-        is_due = (outputs < steps) & (step >= outputs + cutlass.min(lead + outputs, ahead))
-        if is_due:
+        if step >= ahead:
             group, begin = next_group, next_begin
             if group != known:
                 own = words + 8 * Int64(group) * Int64(parts)
@@ -157,19 +153,20 @@ def ring_kernel(
             far_slope, far_shift = affine(affine_of[2], affine_of[3], mean, scale, dtype)
             cute.autovec_copy(sRing[None, thread, None, written], rX)
             written = _next(written, stages)
-            outputs += 1
-        if step >= ahead:  # into the stage that has just been read for the last time
-            _prefetch(sRing, x, coming, exists, free, vectors, parts, by_parts, parts_shift, thread, even)
+        # Into the stage that has just been read for the last time, or has not been used yet.
+        place = block + (step + (stages - ahead)) * blocks
+        exists = step < steps - (stages - ahead)
+        _prefetch(sRing, x, place, exists, free, vectors, parts, by_parts, parts_shift, thread, even)
         free = _next(free, stages)
         # What the next output will need is on its way while this one is written.
-        if (outputs < steps) & (step + 1 >= outputs + cutlass.min(lead + outputs, ahead)):
-            place = block + outputs * blocks
+        if (step + 1 >= ahead) & (step + 1 - ahead < steps):
+            place = block + (step + 1 - ahead) * blocks
             next_group = ratio(place, by_parts, parts_shift)
             next_begin = (place - next_group * parts) * share
             near = ratio(next_begin, by_channel, channel_shift)
             affine_of = _affine(near, next_group, *affines, weight_dtype, bias_dtype, const_expr(dtype is Float32))
             seen = _look(words + 8 * Int64(next_group) * Int64(parts), Int32(0), parts, thread, threads)
-        if is_due:
+        if step >= ahead:
             first = begin + thread
             left = _behind(vectors, first, even)
             border = (ratio(begin, by_channel, channel_shift) + 1) * channel
@@ -182,7 +179,11 @@ def ring_kernel(
                     values = output(rX, dtype, tile, mean, slope, shift)
                     for i in cutlass.range_constexpr(len(values)):
                         rY[i] = values[i].to(dtype)
-                    cute.autovec_copy(cute.recast_tensor(rY, Uint32), words_at(to + 16 * tile * threads))
+                    if const_expr(store == ".cs"):
+                        vector = cute.recast_tensor(rY, Uint32).load()
+                        cute.arch.store(pointer(Uint32, to + 16 * tile * threads, 16), vector.ir_value(), cop="cs")
+                    else:
+                        cute.autovec_copy(cute.recast_tensor(rY, Uint32), words_at(to + 16 * tile * threads))
 
 
 def _next(stage, stages):
@@ -201,9 +202,14 @@ def _word(address):
 
 
 def _look(words, base, parts, thread, threads):
-    """The words of a group's first part and of AT_ONCE parts from `base` on that are this thread's."""
-    at = [cutlass.min(base + thread + i * threads, parts - 1) for i in range(AT_ONCE)]
+    """The words of a group's first part, and those of the AT_ONCE parts from `base` on that are this thread's."""
+    at = [cutlass.min(base + thread + i * threads, parts - 1) for i in range(max(AT_ONCE // threads, 1))]
     return _word(words), *(_word(words + 8 * Int64(i)) for i in at)
+
+
+def _any(numbers):
+    """A number that is negative if one of them is."""
+    return functools.reduce(operator.or_, numbers)
 
 
 def _affine(near, group, weight, bias, groups, group_channels, weight_dtype, bias_dtype, exact):
@@ -277,6 +283,7 @@ def _say(
         count += cutlass.select_(inside, Float32(len(elements)), Float32(0.0))
         total += cutlass.select_(inside, tree([element(rX, dtype, i, tile) for i in elements]), Float32(0.0))
     mean = quotient(total, cutlass.max(count, Float32(1.0)))
+    rX = afresh(rX)
     for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
         inside = tile * warps * WARP < behind
         centred = [element(rX, dtype, i, tile) - mean for i in elements]
@@ -313,7 +320,7 @@ def _merged(count, mean, squares, common, lanes):
 @cute.jit
 def _group(
     words: Int64,
-    seen: tuple[Int64, Int64, Int64, Int64, Int64],
+    seen: tuple,
     dtype: cutlass.Constexpr,
     sGroup: cute.Tensor,  # (3, warps, 2)
     half: Int32,
@@ -333,25 +340,24 @@ def _group(
     vector = const_expr(128 // dtype.width)
     threads = const_expr(warps * WARP)
     moved, squares, least = Float32(0.0), Float32(0.0), Int32(0)
-    first, a, b, c, d = seen
-    for base in cutlass.range(0, parts, AT_ONCE * threads, unroll=1):
+    many = const_expr(len(seen) - 1)
+    for base in cutlass.range(0, parts, many * threads, unroll=1):
         if base > 0:
-            first, a, b, c, d = _look(words, base, parts, thread, threads)
+            seen = _look(words, base, parts, thread, threads)
         left = looks
-        while ((first | a | b | c | d) < 0) & (left > 1):
-            first, a, b, c, d = _look(words, base, parts, thread, threads)
+        while (_any(seen) < 0) & (left > 1):
+            seen = _look(words, base, parts, thread, threads)
             left -= 1
-        common = Int32(first).bitcast(Float32)
-        found = [a, b, c, d]
-        for i in cutlass.range_constexpr(AT_ONCE):
-            part = base + thread + i * threads
+        common = Int32(seen[0]).bitcast(Float32)
+        for i in cutlass.range_constexpr(many):
+            part, word = base + thread + i * threads, seen[1 + i]
             held = Float32(cutlass.min(vectors - part * share, share) * vector)
             count = cutlass.select_(part < parts, held, Float32(0.0))
-            apart = cutlass.select_(part < parts, Int32(found[i]).bitcast(Float32) - common, Float32(0.0))
-            spread = cutlass.select_(part < parts, Int32(found[i] >> 32).bitcast(Float32), Float32(0.0))
+            apart = cutlass.select_(part < parts, Int32(word).bitcast(Float32) - common, Float32(0.0))
+            spread = cutlass.select_(part < parts, Int32(word >> 32).bitcast(Float32), Float32(0.0))
             moved += count * apart
             squares += spread + count * apart * apart
-        least |= Int32((first | a | b | c | d) >> 32)
+        least |= Int32(_any(seen) >> 32)
     moved, squares = cute.arch.warp_reduction_sum(moved), cute.arch.warp_reduction_sum(squares)
     least = cute.arch.warp_redux_sync(least, kind="min")
     warp = cute.arch.warp_idx()
@@ -364,7 +370,7 @@ def _group(
     length = Float32(vectors * vector)
     shift = quotient(moved, length)
     variance = cute.arch.fmax(quotient(squares - moved * shift, length), Float32(0.0), nan=True)
-    return Int32(first).bitcast(Float32) + shift, cute.math.rsqrt(variance + eps), least
+    return Int32(seen[0]).bitcast(Float32) + shift, cute.math.rsqrt(variance + eps), least
 
 
 def shared_bytes(warps, tiles, stages):
@@ -389,7 +395,6 @@ def launch(
     total: Int32,
     groups: Int32,
     group_channels: Int32,
-    lead: Int32,
     patience: Int32,
     eps: Float32,
     blocks: Int32,
@@ -401,14 +406,15 @@ def launch(
     stages: cutlass.Constexpr,
     ahead: cutlass.Constexpr,
     resident: cutlass.Constexpr,
-    even: cutlass.Constexpr,  # all parts are full
+    even: cutlass.Constexpr,
+    store: cutlass.Constexpr,
     pdl: cutlass.Constexpr,
     stream: driver.CUstream,
 ):
     """So many blocks."""
     addresses, divisors = (y, x, weight, bias, words), (channel, by_channel, channel_shift, parts, by_parts, parts_shift)
-    numbers = (vectors, *divisors, total, groups, group_channels, lead, patience, eps)
-    dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, resident, even, pdl)
+    numbers = (vectors, *divisors, total, groups, group_channels, patience, eps)
+    dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, resident, even, store, pdl)
     ring_kernel(*addresses, *numbers, *dtypes, *cuts).launch(
         grid=[blocks, 1, 1],
         block=[warps * WARP, 1, 1],
@@ -418,11 +424,6 @@ def launch(
         min_blocks_per_mp=resident // warps,
         preferred_smem_carveout=0,  # does not reach the machine code; without it the DSL would ask the device
     )
-
-
-def needed_lead(parts, blocks):
-    """Parts that a block has to say at least before it writes the first of them: else all wait for each other."""
-    return -(-(parts - 1) // blocks)
 
 
 @dataclass(frozen=True)
@@ -436,8 +437,8 @@ class RingLaunch(CuteLaunch):
     """Of these, parts whose statistics are said before the first of them is written: 1 to `stages` - 1."""
     resident: int
     """Warps that have room on a multiprocessor."""
-    early: bool
-    """Whether the first parts are written with less of them ahead."""
+    store: str
+    """Cache modifier of the stores: none or `.cs`."""
     patience: int
 
     name = "ring_kernel"
@@ -446,12 +447,12 @@ class RingLaunch(CuteLaunch):
     @staticmethod
     def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
         """What `launch` is compiled with."""
-        return *[Int64(0)] * 5, *[Int32(0)] * 12, Float32(0.0), Int32(0), *constants, driver.CUstream(0)
+        return *[Int64(0)] * 5, *[Int32(0)] * 11, Float32(0.0), Int32(0), *constants, driver.CUstream(0)
 
     @property
     def cuts(self) -> dict[str, Any]:
         """The kernel's constant parameters behind the dtypes."""
-        names = "warps", "tiles", "stages", "ahead", "resident", "even", "pdl"
+        names = "warps", "tiles", "stages", "ahead", "resident", "even", "store", "pdl"
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -466,8 +467,7 @@ class RingLaunch(CuteLaunch):
         vectors, channel = elements // vector, channel // vector
         parts = -(-vectors // (self.tiles * self.warps * WARP))
         divisors = channel, *divisor(channel), parts, *divisor(parts)
-        lead = max(1, needed_lead(parts, self.blocks)) if self.early else self.ahead
-        numbers = (vectors, *divisors, total, groups, group_channels, lead, self.patience)
+        numbers = (vectors, *divisors, total, groups, group_channels, self.patience)
         return CubinLaunch(
             name=self.name,
             cubin=cubin,
