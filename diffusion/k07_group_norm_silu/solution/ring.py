@@ -111,13 +111,14 @@ def ring_kernel(
     known = Int32(-1)  # the group of which mean and scale are
     mean, scale = Float32(0.0), Float32(0.0)
     group, begin, next_group, next_begin = Int32(0), Int32(0), Int32(0), Int32(0)
-    affine_of = mean, mean, mean, mean  # near weight and bias, far weight and bias
-    near_slope, near_shift, far_slope, far_shift = affine_of
+    near_slope, near_shift, far_slope, far_shift = mean, mean, mean, mean
+    near_weight, far_weight = weight_dtype(0.0), weight_dtype(0.0)
+    near_bias, far_bias = bias_dtype(0.0), bias_dtype(0.0)
     seen = tuple(Int64(0) for _ in range(1 + max(AT_ONCE // threads, 1)))
     said, written, free = Int32(0), Int32(0), Int32((stages - ahead) % stages)  # stages of the ring
     half, turn = Int32(0), Int32(0)
     numbers = parts, vectors, eps, thread
-    affines = weight, bias, groups, group_channels
+    exact = const_expr(dtype is Float32)
     for step in cutlass.range(steps + ahead, unroll=1):
         if step < steps:
             cute.arch.cp_async_wait_group(stages - ahead - 1)
@@ -149,8 +150,8 @@ def ring_kernel(
                     mean, scale, least = _group(own, seen, dtype, sGroup, turn, looks, *numbers, share, warps)
                     turn = 1 - turn
                 known = group
-            near_slope, near_shift = affine(affine_of[0], affine_of[1], mean, scale, dtype)
-            far_slope, far_shift = affine(affine_of[2], affine_of[3], mean, scale, dtype)
+            near_slope, near_shift = affine(scaled(near_weight, exact), scaled(near_bias, exact), mean, scale, dtype)
+            far_slope, far_shift = affine(scaled(far_weight, exact), scaled(far_bias, exact), mean, scale, dtype)
             cute.autovec_copy(sRing[None, thread, None, written], rX)
             written = _next(written, stages)
         # Into the stage that has just been read for the last time, or has not been used yet.
@@ -164,7 +165,11 @@ def ring_kernel(
             next_group = ratio(place, by_parts, parts_shift)
             next_begin = (place - next_group * parts) * share
             near = ratio(next_begin, by_channel, channel_shift)
-            affine_of = _affine(near, next_group, *affines, weight_dtype, bias_dtype, const_expr(dtype is Float32))
+            far = cutlass.min(near + 1, group_channels - 1)
+            first_channel = Int32(Uint32(next_group) % Uint32(groups)) * group_channels
+            mW = cute.make_tensor(pointer(weight_dtype, weight) + first_channel, cute.make_layout(group_channels))
+            mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
+            near_weight, far_weight, near_bias, far_bias = mW[near], mW[far], mB[near], mB[far]
             seen = _look(words + 8 * Int64(next_group) * Int64(parts), Int32(0), parts, thread, threads)
         if step >= ahead:
             first = begin + thread
@@ -210,15 +215,6 @@ def _look(words, base, parts, thread, threads):
 def _any(numbers):
     """A number that is negative if one of them is."""
     return functools.reduce(operator.or_, numbers)
-
-
-def _affine(near, group, weight, bias, groups, group_channels, weight_dtype, bias_dtype, exact):
-    """Weight and bias of a group's channel `near` and of the one behind."""
-    first_channel = Int32(Uint32(group) % Uint32(groups)) * group_channels
-    far = cutlass.min(near + 1, group_channels - 1)
-    mW = cute.make_tensor(pointer(weight_dtype, weight) + first_channel, cute.make_layout(group_channels))
-    mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
-    return scaled(mW[near], exact), scaled(mB[near], exact), scaled(mW[far], exact), scaled(mB[far], exact)
 
 
 @cute.jit
