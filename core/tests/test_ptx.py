@@ -149,17 +149,6 @@ def test_k07_flows_in_whatever_order_blocks_run(name):
             assert [launch.name for launch in check(case, options=options)] == ["statistics_kernel", "flow_kernel"]
 
 
-@pytest.mark.parametrize("patience", [1, 256])
-def test_k07_holds_or_leaves_for_later_in_whatever_order_blocks_run(patience, monkeypatch):
-    task = task_of("group_norm_silu")
-    (table,) = tables_of(task)
-    case = first_of_each_op(task)[0]
-    monkeypatch.setattr("diffusion.k07_group_norm_silu.solution.plans.PATIENCE", patience)
-    with table.forced(table.config("hold", warps=1, tiles=1)):
-        for options in (DEFAULT, Options(apart=True), *(Options(turns=seed) for seed in range(3))):
-            assert [launch.name for launch in check(case, options=options)] == ["fresh_kernel", "hold_kernel"]
-
-
 # --- faults put into real kernels
 
 
@@ -224,11 +213,11 @@ def cluster_launch(x, weight, bias, groups, blocks, warps):
         dtypes=(x.dtype, weight.dtype, bias.dtype),
         sizes=(elements, x.numel() // (x.shape[0] * channels), total, groups, channels // groups),
         eps=1e-5,
-        blocks=blocks,
         warps=warps,
         tiles=-(-elements * x.itemsize // (blocks * warps * 512)),
         pdl=True,
         otherwise=Chain((), ()),
+        blocks=blocks,
     )
 
 
@@ -269,6 +258,62 @@ def test_k07_cluster_far_below_zero_and_not_a_number():
     assert_near(y[:, :4], want[:, :4])
     assert (y[0, (1, 3)] == 0).all()
     assert y[0, 4:].isnan().all()
+
+
+RINGS = {
+    # dtypes of x, weight and bias, warps, tiles, stages, ahead, blocks, shape of x, groups, offset
+    "the first parts are of many blocks": ("hhh", 4, 3, 4, 2, 8, (1, 8, 4, 1024), 1, 3),
+    "the last part has less": ("hhh", 2, 2, 3, 1, 4, (2, 4, 1144), 2, 300),
+    "as many ahead as there may be": ("bhf", 2, 4, 5, 4, 2, (2, 6, 2304), 3, 3),
+    "a warp a block": ("bbb", 1, 2, 3, 2, 5, (1, 6, 2048), 3, 3),
+    "float32": ("fff", 2, 2, 5, 2, 3, (1, 4, 1000), 2, 64),
+    "more words than are asked for at once": ("hfh", 1, 1, 6, 4, 70, (1, 4, 16640), 1, 0),
+}
+
+
+def ring_launches(x, weight, bias, groups, warps, tiles, stages, ahead, blocks, patience):
+    """k07's launches that read x once, as its plans make them, and the words between them."""
+    from diffusion.k07_group_norm_silu.solution import plans
+    from diffusion.k07_group_norm_silu.solution.tuning import Config
+
+    call = plans.Call(*(tensor.to("meta") for tensor in (x, weight, bias)), groups, 1e-5)
+    config = Config("ring", warps, tiles, resident=warps, stages=stages, ahead=ahead, store=".cs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "multiprocessors", lambda _: blocks)
+        patch.setattr(plans, "PATIENCE", patience)
+        chain = plans._ring(call, config, pdl=True)
+    (words,) = chain.scratch
+    return *chain.launches, torch.zeros(words.shape, dtype=words.dtype)
+
+
+@pytest.mark.parametrize("case", RINGS)
+def test_k07_ring(case):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from core.tests.ptx.cute import run_cute
+
+    names, *cuts, shape, groups, offset = RINGS[case]
+    dtypes = [{"b": torch.bfloat16, "h": torch.float16, "f": torch.float32}[name] for name in names]
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.randn(shape, generator=generator) + offset).to(dtypes[0])
+    weight, bias = (torch.randn(shape[1], generator=generator).to(dtype) for dtype in dtypes[1:])
+    want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, groups, 1e-5)[0]
+    outputs = []
+    # Blocks that run alone wait for others that have not begun, lose patience and take their parts as well.
+    for options, patience in (
+        (Options(), 20),
+        (Options(late=False, apart=True), 2),
+        (Options(turns=0), 1),
+        (Options(turns=1), 20),
+        (Options(error=1), 20),
+        (Options(error=-1), 20),
+    ):
+        first, second, words = ring_launches(x, weight, bias, groups, *cuts, patience)
+        y = torch.full_like(x, float("nan"))
+        traffic = kernels.run_launch(first, [words], None, options)
+        run_cute(second, y, x, weight, bias, words, options=options, before=traffic)
+        assert_near(y, want)
+        outputs.append(y)
+    assert all(torch.equal(outputs[0], y) for y in outputs[1:4]), "whoever takes the statistics"
 
 
 LABS = [

@@ -248,15 +248,12 @@ def _send(machine: Machine, where: Instruction, found: re.Match[str]) -> Step:
 def _copy(machine: Machine, where: Instruction, _found: re.Match[str]) -> Step:
     target, source, *widths = where.operands
     at, of = address(machine, where, target), address(machine, where, source)
-    width = widths[0].value
-    read = machine.source(where, widths[-1], np.dtype(np.uint32))
+    width, *rest = (operand.value for operand in widths)
+    if any(size != width for size in rest):
+        raise PtxError(f"{where}: a copy that fills up with zeros is not known")
 
     def run(active: Active) -> None:
-        threads = machine.numbers(active)
-        size = np.broadcast_to(read(active), threads.shape)
-        if not np.isin(size, (0, width)).all():
-            raise PtxError(f"{where}: a copy that is filled up with some zeros is not known")
-        machine.copies.start(where, threads, np.array(at(active)), np.array(of(active)), size == width, width)
+        machine.copies.start(where, machine.numbers(active), np.array(at(active)), np.array(of(active)), width)
 
     return Step(run=run)
 

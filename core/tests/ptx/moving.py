@@ -154,7 +154,9 @@ def _load(machine: Machine, where: Instruction, found: re.Match[str]) -> Step:
     return Step(run=run)
 
 
-@opcode(rf"st(?:\.relaxed\.gpu)?\.(global|shared|shared::cta|shared::cluster){CACHE}(?:\.v([248]))?\.([bsuf](?:8|16|32|64))")
+@opcode(
+    rf"st(?:\.relaxed\.gpu)?\.(global|shared|shared::cta|shared::cluster){CACHE}(?:\.v([248]))?\.([bsuf](?:8|16|32|64))"
+)
 def _store(machine: Machine, where: Instruction, found: re.Match[str]) -> Step:
     space, hint, count, dtype = space_of(found[1]), found[2], int(found[3] or 1), dtype_of(found[4])
     place, source = where.operands[:2]

@@ -189,8 +189,6 @@ class Copy:
     threads: Array
     target: Array
     source: Array
-    there: Array
-    """Whether there is a source; where there is none, zeros arrive."""
     width: int
     group: Array
 
@@ -205,9 +203,9 @@ class Copies:
         """Groups that a thread has closed."""
         self.stores: deque[tuple[Instruction, Array, Array, Array, Array]] = deque()
 
-    def start(self, where: Instruction, threads: Array, target: Array, source: Array, there: Array, width: int) -> None:
+    def start(self, where: Instruction, threads: Array, target: Array, source: Array, width: int) -> None:
         """cp.async from global to shared memory."""
-        copy = Copy(where, threads, target, source, there, width, self.groups[threads])
+        copy = Copy(where, threads, target, source, width, self.groups[threads])
         if self.machine.options.late:
             self.copies.append(copy)
         else:
@@ -222,19 +220,14 @@ class Copies:
             due = waits[copy.threads] & (copy.group < self.groups[copy.threads] - behind)
             for chosen, take in ((due, self._arrive), (~due, kept.append)):
                 if chosen.any():
-                    parts = (part[chosen] for part in (copy.threads, copy.target, copy.source, copy.there))
+                    parts = (part[chosen] for part in (copy.threads, copy.target, copy.source))
                     take(Copy(copy.where, *parts, copy.width, copy.group[chosen]))
         self.copies = kept
 
     def _arrive(self, copy: Copy) -> None:
         memory, words = self.machine.memory, np.dtype(np.uint32)
         count = copy.width // words.itemsize
-        values = [np.zeros(copy.threads.size, words) for _ in range(count)]
-        some = copy.there
-        for value, loaded in zip(
-            values, memory.load(copy.where, "global", copy.threads[some], copy.source[some], words, count), strict=True
-        ):
-            value[some] = loaded
+        values = memory.load(copy.where, "global", copy.threads, copy.source, words, count)
         memory.store(copy.where, "shared", copy.threads, copy.target, values)
 
     def send(self, where: Instruction, threads: Array, target: Array, value: Array, barrier: Array) -> None:

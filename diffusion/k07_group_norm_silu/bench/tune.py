@@ -11,31 +11,18 @@ from kda_core.tuning import Features
 
 FLOWS = {(4, 4, 32): 256, (8, 4, 32): 512, (4, 6, 24): 256, (8, 6, 24): 1024, (8, 8, 16): 1024}
 """flow: warps and tiles of a program, warps of a multiprocessor: parts of a group, in bfloat16 without spills."""
-HOLDS = (
-    (4, 4, 16, 3),
-    (4, 5, 16, 3),
-    (8, 5, 16, 3),
-    (8, 6, 16, 3),
-    (16, 5, 16, 3),
-    (8, 4, 16, 4),
-    (8, 3, 24, 3),
-    (8, 8, 16, 2),
-)
-"""hold: warps and tiles of a program, warps of a multiprocessor, and stages of its loop."""
-HOLD_PROGRAMS = 120
-"""hold: times the programs of a multiprocessor, the parts that a group may have; others are for the groups beside."""
 RINGS = (
-    # (warps, tiles, warps of a multiprocessor): (stages, ahead), ...
-    ((4, 8, 16), ((3, 1), (3, 2))),
-    ((4, 4, 16), ((6, 2), (6, 4))),
-    ((8, 4, 16), ((6, 3), (7, 2), (7, 3), (7, 5))),
-    ((8, 8, 16), ((3, 1), (3, 2))),
-    ((4, 4, 24), ((4, 1), (4, 2))),
-    ((8, 4, 24), ((4, 1), (4, 2))),
-    ((8, 2, 32), ((6, 2), (6, 4))),
-    ((16, 4, 16), ((7, 2), (7, 4))),
+    (2, 8, 16, 3, 2),
+    (4, 8, 16, 3, 2),
+    (4, 9, 16, 3, 2),
+    (4, 6, 20, 3, 2),
+    (4, 4, 24, 4, 3),
+    (4, 12, 12, 3, 2),
+    (8, 7, 16, 4, 3),
+    (4, 8, 12, 4, 3),
+    (8, 4, 16, 7, 5),
 )
-"""ring: warps and tiles of a block, warps of a multiprocessor; parts of a ring, and those of them that are ahead."""
+"""ring: warps and tiles of a block, warps of a multiprocessor, parts of a ring, and those of them that are ahead."""
 WHOLE_TILES = 16
 """whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
 SMALL_GROUP = 2**15
@@ -63,12 +50,8 @@ def grid() -> Iterator[Config]:
     for ahead_mb, hints in product((0, 12), (False, True)):
         yield Config("flow", 4, 4, ahead_mb, resident=32, store=".cs", hints=hints)
         yield Config("flow", 8, 6, ahead_mb, store=".cs", hints=hints)
-    for warps, tiles, resident, stages in HOLDS:
-        yield Config("hold", warps, tiles, resident=resident, stages=stages, store=".cs")
-    yield Config("hold", 8, 5, resident=16)
-    for (warps, tiles, resident), rings in RINGS:
-        for stages, ahead in rings:
-            yield Config("ring", warps, tiles, resident=resident, stages=stages, ahead=ahead)
+    for (warps, tiles, resident, stages, ahead), store in product(RINGS, ("", ".cs")):
+        yield Config("ring", warps, tiles, resident=resident, stages=stages, ahead=ahead, store=store)
     yield Config("flow", 8, 6, hints=True)
     yield Config("flow", 8, 6, store=".cs", hints=True, reverse=False)
 
@@ -85,11 +68,8 @@ def applies(config: Config, features: Features) -> bool:
     if group <= SMALL_GROUP:
         return False
     if config.method == "ring":
-        blocks = H200_MULTIPROCESSORS * config.resident // config.warps
+        blocks = H200_MULTIPROCESSORS * (config.resident // config.warps)
         return whole_tensor > BEYOND_L2 and group <= config.ahead * blocks * config.tiles * per_tile
-    if config.method == "hold":
-        parts = HOLD_PROGRAMS * (config.resident // config.warps)
-        return whole_tensor > BEYOND_L2 and group <= parts * config.tiles * per_tile
     if config.method == "flow":
         parts = FLOWS[config.warps, config.tiles, config.resident]
         return whole_tensor > BEYOND_L2 and group <= parts * config.tiles * per_tile

@@ -246,7 +246,7 @@ def launch(
 
 @dataclass(frozen=True)
 class ClusterLaunch(CuteLaunch):
-    """One launch of the kernel: its tensors are y, x, weight and bias. Channels of a group: at most CLUSTER_CHANNELS."""
+    """One launch of the kernel, of y, x, weight and bias. A group has at most CLUSTER_CHANNELS channels."""
 
     blocks: int
     """Of a cluster: 1, 2, 4, 8 or 16."""

@@ -9,7 +9,7 @@ import triton
 from kda_core.calls import capability, given, pdl_works
 from kda_core.launch import Chain, Launch, Step, is_interpreted
 
-from .kernels import flow_kernel, fresh_kernel, hold_kernel, output_kernel, statistics_kernel, whole_kernel
+from .kernels import flow_kernel, fresh_kernel, output_kernel, statistics_kernel, whole_kernel
 from .tuning import (
     CLUSTER_CHANNELS,
     CLUSTER_TILES,
@@ -76,11 +76,9 @@ def plan(call: Call) -> Chain:
     made = None
     if config.method == "flow":
         made = _flow(call, config, pdl)
-    elif config.method == "hold":
-        made = _hold(call, config, pdl)
-    elif config.method == "ring":
-        made = _ring(call, config, pdl) if major >= 9 else None
-    return made or stretch(call, config, pdl)
+    elif config.method == "ring" and major >= 9:
+        made = _ring(call, config, pdl)
+    return made or stretch(call, config if config.method == "stretch" else Config("stretch"), pdl)
 
 
 def _otherwise(call: Call, pdl: bool) -> Chain:
@@ -167,33 +165,16 @@ def _flow(call: Call, config: Config, pdl: bool) -> Chain | None:
     return _behind(_statistics(call, config, made, pdl, partials, begun), output, partials)
 
 
-def _hold(call: Call, config: Config, pdl: bool) -> Chain | None:
-    """Two launches, the first without work on x; None where a group has more parts than there is room for programs."""
-    made = _parts(call, config)
-    every = made.parts * call.groups
-    programs, room = _resident(call, config, made)
-    if every + programs > MAX_TICKETS or made.parts > programs:
-        return None
-    partials = torch.empty(2 * every, dtype=torch.int64, device="meta")
-    block = min(FRESH, triton.next_power_of_2(every))
-    fresh = Launch.make(
-        fresh_kernel, (-(-every // block),), partials, every, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl
-    )
-    room |= {"PATIENCE": PATIENCE, "SPIN": not is_interpreted(whole_kernel), "STAGES": config.stages}
-    output = _output(call, config, made, pdl, hold_kernel, (min(every, programs),), partials, **room)
-    y, between, x, weight, bias = range(5)
-    return Chain((fresh, output), ((between,), (y, x, weight, bias, between)), outputs=(0,), scratch=(partials,))
-
-
 def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
     """Two launches, the first without work on x; None where the second one does not take the call."""
     x, vector = call.x, VECTOR_BYTES // call.x.itemsize
     elements, channel, groups, group_channels = _sizes(call)
     part = 32 * config.warps * config.tiles * vector
-    every = -(-elements // part) * call.groups
+    parts = -(-elements // part)
+    every = parts * call.groups
     blocks = min(every, multiprocessors(x) * (config.resident // config.warps))
-    # A block writes its first part of a group when it has said its last one of it.
-    fits = channel % vector == 0 and channel >= part and every // call.groups <= config.ahead * blocks + 1
+    # A block says its last part of a group before it writes the first one: else all would wait for each other.
+    fits = channel % vector == 0 and channel >= part and parts <= config.ahead * blocks + 1
     if not fits or every > MAX_TICKETS or x.is_cpu or find_spec("cutlass") is None:
         return None
     from .ring import RingLaunch  # the DSL takes a second to import
@@ -210,17 +191,19 @@ def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
         blocks=blocks,
         stages=config.stages,
         ahead=config.ahead,
-        store=config.store,
         resident=config.resident,
+        store=config.store,
         patience=PATIENCE,
     )
     return _behind(_fresh(words, pdl), launch, words, reads_x=False)
 
 
 def _fresh(words: torch.Tensor, pdl: bool) -> Launch:
+    """The launch that says of no part that it has statistics."""
     count = words.numel()
+    options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
     block = min(FRESH, triton.next_power_of_2(count))
-    return Launch.make(fresh_kernel, (-(-count // block),), words, count, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl)
+    return Launch.make(fresh_kernel, (-(-count // block),), words, count, BLOCK=block, **options)
 
 
 def _resident(call: Call, config: Config, made: Cut) -> tuple[int, dict[str, Any]]:

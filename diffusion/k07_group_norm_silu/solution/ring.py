@@ -70,8 +70,7 @@ def ring_kernel(
     warps: cutlass.Constexpr,
     tiles: cutlass.Constexpr,
     stages: cutlass.Constexpr,  # parts of a ring
-    ahead: cutlass.Constexpr,  # of these, parts that have said their statistics before one is written
-    resident: cutlass.Constexpr,
+    ahead: cutlass.Constexpr,  # of these, parts that are said while the first of them waits
     even: cutlass.Constexpr,  # all parts are full
     store: cutlass.Constexpr,  # cache modifier of the stores
     pdl: cutlass.Constexpr,
@@ -81,8 +80,10 @@ def ring_kernel(
     Nobody waits for a block that has not begun: a block that has waited too long takes the statistics that are missing
     itself, to the same bits. So the kernel ends however many of its blocks run at a time.
     """
+    exact = const_expr(dtype is Float32)
     threads = const_expr(warps * WARP)
     share = const_expr(tiles * threads)
+    behind = const_expr(stages - ahead)
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
@@ -92,36 +93,33 @@ def ring_kernel(
     smem = cutlass.memory.SmemAllocator()
     layout = cute.make_layout((WORDS, threads, tiles, stages))
     sRing = smem.allocate_tensor(Uint32, layout, byte_alignment=ALIGNMENT)
-    halves = cute.make_layout((3, warps, 2))
-    sPart = smem.allocate_tensor(Float32, halves)  # used in turn
-    sGroup = smem.allocate_tensor(Float32, halves)  # used in turn
+    halves = cute.make_layout((3, warps, 2))  # used in turn
+    sPart, sGroup = smem.allocate_tensor(Float32, halves), smem.allocate_tensor(Float32, halves)
     sMissing = smem.allocate_tensor(Int32, cute.make_layout(1))
 
     # x is there: the launch ahead lets this one begin when it has itself waited for whatever wrote x.
-    for stage in cutlass.range_constexpr(stages - ahead):
+    copied = x, vectors, parts, by_parts, parts_shift, thread, even
+    for stage in cutlass.range_constexpr(behind):
         place = block + stage * blocks
-        _prefetch(sRing, x, place, place < every, stage, vectors, parts, by_parts, parts_shift, thread, even)
+        _prefetch(sRing, place, place < every, stage, *copied)
     if const_expr(pdl):
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
     rX = cute.make_rmem_tensor(cute.make_layout((WORDS, tiles)), Uint32)
-    rY = cute.make_rmem_tensor(cute.make_layout(WORDS * 32 // dtype.width), dtype)
     looks = patience
     known = Int32(-1)  # the group of which mean and scale are
     mean, scale = Float32(0.0), Float32(0.0)
-    group, begin, next_group, next_begin = Int32(0), Int32(0), Int32(0), Int32(0)
-    near_slope, near_shift, far_slope, far_shift = mean, mean, mean, mean
-    near_weight, far_weight = weight_dtype(0.0), weight_dtype(0.0)
+    near_weight, far_weight = weight_dtype(0.0), weight_dtype(0.0)  # of the two channels that a part may have
     near_bias, far_bias = bias_dtype(0.0), bias_dtype(0.0)
+    near, far = (mean, mean), (mean, mean)  # the same, as `affine` says
+    group, begin, next_group, next_begin = (Int32(0) for _ in range(4))
     seen = tuple(Int64(0) for _ in range(1 + max(AT_ONCE // threads, 1)))
-    said, written, free = Int32(0), Int32(0), Int32((stages - ahead) % stages)  # stages of the ring
+    said, written, free = Int32(0), Int32(0), Int32(behind % stages)  # stages of the ring
     half, turn = Int32(0), Int32(0)
-    numbers = parts, vectors, eps, thread
-    exact = const_expr(dtype is Float32)
     for step in cutlass.range(steps + ahead, unroll=1):
         if step < steps:
-            cute.arch.cp_async_wait_group(stages - ahead - 1)
+            cute.arch.cp_async_wait_group(behind - 1)
             cute.autovec_copy(sRing[None, thread, None, said], rX)
             place = block + step * blocks
             start = (place - ratio(place, by_parts, parts_shift) * parts) * share
@@ -132,63 +130,49 @@ def ring_kernel(
             group, begin = next_group, next_begin
             if group != known:
                 own = words + 8 * Int64(group) * Int64(parts)
-                mean, scale, least = _group(own, seen, dtype, sGroup, turn, looks, *numbers, share, warps)
-                turn = 1 - turn
-                while least < 0:
-                    looks = Int32(1)
-                    for part in cutlass.range(parts, unroll=1):
-                        if thread == 0:
-                            sMissing[0] = Int32(_word(own + 8 * Int64(part)) >> 32)
-                        cute.arch.sync_threads()
-                        there = sMissing[0]
-                        cute.arch.sync_threads()
-                        if there < 0:
-                            start = part * share
-                            _read(rX, x, group, start + thread, vectors, threads)
-                            _say(rX, own + 8 * Int64(part), dtype, sPart, half, start, vectors, thread, warps, even)
-                    seen = _look(own, Int32(0), parts, thread, threads)
-                    mean, scale, least = _group(own, seen, dtype, sGroup, turn, looks, *numbers, share, warps)
-                    turn = 1 - turn
+                shared = sPart, sGroup, sMissing
+                mean, scale, looks, turn = _group(
+                    own,
+                    seen,
+                    group,
+                    x,
+                    dtype,
+                    shared,
+                    half,
+                    turn,
+                    looks,
+                    parts,
+                    vectors,
+                    eps,
+                    thread,
+                    tiles,
+                    warps,
+                    even,
+                )
                 known = group
-            near_slope, near_shift = affine(scaled(near_weight, exact), scaled(near_bias, exact), mean, scale, dtype)
-            far_slope, far_shift = affine(scaled(far_weight, exact), scaled(far_bias, exact), mean, scale, dtype)
+            near = affine(scaled(near_weight, exact), scaled(near_bias, exact), mean, scale, dtype)
+            far = affine(scaled(far_weight, exact), scaled(far_bias, exact), mean, scale, dtype)
             cute.autovec_copy(sRing[None, thread, None, written], rX)
             written = _next(written, stages)
         # Into the stage that has just been read for the last time, or has not been used yet.
-        place = block + (step + (stages - ahead)) * blocks
-        exists = step < steps - (stages - ahead)
-        _prefetch(sRing, x, place, exists, free, vectors, parts, by_parts, parts_shift, thread, even)
+        _prefetch(sRing, block + (step + behind) * blocks, step < steps - behind, free, *copied)
         free = _next(free, stages)
-        # What the next output will need is on its way while this one is written.
+        # What the next output needs is on its way while this one is written.
         if (step + 1 >= ahead) & (step + 1 - ahead < steps):
             place = block + (step + 1 - ahead) * blocks
             next_group = ratio(place, by_parts, parts_shift)
             next_begin = (place - next_group * parts) * share
-            near = ratio(next_begin, by_channel, channel_shift)
-            far = cutlass.min(near + 1, group_channels - 1)
+            one = ratio(next_begin, by_channel, channel_shift)
+            other = cutlass.min(one + 1, group_channels - 1)
             first_channel = Int32(Uint32(next_group) % Uint32(groups)) * group_channels
             mW = cute.make_tensor(pointer(weight_dtype, weight) + first_channel, cute.make_layout(group_channels))
             mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
-            near_weight, far_weight, near_bias, far_bias = mW[near], mW[far], mB[near], mB[far]
+            near_weight, far_weight, near_bias, far_bias = mW[one], mW[other], mB[one], mB[other]
             seen = _look(words + 8 * Int64(next_group) * Int64(parts), Int32(0), parts, thread, threads)
         if step >= ahead:
-            first = begin + thread
-            left = _behind(vectors, first, even)
+            to = y + 16 * Int64(group) * Int64(vectors)
             border = (ratio(begin, by_channel, channel_shift) + 1) * channel
-            to = y + 16 * (Int64(group) * Int64(vectors) + Int64(first))
-            for tile in cutlass.range_constexpr(tiles):
-                if tile * threads < left:
-                    is_near = first + tile * threads < border
-                    slope = cutlass.select_(is_near, near_slope, far_slope)
-                    shift = cutlass.select_(is_near, near_shift, far_shift)
-                    values = output(rX, dtype, tile, mean, slope, shift)
-                    for i in cutlass.range_constexpr(len(values)):
-                        rY[i] = values[i].to(dtype)
-                    if const_expr(store == ".cs"):
-                        vector = cute.recast_tensor(rY, Uint32).load()
-                        cute.arch.store(pointer(Uint32, to + 16 * tile * threads, 16), vector.ir_value(), cop="cs")
-                    else:
-                        cute.autovec_copy(cute.recast_tensor(rY, Uint32), words_at(to + 16 * tile * threads))
+            _write(rX, to, dtype, begin + thread, border, near, far, mean, vectors, threads, store, even)
 
 
 def _next(stage, stages):
@@ -196,7 +180,7 @@ def _next(stage, stages):
     return cutlass.select_(stage == stages - 1, Int32(0), stage + 1)
 
 
-def _behind(vectors, first, even):
+def _left(vectors, first, even):
     """Vectors of the group from the first on, or, where all parts are full, so many that the compiler asks no more."""
     return Int32(NATURAL) if even else vectors - first
 
@@ -220,10 +204,10 @@ def _any(numbers):
 @cute.jit
 def _prefetch(
     sRing: cute.Tensor,  # (words, threads, tiles, stages)
-    x: Int64,
     place: Int32,
     exists: cutlass.Boolean,
     stage: Int32,
+    x: Int64,
     vectors: Int32,
     parts: Int32,
     by_parts: Int32,
@@ -237,10 +221,11 @@ def _prefetch(
         group = ratio(place, by_parts, parts_shift)
         first = (place - group * parts) * (tiles * threads) + thread
         source = x + 16 * (Int64(group) * Int64(vectors) + Int64(first))
-        behind = _behind(vectors, first, even)
-        atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), Uint32, num_bits_per_copy=128)
+        left = _left(vectors, first, even)
+        copy = cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL)
+        atom = cute.make_copy_atom(copy, Uint32, num_bits_per_copy=8 * VECTOR_BYTES)
         for tile in cutlass.range_constexpr(tiles):
-            if tile * threads < behind:
+            if tile * threads < left:
                 cute.copy(atom, words_at(source + 16 * tile * threads), sRing[None, thread, tile, stage])
     cute.arch.cp_async_commit_group()
 
@@ -271,17 +256,17 @@ def _say(
     Sums of a warp are relative to its first thread's mean, sums of the block to its first warp's. So what cancels in
     S2 - S1^2 / n is at most as many times what is left as there are threads, or warps.
     """
-    behind = _behind(vectors, begin + thread, even)
+    left = _left(vectors, begin + thread, even)
     count, total, squares = Float32(0.0), Float32(0.0), Float32(0.0)
     elements = const_expr(range(128 // dtype.width))
     for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
-        inside = tile * warps * WARP < behind
+        inside = tile * warps * WARP < left
         count += cutlass.select_(inside, Float32(len(elements)), Float32(0.0))
         total += cutlass.select_(inside, tree([element(rX, dtype, i, tile) for i in elements]), Float32(0.0))
     mean = quotient(total, cutlass.max(count, Float32(1.0)))
     rX = afresh(rX)
     for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
-        inside = tile * warps * WARP < behind
+        inside = tile * warps * WARP < left
         centred = [element(rX, dtype, i, tile) - mean for i in elements]
         both = [centred[0] * centred[0], centred[1] * centred[1]]
         for i in elements[2:]:
@@ -314,9 +299,9 @@ def _merged(count, mean, squares, common, lanes):
 
 
 @cute.jit
-def _group(
+def _combined(
     words: Int64,
-    seen: tuple,
+    seen: tuple,  # as `_look` has them
     dtype: cutlass.Constexpr,
     sGroup: cute.Tensor,  # (3, warps, 2)
     half: Int32,
@@ -330,7 +315,7 @@ def _group(
 ) -> tuple[Float32, Float32, Int32]:
     """Of a group: mean and inverse deviation from the words of its parts, and a negative number if one is not there.
 
-    `seen` is what `_look` has seen of the first words. Sums are relative to the mean of the first part, which is in
+    Sums are relative to the mean of the first part, which is in
     them: what cancels is at most as many times what is left as there are parts.
     """
     vector = const_expr(128 // dtype.width)
@@ -367,6 +352,89 @@ def _group(
     shift = quotient(moved, length)
     variance = cute.arch.fmax(quotient(squares - moved * shift, length), Float32(0.0), nan=True)
     return Int32(seen[0]).bitcast(Float32) + shift, cute.math.rsqrt(variance + eps), least
+
+
+@cute.jit
+def _group(
+    words: Int64,
+    seen: tuple,  # as `_look` has them
+    group: Int32,
+    x: Int64,
+    dtype: cutlass.Constexpr,
+    shared: tuple,
+    half: Int32,
+    turn: Int32,
+    looks: Int32,
+    parts: Int32,
+    vectors: Int32,
+    eps: Float32,
+    thread: Int32,
+    tiles: cutlass.Constexpr,
+    warps: cutlass.Constexpr,
+    even: cutlass.Constexpr,
+) -> tuple[Float32, Float32, Int32, Int32]:
+    """Mean and inverse deviation of a group, how often to look next time, and the half of sGroup to use then.
+
+    Where a part's statistics are not there after so many looks, this block takes them. From then on it looks once.
+    """
+    sPart, sGroup, sMissing = shared
+    threads = const_expr(warps * WARP)
+    share = const_expr(tiles * threads)
+    numbers = parts, vectors, eps, thread, share, warps
+    mean, scale, least = _combined(words, seen, dtype, sGroup, turn, looks, *numbers)
+    turn = 1 - turn
+    while least < 0:
+        looks = Int32(1)
+        rX = cute.make_rmem_tensor(cute.make_layout((WORDS, tiles)), Uint32)
+        for part in cutlass.range(parts, unroll=1):
+            if thread == 0:
+                sMissing[0] = Int32(_word(words + 8 * Int64(part)) >> 32)
+            cute.arch.sync_threads()
+            there = sMissing[0]
+            cute.arch.sync_threads()
+            if there < 0:
+                begin = part * share
+                _read(rX, x, group, begin + thread, vectors, threads)
+                _say(rX, words + 8 * Int64(part), dtype, sPart, half, begin, vectors, thread, warps, even)
+        seen = _look(words, Int32(0), parts, thread, threads)
+        mean, scale, least = _combined(words, seen, dtype, sGroup, turn, looks, *numbers)
+        turn = 1 - turn
+    return mean, scale, looks, turn
+
+
+@cute.jit
+def _write(
+    rX: cute.Tensor,  # (words, tiles)
+    y: Int64,  # the group's address
+    dtype: cutlass.Constexpr,
+    first: Int32,
+    border: Int32,  # where the second channel begins
+    near: tuple,
+    far: tuple,
+    mean: Float32,
+    vectors: Int32,
+    threads: cutlass.Constexpr,
+    store: cutlass.Constexpr,
+    even: cutlass.Constexpr,
+):
+    """The output of this thread's vectors of a part, which has elements of two channels at most."""
+    rY = cute.make_rmem_tensor(cute.make_layout(WORDS * 32 // dtype.width), dtype)
+    left = _left(vectors, first, even)
+    y = y + 16 * Int64(first)
+    for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
+        if tile * threads < left:
+            is_near = first + tile * threads < border
+            slope = cutlass.select_(is_near, near[0], far[0])
+            shift = cutlass.select_(is_near, near[1], far[1])
+            values = output(rX, dtype, tile, mean, slope, shift)
+            for i in cutlass.range_constexpr(len(values)):
+                rY[i] = values[i].to(dtype)
+            to = y + 16 * tile * threads
+            if const_expr(store == ".cs"):
+                vector = cute.recast_tensor(rY, Uint32).load().ir_value()
+                cute.arch.store(pointer(Uint32, to, VECTOR_BYTES), vector, cop="cs")
+            else:
+                cute.autovec_copy(cute.recast_tensor(rY, Uint32), words_at(to))
 
 
 def shared_bytes(warps, tiles, stages):
@@ -408,9 +476,12 @@ def launch(
     stream: driver.CUstream,
 ):
     """So many blocks."""
-    addresses, divisors = (y, x, weight, bias, words), (channel, by_channel, channel_shift, parts, by_parts, parts_shift)
+    addresses, divisors = (
+        (y, x, weight, bias, words),
+        (channel, by_channel, channel_shift, parts, by_parts, parts_shift),
+    )
     numbers = (vectors, *divisors, total, groups, group_channels, patience, eps)
-    dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, resident, even, store, pdl)
+    dtypes, cuts = (dtype, weight_dtype, bias_dtype), (warps, tiles, stages, ahead, even, store, pdl)
     ring_kernel(*addresses, *numbers, *dtypes, *cuts).launch(
         grid=[blocks, 1, 1],
         block=[warps * WARP, 1, 1],

@@ -16,11 +16,11 @@ LATE_AHEAD = 4
 MAX_SECOND = 65535
 """Programs in the second dimension of a grid, and in the third."""
 MAX_TICKETS = 2**30
-"""flow: parts of all groups, which are counted in 32 bits."""
-PATIENCE = 1024
-"""hold: so often a thread looks for statistics, about 0.7 us each, before its part is left for later."""
+"""flow, ring: parts of all groups, which are counted in 32 bits."""
+PATIENCE = 4096
+"""ring: so often a thread looks for statistics, about 0.7 us each, before its block takes them itself."""
 FRESH = 1024
-"""hold: words that a program of the first launch initialises."""
+"""ring: words that a program of the first launch initialises."""
 MAX_SLOTS = 1024
 """flow: words that a program of the first launch initialises, a power of two."""
 CLUSTER_TILES = 16
@@ -29,6 +29,8 @@ CLUSTER_CHANNELS = 2048
 """cluster: channels of a group, 16 KB of shared memory."""
 REGISTERS = 65536
 """Of a multiprocessor."""
+SHARED_BYTES, BLOCK_BYTES = 233472, 1024
+"""Shared memory of a multiprocessor, 228 KiB, and what of it a block takes beside its own."""
 MAX_PARTS = 4096
 """Programs of a group: each of them reads the partial results of all, 8 to a thread at 16 warps."""
 MAX_WARPS = 16
@@ -41,11 +43,11 @@ class Config:
 
     method: str
     """`whole`: a program holds a group. `stretch`: statistics and output in launches of their own. `flow`: statistics
-    of the first parts in a launch, all the rest side by side in another. `hold`: a part stays in registers until its
-    group has statistics. `cluster`: a group in the registers of a cluster of blocks (CuTe DSL)."""
+    of the first parts in a launch, all the rest side by side in another. `ring`: parts stay in shared memory until
+    their group has statistics. `cluster`: a group in the registers of a cluster of blocks. These two are CuTe DSL."""
     warps: int = 8
     tiles: int = 4
-    """stretch, flow, hold: 16-byte vectors of x that a thread has of a part."""
+    """stretch, flow, ring: 16-byte vectors of x that a thread has of a part."""
     ahead_mb: float = 4
     """flow: the statistics are a group and so many MB of x ahead of the output."""
     reverse: bool = True
@@ -59,11 +61,11 @@ class Config:
     store: str = ""
     """Cache modifier of the stores."""
     resident: int = 24
-    """flow, hold: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
+    """flow, ring: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
     stages: int = 3
-    """hold: parts on their way to shared memory, and one more. ring: parts of a block in shared memory."""
+    """ring: parts of a block in shared memory."""
     ahead: int = 2
-    """ring: of these, parts whose statistics are said before the first of them is written."""
+    """ring: of these, parts whose statistics are said while the first of them waits; the others are on their way."""
     blocks: int = 8
     """cluster: blocks of a cluster."""
 

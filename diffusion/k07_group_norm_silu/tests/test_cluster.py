@@ -5,8 +5,9 @@ import torch
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-from diffusion.k07_group_norm_silu.solution import cluster
-from diffusion.k07_group_norm_silu.solution.cluster import RESIDENT_WARPS, ClusterLaunch, divisor
+from diffusion.k07_group_norm_silu.solution import dsl
+from diffusion.k07_group_norm_silu.solution.cluster import RESIDENT_WARPS, ClusterLaunch
+from diffusion.k07_group_norm_silu.solution.dsl import divisor
 from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_TILES
 from kda_core.aot import resources
 from kda_core.cubin import CubinLaunch, kernel_name
@@ -22,7 +23,7 @@ FLOAT16, BFLOAT16, FLOAT32 = (torch.float16,) * 3, (torch.bfloat16,) * 3, (torch
 def described(dtypes=FLOAT16, blocks=8, warps=8, tiles=1, otherwise=None):
     """Of x [2, 8, 4, 16] with 4 groups."""
     sizes = (2 * 64, 64, 8, 4, 2)
-    return ClusterLaunch(dtypes, sizes, 0.5, blocks, warps, tiles, True, otherwise or Chain((), ()))
+    return ClusterLaunch(dtypes, sizes, 0.5, warps, tiles, True, otherwise or Chain((), ()), blocks)
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
@@ -66,7 +67,7 @@ def test_numbers_of_a_launch():
 
 
 def test_one_compilation_serves_all_sizes():
-    one, other = described(), ClusterLaunch(FLOAT16, (800, 80, 3, 3, 10), 1e-6, 8, 8, 1, True, Chain((), ()))
+    one, other = described(), ClusterLaunch(FLOAT16, (800, 80, 3, 3, 10), 1e-6, 8, 1, True, Chain((), ()), 8)
     assert one != other
     assert (one.variant, one.constants) == (other.variant, other.constants)
     assert described(tiles=2).variant != one.variant
@@ -78,7 +79,7 @@ def bound(monkeypatch):
     """The launches that are bound, and what they are called with."""
     seen = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(cluster, "_code", lambda constants, target: f"{constants} {target}".encode())
+    monkeypatch.setattr(dsl, "code", lambda kind, constants, target: f"{kind} {constants} {target}".encode())
     monkeypatch.setattr(CubinLaunch, "bind", lambda self, device: lambda *given: seen.append((self, device, given)))
     return seen
 

@@ -18,12 +18,14 @@ METHODS = {
     "front to back": Config("stretch", warps=1, tiles=2, reverse=False, early=False, pdl=False),
     "flow": Config("flow", warps=1, tiles=2, ahead_mb=0),
     "flow, front to back": Config("flow", warps=2, tiles=1, ahead_mb=1e-3, reverse=False, hints=True, store=".cs"),
-    "hold": Config("hold", warps=1, tiles=2),
-    "hold, streaming stores": Config("hold", warps=2, tiles=3, store=".cs"),
 }
 if DEVICE == "cuda":
-    # Shapes whose vectors are not whole take `whole`, or `stretch` where groups are large.
+    # Shapes whose vectors are not whole, and for the ring channels that are no part, take `whole` or `stretch`.
     METHODS |= {"cluster": Config("cluster", warps=1, blocks=8), "large cluster": Config("cluster", warps=4, blocks=16)}
+    METHODS |= {
+        "ring": Config("ring", warps=1, tiles=1, resident=16),
+        "longer ring": Config("ring", warps=2, tiles=1, resident=16, stages=6, ahead=3, store=".cs"),
+    }
 methods = pytest.mark.parametrize("config", METHODS.values(), ids=METHODS.keys())
 
 

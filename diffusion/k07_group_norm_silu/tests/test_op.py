@@ -256,12 +256,24 @@ def test_cluster_takes_whole_vectors_alone():
             assert [launch.name for launch in launches(OP, meta(*shape), {"num_groups": 2})] == ["whole_kernel"]
 
 
+def test_ring_takes_what_its_blocks_can_hold():
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    names = {}
+    with TUNED.forced(Config("ring", warps=4, tiles=8, resident=16)):  # parts of 8192 elements on 132 * 4 blocks
+        for channel in (8192, 8192 - 8, 8192 * 528, 8192 * 529, 8192 + 4):
+            first, second = launches(OP, meta(1, 4, channel), {"num_groups": 2})
+            names[channel] = first.name
+        assert second.name == "output_kernel"
+    assert [channel for channel, name in names.items() if name == "fresh_kernel"] == [8192, 8192 * 528]
+    # A block has two parts of the largest group ahead: it says its last one before it writes its first.
+
+
 KERNELS = {
     "whole": ["whole_kernel"],
     "cluster": ["cluster_kernel"],
     "stretch": ["statistics_kernel", "output_kernel"],
     "flow": ["statistics_kernel", "flow_kernel"],
-    "hold": ["fresh_kernel", "hold_kernel"],
+    "ring": ["fresh_kernel", "ring_kernel"],
 }
 
 
@@ -320,7 +332,7 @@ METHODS = (
     Config("stretch", warps=4),
     Config("flow", warps=4),
     Config("flow", warps=1, tiles=1, ahead_mb=0),
-    Config("hold", warps=1, tiles=1),
+    Config("ring", warps=1, tiles=1, resident=16),
     Config("cluster", warps=4, blocks=8),
 )
 SHAPE = (2, 8, 8, 96)
@@ -398,3 +410,33 @@ def test_offsets_beyond_32_bits():
     weight, bias = make((1, 2), device="cuda")[1:]
     y = triton_group_norm_silu(x, weight, bias, 2)
     assert torch.equal(y[-1:], triton_group_norm_silu(x[-1:].clone(), weight, bias, 2))
+
+
+@pytest.mark.gpu
+class TestRing:
+    """That reads x once, in blocks that wait for each other."""
+
+    CONFIG = Config("ring", warps=4, tiles=2, resident=16, stages=4)
+    SHAPE = (2, 64, 3, 64, 64)
+
+    def check(self):
+        tensors = make(self.SHAPE, device="cuda")
+        with TUNED.forced(self.CONFIG):
+            (_, launch) = launches(OP, dict(zip(("x", "weight", "bias"), tensors, strict=True)), {"num_groups": 4})
+            outputs = [triton_group_norm_silu(*tensors, 4) for _ in range(20)]
+            assert_op(*tensors)
+        assert all(torch.equal(outputs[0], y) for y in outputs)
+        return launch, outputs[0]
+
+    def test_blocks_without_patience_take_what_is_missing_to_the_same_bits(self, monkeypatch):
+        _, want = self.check()
+        monkeypatch.setattr(plans, "PATIENCE", 1)
+        launch, y = self.check()
+        assert launch.patience == 1
+        assert torch.equal(y, want)
+
+    def test_blocks_may_be_more_than_have_room(self, monkeypatch):
+        monkeypatch.setattr(plans, "PATIENCE", 8)
+        monkeypatch.setattr(plans, "multiprocessors", lambda _: 2**20)
+        launch, _ = self.check()
+        assert launch.blocks == launch.sizes[2] * 48  # every part has a block of its own, most of which wait for room
