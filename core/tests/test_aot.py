@@ -54,14 +54,6 @@ def package(tmp_path, monkeypatch):
     return f"{name}.task"
 
 
-KNOWN_SPILLS = {
-    ("flow_kernel", "sm_90a", ("hunyuanvideo-vae-1x128x17x256x256",), 8),
-    ("flow_kernel", "sm_100a", ("hunyuanvideo-vae-1x128x17x256x256",), 16),
-    ("flow_kernel", "sm_100a", ("hunyuanvideo-vae-1x256x17x256x256",), 16),
-}
-"""Bytes a thread by the Triton of the tests; the code that was measured on an H200 has none (k07's notes)."""
-
-
 @every_task
 def test_every_task_compiles_for_all_of_its_targets(task: Task) -> None:
     """No GPU of the second kind has run them: that they compile for it is all that is said."""
@@ -72,8 +64,7 @@ def test_every_task_compiles_for_all_of_its_targets(task: Task) -> None:
         pytest.skip("no kernels, or nothing to compile them for")
     rows = {target: {row for one in kernels if one.target == target for row in one.rows} for target in targets}
     assert len(set(map(frozenset, rows.values()))) == 1
-    spilled = {(one.name, one.target, one.rows, one.spill_bytes) for one in kernels if one.spill_bytes}
-    assert spilled - KNOWN_SPILLS == set()
+    assert [(one.name, one.target, one.rows, one.spill_bytes) for one in kernels if one.spill_bytes] == []
 
 
 def test_equal_variants_are_compiled_once_per_target(package):

@@ -439,4 +439,4 @@ class TestRing:
         monkeypatch.setattr(plans, "PATIENCE", 8)
         monkeypatch.setattr(plans, "multiprocessors", lambda _: 2**20)
         launch, _ = self.check()
-        assert launch.blocks == launch.sizes[2] * 48  # every part has a block of its own, most of which wait for room
+        assert launch.blocks == 768  # every part has a block of its own, and not all find room at once
