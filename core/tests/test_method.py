@@ -53,8 +53,10 @@ def side_by_side(op: str, alone: str, beside: str, host: bool) -> str:
     [
         ("norm_infer", "20261120T131441Z-50d568", "20261120T135435Z-ad46c1"),
         ("norm_infer", "20261120T131441Z-50d568", "20261120T205703Z-712ba1"),
+        ("norm_infer", "20261120T131441Z-50d568", "20261121T001530Z-c10803"),
         ("qknorm_rope", "20261120T063350Z-1c8dc9", "20261120T135432Z-f832a3"),
         ("qknorm_rope", "20261120T063350Z-1c8dc9", "20261120T205702Z-5cfb55"),
+        ("qknorm_rope", "20261120T063350Z-1c8dc9", "20261121T001510Z-ff46c6"),
     ],
 )
 def test_runs_side_by_side(op: str, alone: str, beside: str, host: bool) -> None:

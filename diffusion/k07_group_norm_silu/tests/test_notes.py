@@ -12,26 +12,61 @@ FORMS = {
     "2026-11-20T20:27:01Z": "the next part is loaded while this one waits, and said behind it",
     "2026-11-20T20:30:51Z": "the next part is loaded and said, then this one waits",
     "2026-11-20T20:39:50Z": "the part behind the next is loaded where this one is written, tile by tile",
+    "2026-11-20T23:25:48Z": "parts come by asynchronous copies, and two reductions do for five",
 }
+
+
+DECIDED = "2026-11-21T00:02:12Z"
+"""The sweep that the tables come from."""
+COMPARED = (
+    "1x128x5x96x80",
+    "1x512x3x128x40",
+    "1x256x3x128x128",
+    "1x512x9x128x40",
+    "1x512x9x128x128",
+    "1x256x17x256x256",
+)
+
+
+class Sweep:
+    """A recorded sweep of the one table."""
+
+    def __init__(self, utc: str) -> None:
+        (sweep,) = (s for s in map(json.loads, (DOCS / "tuning.jsonl").read_text().splitlines()) if s["utc"] == utc)
+        (table,) = sweep["tables"]
+        self.commit = sweep["commit"][:10]
+        self.candidates = table["candidates"]
+        self.rows = {row["row"]: row for row in table["rows"]}
+
+    def best(self, row: str, method: str) -> str:
+        """Of all configurations of a method, in us."""
+        timed = zip(self.candidates, self.rows[row]["median_us"], strict=True)
+        found = [us for config, us in timed if us is not None and config["method"] == method]
+        return f"{min(found):.1f}" if found else "-"
+
+    def copy(self, row: str) -> str:
+        return f"{self.rows[row]['copy_us']:.1f}"
 
 
 def told(utc: str, form: str) -> str:
     """The line that the table under "Tried and left" has for a sweep."""
-    (sweep,) = (s for s in map(json.loads, (DOCS / "tuning.jsonl").read_text().splitlines()) if s["utc"] == utc)
-    (table,) = sweep["tables"]
-    rows = {row["row"]: row for row in table["rows"]}
+    sweep = Sweep(utc)
+    cells = [", ".join([*(sweep.best(row, m) for m in ("hold", "flow", "stretch")), sweep.copy(row)]) for row in ROWS]
+    return f"| {form} | {utc}, `{sweep.commit}` | {' | '.join(cells)} |"
 
-    def best(row: str, method: str) -> float:
-        timed = zip(table["candidates"], rows[row]["median_us"], strict=True)
-        return min(us for config, us in timed if us is not None and config["method"] == method)
 
-    cells = [
-        f"{best(row, 'hold'):.1f}, {best(row, 'flow'):.1f}, {best(row, 'stretch'):.1f}, {rows[row]['copy_us']:.1f}"
-        for row in ROWS
-    ]
-    return f"| {form} | {utc}, `{sweep['commit'][:10]}` | {' | '.join(cells)} |"
+def compared(short: str) -> str:
+    """The line that the table under "Configurations" has for a row."""
+    sweep, row = Sweep(DECIDED), f"hunyuanvideo-vae-{short}"
+    times = [sweep.best(row, method) for method in ("cluster", "stretch", "flow", "ring")]
+    return f"| {short} | {' | '.join([*times, sweep.copy(row)])} |"
 
 
 @pytest.mark.parametrize("utc", FORMS)
 def test_forms_that_were_tried(utc):
     assert told(utc, FORMS[utc]) in (DOCS / "dispatch.md").read_text().splitlines()
+
+
+@pytest.mark.parametrize("row", COMPARED)
+def test_methods_that_were_compared(row):
+    assert compared(row) in (DOCS / "dispatch.md").read_text().splitlines()
