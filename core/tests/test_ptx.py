@@ -316,6 +316,37 @@ def test_k07_ring(case):
     assert all(torch.equal(outputs[0], y) for y in outputs[1:4]), "whoever takes the statistics"
 
 
+@pytest.mark.parametrize("opcode", ["bar.sync", "cp.async.wait_group", "griddepcontrol.wait"])
+def test_a_missing_wait_is_found_in_k07s_ring(opcode, monkeypatch):
+    """Every one of them, by what the machine checks or by a wrong result; some matter only where patience ends."""
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from core.tests.ptx import cute
+
+    _, *cuts, shape, groups, offset = RINGS["float32"]
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(shape, generator=generator) + offset
+    weight, bias = (torch.randn(shape[1], generator=generator) for _ in range(2))
+    want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, groups, 1e-5)[0]
+
+    def run():
+        for patience, options in ((20, DEFAULT), (1, Options(apart=True)), (1, Options(turns=0))):
+            first, second, words = ring_launches(x, weight, bias, groups, *cuts, patience)
+            y = torch.full_like(x, float("nan"))
+            traffic = kernels.run_launch(first, [words], None, options)
+            cute.run_cute(second, y, x, weight, bias, words, options=options, before=traffic)
+            assert_near(y, want)
+        return second
+
+    launch = run()
+    program = cute._program(type(launch), launch.constants)
+    number = sum(instruction.opcode == opcode for instruction in program.instructions)
+    assert number
+    for i in range(number):
+        monkeypatch.setattr(cute, "_program", lambda *_, i=i: without(program, opcode, i))
+        with pytest.raises((PtxError, AssertionError)):
+            run()
+
+
 LABS = [
     # dtype, columns, batch, tokens, blocks
     (torch.bfloat16, 3840, 2, 7, 3),
