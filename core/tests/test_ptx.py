@@ -202,6 +202,16 @@ CLUSTERS = {
 }
 
 
+def drawn(names, shape, groups, offset):
+    """x, weight and bias of dtypes by their letters, and what the oracle makes of them."""
+    dtypes = [{"b": torch.bfloat16, "h": torch.float16, "f": torch.float32}[name] for name in names]
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.randn(shape, generator=generator) + offset).to(dtypes[0])
+    weight, bias = (torch.randn(shape[1], generator=generator).to(dtype) for dtype in dtypes[1:])
+    (want,) = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, groups, 1e-5)
+    return (x, weight, bias), want
+
+
 def cluster_launch(x, weight, bias, groups, blocks, warps):
     """k07's cluster launch, as its plans make it."""
     from diffusion.k07_group_norm_silu.solution.cluster import ClusterLaunch
@@ -227,16 +237,12 @@ def test_k07_cluster(case):
     from core.tests.ptx.cute import run_cute
 
     names, blocks, warps, shape, groups, offset = CLUSTERS[case]
-    dtypes = [{"b": torch.bfloat16, "h": torch.float16, "f": torch.float32}[name] for name in names]
-    generator = torch.Generator().manual_seed(1)
-    x = (torch.randn(shape, generator=generator) + offset).to(dtypes[0])
-    weight, bias = (torch.randn(shape[1], generator=generator).to(dtype) for dtype in dtypes[1:])
-    launch = cluster_launch(x, weight, bias, groups, blocks, warps)
-    want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, groups, 1e-5)[0]
+    tensors, want = drawn(names, shape, groups, offset)
+    launch = cluster_launch(*tensors, groups, blocks, warps)
     outputs = []
     for options in (Options(), Options(late=False, apart=True), Options(error=1), Options(error=-1)):
-        y = torch.full_like(x, float("nan"))
-        run_cute(launch, y, x, weight, bias, options=options)
+        y = torch.full_like(tensors[0], float("nan"))
+        run_cute(launch, y, *tensors, options=options)
         assert_near(y, want)
         outputs.append(y)
     assert torch.equal(outputs[0], outputs[1]), "whenever blocks run, and what they send arrives"
@@ -286,17 +292,22 @@ def ring_launches(x, weight, bias, groups, warps, tiles, stages, ahead, blocks, 
     return *chain.launches, torch.zeros(words.shape, dtype=words.dtype)
 
 
+def ring_output(launches, x, weight, bias, options):
+    """What `ring_launches` write on the machine, the second behind the first."""
+    from core.tests.ptx.cute import run_cute
+
+    first, second, words = launches
+    y = torch.full_like(x, float("nan"))
+    traffic = kernels.run_launch(first, [words], None, options)
+    run_cute(second, y, x, weight, bias, words, options=options, before=traffic)
+    return y
+
+
 @pytest.mark.parametrize("case", RINGS)
 def test_k07_ring(case):
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
-    from core.tests.ptx.cute import run_cute
-
     names, *cuts, shape, groups, offset = RINGS[case]
-    dtypes = [{"b": torch.bfloat16, "h": torch.float16, "f": torch.float32}[name] for name in names]
-    generator = torch.Generator().manual_seed(1)
-    x = (torch.randn(shape, generator=generator) + offset).to(dtypes[0])
-    weight, bias = (torch.randn(shape[1], generator=generator).to(dtype) for dtype in dtypes[1:])
-    want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, groups, 1e-5)[0]
+    tensors, want = drawn(names, shape, groups, offset)
     outputs = []
     # Blocks that run alone wait for others that have not begun, lose patience and take their parts as well.
     for options, patience in (
@@ -307,10 +318,7 @@ def test_k07_ring(case):
         (Options(error=1), 20),
         (Options(error=-1), 20),
     ):
-        first, second, words = ring_launches(x, weight, bias, groups, *cuts, patience)
-        y = torch.full_like(x, float("nan"))
-        traffic = kernels.run_launch(first, [words], None, options)
-        run_cute(second, y, x, weight, bias, words, options=options, before=traffic)
+        y = ring_output(ring_launches(*tensors, groups, *cuts, patience), *tensors, options)
         assert_near(y, want)
         outputs.append(y)
     assert all(torch.equal(outputs[0], y) for y in outputs[1:4]), "whoever takes the statistics"
@@ -322,20 +330,14 @@ def test_a_missing_wait_is_found_in_k07s_ring(opcode, monkeypatch):
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     from core.tests.ptx import cute
 
-    _, *cuts, shape, groups, offset = RINGS["float32"]
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(shape, generator=generator) + offset
-    weight, bias = (torch.randn(shape[1], generator=generator) for _ in range(2))
-    want = load_reference(task_of("group_norm_silu")).triton_group_norm_silu(x, weight, bias, groups, 1e-5)[0]
+    names, *cuts, shape, groups, offset = RINGS["float32"]
+    tensors, want = drawn(names, shape, groups, offset)
 
     def run():
         for patience, options in ((20, DEFAULT), (1, Options(apart=True)), (1, Options(turns=0))):
-            first, second, words = ring_launches(x, weight, bias, groups, *cuts, patience)
-            y = torch.full_like(x, float("nan"))
-            traffic = kernels.run_launch(first, [words], None, options)
-            cute.run_cute(second, y, x, weight, bias, words, options=options, before=traffic)
-            assert_near(y, want)
-        return second
+            launches = ring_launches(*tensors, groups, *cuts, patience)
+            assert_near(ring_output(launches, *tensors, options), want)
+        return launches[1]
 
     launch = run()
     program = cute._program(type(launch), launch.constants)
