@@ -4,11 +4,16 @@ It compiles; each thread's part of the maths is run on the CPU for all threads o
 sum across threads are executed by `core/tests/test_ptx.py`; the launch runs on a GPU only.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from diffusion.k04_norm_tanh_mul_add.bench import reference
 from diffusion.k04_norm_tanh_mul_add.solution import norm_tanh_mul_add as solution
+from kda_core import inputs
 from kda_core.aot import resources
+from kda_core.workloads import load_workloads, select
 
 from .cases import assert_right, make, name_of
 
@@ -100,6 +105,25 @@ def test_what_it_does_not_cover_is_refused(change):
 def test_on_a_gpu(dtype, columns, tokens, double):
     tensors = make(2, tokens, columns, affine=("weight",), double=double, dtype=dtype, device="cuda")
     assert_right(getattr(cutedsl, name_of(tensors)), tensors)
+
+
+@pytest.mark.gpu
+def test_the_draw_that_a_run_calls_incorrect_differs_by_a_rounding_of_y():
+    # Run 20261121T001331Z-1db87b: y2 off by 1.4, the solution by 0.5. The oracle takes the norm of float64's y.
+    rows = load_workloads(Path(reference.__file__).parent / "workloads.toml")
+    (row,) = select(rows, ["zimage-dual-4096"])
+    tensors = inputs.make(row, inputs.Family.OFFSET, 816119972, "cuda")
+    y, y2 = getattr(reference, row.op)(**tensors, bias=None, bias2=None, **row.scalars)
+    beyond = {}
+    for op in (cutedsl, solution):
+        got, got2 = getattr(op, row.op)(**tensors, bias=None, bias2=None, **row.scalars)
+        another = got != y.to(got.dtype)
+        print(op.__name__, int(another.sum()), "elements of y rounded to the other side")
+        assert int(another.sum()) < 1e-6 * y.numel()
+        beyond[op] = (got2.double() - y2).abs()
+        # Where y is rounded as float64's is, so is y2, but for ties of its own: half a step of bfloat16.
+        assert float((beyond[op] / y2.abs())[~another].max()) < 0.51 * torch.finfo(torch.bfloat16).eps
+    assert float(beyond[cutedsl].max()) > 1 > 2 * float(beyond[solution].max()) - 0.1
 
 
 def test_its_envelope_is_the_solutions():
