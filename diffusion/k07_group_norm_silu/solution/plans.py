@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 H200_MULTIPROCESSORS = 132
 """For tensors that are on no GPU."""
+RING_CAPABILITIES = (9, 10)
+"""Those whose multiprocessors have 228 KiB of shared memory."""
+FLOW, FLOW_BYTES = Config("flow", warps=8, tiles=6, hints=True, store=".cs"), 128_000_000
+"""Instead of a ring, for larger tensors of shapes that it does not take: the sweep of 2026-11-21 has it ahead of
+`stretch` there."""
 
 
 class Call(NamedTuple):
@@ -73,12 +78,12 @@ def plan(call: Call) -> Chain:
         return _whole(call, config, pdl)
     if config.method == "cluster":
         return (_cluster(call, config, pdl) if major >= 9 else None) or _otherwise(call, pdl)
-    made = None
-    if config.method == "flow":
-        made = _flow(call, config, pdl)
-    elif config.method == "ring" and major >= 9:
-        made = _ring(call, config, pdl)
-    return made or stretch(call, config if config.method == "stretch" else Config("stretch"), pdl)
+    if config.method == "stretch":
+        return stretch(call, config, pdl)
+    made = _ring(call, config, pdl) if config.method == "ring" and major in RING_CAPABILITIES else None
+    if made is None and (config.method == "flow" or call.groups * size > FLOW_BYTES):
+        made = _flow(call, config if config.method == "flow" else FLOW, pdl)
+    return made or stretch(call, Config("stretch"), pdl)
 
 
 def _otherwise(call: Call, pdl: bool) -> Chain:

@@ -315,8 +315,8 @@ def _combined(
 ) -> tuple[Float32, Float32, Int32]:
     """Of a group: mean and inverse deviation from the words of its parts, and a negative number if one is not there.
 
-    Sums are relative to the mean of the first part, which is in
-    them: what cancels is at most as many times what is left as there are parts.
+    Sums are relative to the mean of the first part, which is in them: what cancels is at most as many times what is
+    left as there are parts.
     """
     vector = const_expr(128 // dtype.width)
     threads = const_expr(warps * WARP)

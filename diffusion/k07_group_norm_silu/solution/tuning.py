@@ -29,8 +29,6 @@ CLUSTER_CHANNELS = 2048
 """cluster: channels of a group, 16 KB of shared memory."""
 REGISTERS = 65536
 """Of a multiprocessor."""
-SHARED_BYTES, BLOCK_BYTES = 233472, 1024
-"""Shared memory of a multiprocessor, 228 KiB, and what of it a block takes beside its own."""
 MAX_PARTS = 4096
 """Programs of a group: each of them reads the partial results of all, 8 to a thread at 16 warps."""
 MAX_WARPS = 16

@@ -268,6 +268,20 @@ def test_ring_takes_what_its_blocks_can_hold():
     # A block has two parts of the largest group ahead: it says its last one before it writes its first.
 
 
+def test_large_shapes_that_the_ring_does_not_take_flow(monkeypatch):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    with TUNED.forced(Config("ring", warps=4, tiles=8, resident=16)):
+        for channels, kernel in (
+            (2048, "output_kernel"),
+            (16_384, "flow_kernel"),
+        ):  # of 4100 elements, no whole vectors
+            made = launches(OP, meta(1, channels, 4100), {"num_groups": 32})
+            assert [launch.name for launch in made] == ["statistics_kernel", kernel]
+        monkeypatch.setattr(plans, "capability", lambda _: 12)  # less shared memory
+        names = [launch.name for launch in launches(OP, meta(1, 512, 8192), {"num_groups": 32})]
+        assert names == ["statistics_kernel", "output_kernel"]
+
+
 KERNELS = {
     "whole": ["whole_kernel"],
     "cluster": ["cluster_kernel"],

@@ -8,12 +8,13 @@ pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 from diffusion.k07_group_norm_silu.bench.tune import RINGS
 from diffusion.k07_group_norm_silu.solution.dsl import divisor
 from diffusion.k07_group_norm_silu.solution.ring import RingLaunch, shared_bytes
-from diffusion.k07_group_norm_silu.solution.tuning import BLOCK_BYTES, SHARED_BYTES
 from kda_core.aot import resources
 from kda_core.launch import Chain, Launch
 
 REGISTERS = 65536
 """Of a multiprocessor."""
+SHARED_BYTES, BLOCK_BYTES = 233472, 1024
+"""Shared memory of a multiprocessor, 228 KiB, and what of it a block takes beside its own."""
 FLOAT16 = (torch.float16,) * 3
 
 
