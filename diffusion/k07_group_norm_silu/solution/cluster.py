@@ -6,7 +6,6 @@ so that waiting for each other is safe; nothing passes through global memory and
 """
 
 from dataclasses import dataclass
-from struct import pack
 from typing import Any
 
 import cuda.bindings.driver as driver
@@ -14,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
-from kda_core.cubin import Address, CubinLaunch
+from kda_core.cubin import CubinLaunch
 
 from .dsl import (
     WARP,
@@ -23,12 +22,13 @@ from .dsl import (
     affine,
     afresh,
     divisor,
-    element,
     output,
     pointer,
     quotient,
     ratio,
     scaled,
+    squares_of,
+    total_of,
     tree,
     words_at,
 )
@@ -147,26 +147,11 @@ def _moments(
     warps: cutlass.Constexpr,
 ) -> tuple[Float32, Float32]:
     """Mean and centred squares of a block's share, in two passes over registers; only the group's elements count."""
-    tiles = const_expr(cute.size(rX, mode=[1]))
-    elements = const_expr(range(128 // dtype.width))
-    nothing = Float32(0.0)
-    behind = vectors - first
-    total = nothing
-    for tile in cutlass.range_constexpr(tiles):
-        inside = tile * warps * WARP < behind
-        part = tree([element(rX, dtype, i, tile) for i in elements])
-        total += cutlass.select_(inside, part, nothing)
+    behind, stride = vectors - first, const_expr(warps * WARP)
+    total = total_of(rX, dtype, behind, stride)
     count = cutlass.max(_held(vectors, rank, share, dtype), Float32(1.0))
     mean = quotient(_block_sum(total, sWarp, 0, warps), count)
-    rX = afresh(rX)
-    squares = nothing
-    for tile in cutlass.range_constexpr(tiles):
-        inside = tile * warps * WARP < behind
-        centred = [element(rX, dtype, i, tile) - mean for i in elements]
-        parts = [centred[0] * centred[0], centred[1] * centred[1]]
-        for i in elements[2:]:
-            parts[i % 2] = parts[i % 2] + centred[i] * centred[i]
-        squares += cutlass.select_(inside, parts[0] + parts[1], nothing)
+    squares = squares_of(afresh(rX), dtype, mean, behind, stride)
     return mean, _block_sum(squares, sWarp, warps, warps)
 
 
@@ -269,21 +254,5 @@ class ClusterLaunch(CuteLaunch):
         elements, channel, total, groups, group_channels = self.sizes
         vector = VECTOR_BYTES // self.dtypes[0].itemsize
         numbers = (elements // vector, *divisor(channel // vector), groups, group_channels)
-        return CubinLaunch(
-            name=self.name,
-            cubin=cubin,
-            grid=(total * self.blocks, 1, 1),
-            threads=self.warps * WARP,
-            params=(
-                Address.ALIGNED,
-                Address.ALIGNED,
-                Address.ANY,
-                Address.ANY,
-                *(pack("<I", number) for number in numbers),
-                pack("<f", self.eps),
-            ),
-            cluster=self.blocks,
-            dynamic_shared_bytes=shared_bytes(self.blocks, self.warps, group_channels),
-            dependent=self.pdl,
-            otherwise=self.otherwise.run_at,
-        )
+        shared = shared_bytes(self.blocks, self.warps, group_channels)
+        return self.described(cubin, total * self.blocks, 0, numbers, shared, self.blocks)

@@ -5,8 +5,9 @@ share a reciprocal, which leaves 1.25 of them an element where exp2 and a root o
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from struct import pack
 from typing import Any, ClassVar
 
 import cutlass
@@ -14,7 +15,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import AddressSpace, BFloat16, Float16, Float32, Uint16, Uint32, Uint64
 
-from kda_core.cubin import CubinLaunch
+from kda_core.cubin import Address, CubinLaunch
 from kda_core.cute import cute_cubin
 from kda_core.launch import Binary, Chain, Run
 
@@ -78,6 +79,27 @@ def quotient(a, b):
     inverse = cute.arch.rcp_approx(b)
     near = a * inverse
     return near + (a - near * b) * inverse
+
+
+def total_of(rX, dtype, left, stride):
+    """The sum of a thread's elements; of its vectors, `stride` apart, those that lie before `left` count."""
+    total = Float32(0.0)
+    for tile in range(cute.size(rX, mode=[1])):
+        part = tree([element(rX, dtype, i, tile) for i in range(128 // dtype.width)])
+        total += cutlass.select_(tile * stride < left, part, Float32(0.0))
+    return total
+
+
+def squares_of(rX, dtype, mean, left, stride):
+    """The same for the squares of what they are apart from `mean`."""
+    squares = Float32(0.0)
+    for tile in range(cute.size(rX, mode=[1])):
+        centred = [element(rX, dtype, i, tile) - mean for i in range(128 // dtype.width)]
+        parts = [centred[0] * centred[0], centred[1] * centred[1]]
+        for i in range(2, len(centred)):
+            parts[i % 2] = parts[i % 2] + centred[i] * centred[i]
+        squares += cutlass.select_(tile * stride < left, parts[0] + parts[1], Float32(0.0))
+    return squares
 
 
 def affine(weight, bias, mean, scale, dtype):
@@ -164,6 +186,27 @@ class CuteLaunch:
     def with_code(self, cubin: bytes) -> CubinLaunch:
         """The launch of this machine code."""
         raise NotImplementedError
+
+    def described(
+        self, cubin: bytes, blocks: int, scratch: int, numbers: Sequence[int], shared_bytes: int, cluster: int = 1
+    ) -> CubinLaunch:
+        """That of so many blocks, of y, x, weight, bias and `scratch` other addresses, then numbers and eps."""
+        return CubinLaunch(
+            name=self.name,
+            cubin=cubin,
+            grid=(blocks, 1, 1),
+            threads=self.warps * WARP,
+            params=(
+                *[Address.ALIGNED] * 2,
+                *[Address.ANY] * (2 + scratch),
+                *(pack("<I", number) for number in numbers),
+                pack("<f", self.eps),
+            ),
+            cluster=cluster,
+            dynamic_shared_bytes=shared_bytes,
+            dependent=self.pdl,
+            otherwise=lambda *addresses: self.otherwise.run_at(*addresses[:4]),  # without scratch
+        )
 
     @property
     def variant(self) -> str:

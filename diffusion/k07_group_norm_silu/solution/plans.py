@@ -125,23 +125,15 @@ def _whole(call: Call, config: Config, pdl: bool) -> Chain:
 def _cluster(call: Call, config: Config, pdl: bool) -> Chain | None:
     """One cluster a group, None where it does not take the call: another method does then."""
     x, vector = call.x, VECTOR_BYTES // call.x.itemsize
-    elements, channel, groups, group_channels = _sizes(call)
+    elements, channel, _, group_channels = _sizes(call)
     tiles = -(-elements // (config.blocks * config.warps * 32 * vector))
     fits = tiles <= CLUSTER_TILES and group_channels <= CLUSTER_CHANNELS and channel % vector == 0
     if not fits or x.is_cpu or find_spec("cutlass") is None:
         return None
     from .cluster import ClusterLaunch  # the DSL takes a second to import
 
-    launch = ClusterLaunch(
-        dtypes=(x.dtype, call.weight.dtype, call.bias.dtype),
-        sizes=(elements, channel, call.groups, groups, group_channels),
-        eps=float(call.eps),
-        blocks=config.blocks,
-        warps=config.warps,
-        tiles=tiles,
-        pdl=pdl,
-        otherwise=_otherwise(call, pdl),  # for an x that is not aligned to a vector
-    )
+    otherwise = _otherwise(call, pdl)
+    launch = ClusterLaunch(**_cute(call, config, pdl), blocks=config.blocks, tiles=tiles, otherwise=otherwise)
     return Chain((launch,), ((0, 1, 2, 3),), outputs=(0,))  # like x
 
 
@@ -173,7 +165,7 @@ def _flow(call: Call, config: Config, pdl: bool) -> Chain | None:
 def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
     """Two launches, the first without work on x; None where the second one does not take the call."""
     x, vector = call.x, VECTOR_BYTES // call.x.itemsize
-    elements, channel, groups, group_channels = _sizes(call)
+    elements, channel, _, _ = _sizes(call)
     part = 32 * config.warps * config.tiles * vector
     parts = -(-elements // part)
     every = parts * call.groups
@@ -186,13 +178,9 @@ def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
 
     words = torch.empty(every, dtype=torch.int64, device="meta")
     launch = RingLaunch(
-        dtypes=(x.dtype, call.weight.dtype, call.bias.dtype),
-        sizes=(elements, channel, call.groups, groups, group_channels),
-        eps=float(call.eps),
-        warps=config.warps,
+        **_cute(call, config, pdl),
         tiles=config.tiles,
-        pdl=pdl,
-        otherwise=stretch(call, Config("stretch"), pdl),  # for an x that is not aligned to a vector
+        otherwise=stretch(call, Config("stretch"), pdl),
         blocks=blocks,
         stages=config.stages,
         ahead=config.ahead,
@@ -201,6 +189,18 @@ def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
         patience=PATIENCE,
     )
     return _behind(_fresh(words, pdl), launch, words, reads_x=False)
+
+
+def _cute(call: Call, config: Config, pdl: bool) -> dict[str, Any]:
+    """What both CuTe DSL kernels are told alike; each has another chain behind it, for an x that is not aligned."""
+    elements, channel, groups, group_channels = _sizes(call)
+    return {
+        "dtypes": (call.x.dtype, call.weight.dtype, call.bias.dtype),
+        "sizes": (elements, channel, call.groups, groups, group_channels),
+        "eps": float(call.eps),
+        "warps": config.warps,
+        "pdl": pdl,
+    }
 
 
 def _fresh(words: torch.Tensor, pdl: bool) -> Launch:

@@ -8,7 +8,6 @@ said theirs. Each thread copies its own vectors and is the only one to read them
 import functools
 import operator
 from dataclasses import dataclass
-from struct import pack
 from typing import Any
 
 import cuda.bindings.driver as driver
@@ -17,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from kda_core.cubin import Address, CubinLaunch
+from kda_core.cubin import CubinLaunch
 
 from .dsl import (
     WARP,
@@ -26,12 +25,13 @@ from .dsl import (
     affine,
     afresh,
     divisor,
-    element,
     output,
     pointer,
     quotient,
     ratio,
     scaled,
+    squares_of,
+    total_of,
     tree,
     words_at,
 )
@@ -257,21 +257,11 @@ def _say(
     S2 - S1^2 / n is at most as many times what is left as there are threads, or warps.
     """
     left = _left(vectors, begin + thread, even)
-    count, total, squares = Float32(0.0), Float32(0.0), Float32(0.0)
-    elements = const_expr(range(128 // dtype.width))
+    count, vector, stride = Float32(0.0), const_expr(128.0 / dtype.width), const_expr(warps * WARP)
     for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
-        inside = tile * warps * WARP < left
-        count += cutlass.select_(inside, Float32(len(elements)), Float32(0.0))
-        total += cutlass.select_(inside, tree([element(rX, dtype, i, tile) for i in elements]), Float32(0.0))
-    mean = quotient(total, cutlass.max(count, Float32(1.0)))
-    rX = afresh(rX)
-    for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
-        inside = tile * warps * WARP < left
-        centred = [element(rX, dtype, i, tile) - mean for i in elements]
-        both = [centred[0] * centred[0], centred[1] * centred[1]]
-        for i in elements[2:]:
-            both[i % 2] = both[i % 2] + centred[i] * centred[i]
-        squares += cutlass.select_(inside, both[0] + both[1], Float32(0.0))
+        count += cutlass.select_(tile * stride < left, Float32(vector), Float32(0.0))
+    mean = quotient(total_of(rX, dtype, left, stride), cutlass.max(count, Float32(1.0)))
+    squares = squares_of(afresh(rX), dtype, mean, left, stride)
     count, mean, squares = _merged(count, mean, squares, cute.arch.shuffle_sync(mean, 0), WARP)
     warp = cute.arch.warp_idx()
     if cute.arch.lane_idx() == 0:
@@ -535,21 +525,5 @@ class RingLaunch(CuteLaunch):
         parts = -(-vectors // (self.tiles * self.warps * WARP))
         divisors = channel, *divisor(channel), parts, *divisor(parts)
         numbers = (vectors, *divisors, total, groups, group_channels, self.patience)
-        return CubinLaunch(
-            name=self.name,
-            cubin=cubin,
-            grid=(self.blocks, 1, 1),
-            threads=self.warps * WARP,
-            params=(
-                Address.ALIGNED,
-                Address.ALIGNED,
-                Address.ANY,
-                Address.ANY,
-                Address.ANY,
-                *(pack("<I", number) for number in numbers),
-                pack("<f", self.eps),
-            ),
-            dynamic_shared_bytes=shared_bytes(self.warps, self.tiles, self.stages),
-            dependent=self.pdl,
-            otherwise=lambda *addresses: self.otherwise.run_at(*addresses[:4]),  # without the words
-        )
+        shared = shared_bytes(self.warps, self.tiles, self.stages)
+        return self.described(cubin, self.blocks, 1, numbers, shared)
