@@ -229,16 +229,16 @@ def _mbarrier_wait(machine: Machine, where: Instruction, _found: re.Match[str]) 
     return Step(Kind.WAIT, run, ready)
 
 
-@opcode(r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes\.([bsu](?:32|64))")
+@opcode(r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v([24]))?\.([bsu](?:32|64))")
 def _send(machine: Machine, where: Instruction, found: re.Match[str]) -> Step:
     place, value, barrier = where.operands
     at, to = address(machine, where, place), address(machine, where, barrier)
-    dtype = dtype_of(found[1])
-    read = machine.source(where, value, dtype)
+    dtype = dtype_of(found[2])
+    reads = [machine.source(where, item, dtype) for item in parts(value, int(found[1] or 1))]
 
     def run(active: Active) -> None:
         threads = machine.numbers(active)
-        values = np.array(np.broadcast_to(read(active), threads.shape))
+        values = [np.array(np.broadcast_to(read(active), threads.shape)) for read in reads]
         machine.copies.send(where, threads, at(active), values, to(active))
 
     return Step(run=run)

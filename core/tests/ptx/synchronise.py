@@ -230,9 +230,11 @@ class Copies:
         values = memory.load(copy.where, "global", copy.threads, copy.source, words, count)
         memory.store(copy.where, "shared", copy.threads, copy.target, values)
 
-    def send(self, where: Instruction, threads: Array, target: Array, value: Array, barrier: Array) -> None:
+    def send(
+        self, where: Instruction, threads: Array, target: Array, values: list[Array], barrier: Array
+    ) -> None:
         """st.async to shared memory of the cluster, which counts down an mbarrier there."""
-        self.stores.append((where, threads, target, value, barrier))
+        self.stores.append((where, threads, target, values, barrier))
         if not self.machine.options.late:
             self.deliver()
 
@@ -241,14 +243,15 @@ class Copies:
         delivered = bool(self.stores)
         memory, waiting = self.machine.memory, self.machine.waiting
         while self.stores:
-            where, threads, target, value, barrier = self.stores.popleft()
+            where, threads, target, values, barrier = self.stores.popleft()
             block = memory.block_of(where, threads, target)
             if (other := memory.block_of(where, threads, barrier) != block).any():
                 fail(where, self.machine.shape, int(threads[other][0]), "names an mbarrier of another block")
             ended = (waiting.stopped.reshape(self.machine.blocks, -1) == LEFT).all(axis=1)
             if ended[block].any():
                 fail(where, self.machine.shape, int(threads[ended[block]][0]), "stores to a block that has ended")
-            memory.store(where, "shared::cluster", threads, target, [value])
+            memory.store(where, "shared::cluster", threads, target, values)
+            sent = sum(value.itemsize for value in values)
             for thread, byte in zip(threads, memory.shared_bytes_at(where, threads, barrier, 8), strict=True):
-                waiting.count_down(where, int(thread), int(byte), arrived=0, transferred=-value.itemsize)
+                waiting.count_down(where, int(thread), int(byte), arrived=0, transferred=-sent)
         return delivered

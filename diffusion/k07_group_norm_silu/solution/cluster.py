@@ -22,18 +22,18 @@ from .dsl import (
     affine,
     afresh,
     divisor,
+    merged,
+    moments_of,
     output,
     pointer,
     quotient,
     ratio,
     scaled,
-    squares_of,
-    total_of,
-    tree,
     words_at,
 )
 from .tuning import CLUSTER_TILES, VECTOR_BYTES
 
+BY_WARP = True
 RESIDENT_WARPS = ((8, 32), (12, 24), (CLUSTER_TILES, 16))
 """Up to so many tiles, so many warps of a multiprocessor; what they leave a thread are 64, 80 and 128 registers."""
 
@@ -73,9 +73,10 @@ def cluster_kernel(
     mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
 
     smem = cutlass.memory.SmemAllocator()
-    sMean = smem.allocate_tensor(Float32, cute.make_layout(blocks))
-    sSquares = smem.allocate_tensor(Float32, cute.make_layout(blocks))
-    sWarp = smem.allocate_tensor(Float32, cute.make_layout(2 * warps))
+    senders = const_expr(blocks * warps if BY_WARP else blocks)
+    arrivals = smem.allocate_array(Int64, senders)
+    sMoments = cute.make_tensor(cute.recast_ptr(arrivals, dtype=Float32), cute.make_layout((2, senders)))
+    sWarp = smem.allocate_tensor(Float32, cute.make_layout((3, warps)))
     arrived = smem.allocate_array(Int64)  # an mbarrier
     # The last array, as long as the launch makes it: weight and bias of every channel.
     sAffine = cute.make_tensor(smem.allocate_array(Float32, 2), cute.make_layout((2, group_channels)))
@@ -84,7 +85,7 @@ def cluster_kernel(
     if thread == 0:
         cute.arch.mbarrier_init(arrived, 1)
         cute.arch.mbarrier_init_fence()
-        cute.arch.mbarrier_arrive_and_expect_tx(arrived, 2 * 4 * blocks)
+        cute.arch.mbarrier_arrive_and_expect_tx(arrived, 8 * senders)
     cute.arch.cluster_arrive_relaxed()
     if const_expr(pdl):
         cute.arch.griddepcontrol_wait()
@@ -105,15 +106,27 @@ def cluster_kernel(
     for channel in cutlass.range(thread + threads, group_channels, threads, unroll=1):
         sAffine[0, channel], sAffine[1, channel] = scaled(mW[channel], exact), scaled(mB[channel], exact)
 
-    mean, squares = _moments(rX, dtype, sWarp, first, vectors, rank, share, warps)
-
+    count, mean, squares = moments_of(rX, dtype, vectors - first, threads)
+    warp = cute.arch.warp_idx()  # a shuffle, which needs all lanes
+    lane = cute.arch.lane_idx()
+    if const_expr(BY_WARP):
+        sender = rank * warps + warp
+    else:
+        if lane == 0:
+            sWarp[0, warp], sWarp[1, warp], sWarp[2, warp] = count, mean, squares
+        cute.arch.sync_threads()
+        if warp == 0:
+            at = lane % warps
+            _, mean, squares = merged(sWarp[0, at], sWarp[1, at], sWarp[2, at], sWarp[1, 0], warps)
+        sender = Int32(rank)
     cute.arch.cluster_wait()
-    if thread < blocks:  # to every block, this one included
-        cute.arch.store_async_dsmem(sMean.iterator + rank, mean.bitcast(Int32), arrived, thread)
-        cute.arch.store_async_dsmem(sSquares.iterator + rank, squares.bitcast(Int32), arrived, thread)
+    if (lane < blocks) & (BY_WARP | (warp == 0)):  # to every block, this one included
+        cute.arch.store_async_dsmem(arrivals + sender, (mean.bitcast(Int32), squares.bitcast(Int32)), arrived, lane)
+    if const_expr(BY_WARP):
+        cute.arch.sync_threads()  # of sAffine
     cute.arch.mbarrier_wait(arrived, 0)
 
-    mean, squares = _combine(sMean, sSquares, dtype, length, vectors, share, blocks)
+    mean, squares = _combine(sMoments, dtype, length, vectors, share, blocks, warps)
     rX = afresh(rX)
     scale = cute.math.rsqrt(squares * quotient(Float32(1.0), length) + eps)
 
@@ -130,67 +143,51 @@ def cluster_kernel(
             cute.autovec_copy(cute.recast_tensor(rY, Uint32), words_at(to_own + 16 * tile * threads))
 
 
-def _held(vectors, rank, share, dtype):
-    """Elements of block `rank`."""
-    return Float32(cutlass.max(cutlass.min(vectors - rank * share, share), 0) * (128 // dtype.width))
-
-
-@cute.jit
-def _moments(
-    rX: cute.Tensor,  # (words, tiles)
-    dtype: cutlass.Constexpr,
-    sWarp: cute.Tensor,  # (2 * warps)
-    first: Int32,
-    vectors: Int32,
-    rank: Int32,
-    share: cutlass.Constexpr,
-    warps: cutlass.Constexpr,
-) -> tuple[Float32, Float32]:
-    """Mean and centred squares of a block's share, in two passes over registers; only the group's elements count."""
-    behind, stride = vectors - first, const_expr(warps * WARP)
-    total = total_of(rX, dtype, behind, stride)
-    count = cutlass.max(_held(vectors, rank, share, dtype), Float32(1.0))
-    mean = quotient(_block_sum(total, sWarp, 0, warps), count)
-    squares = squares_of(afresh(rX), dtype, mean, behind, stride)
-    return mean, _block_sum(squares, sWarp, warps, warps)
+def _held(left, tiles, stride, width):
+    """Vectors before `left` in `tiles` runs of `width`, `stride` apart."""
+    left = Uint32(cutlass.max(left, 0))
+    full = cutlass.min(left // Uint32(stride), Uint32(tiles))
+    rest = cutlass.min(left - full * Uint32(stride), Uint32(width))
+    return Int32(full * Uint32(width) + cutlass.select_(full < Uint32(tiles), rest, Uint32(0)))
 
 
 @cute.jit
 def _combine(
-    sMean: cute.Tensor,  # (blocks)
-    sSquares: cute.Tensor,  # (blocks)
+    sMoments: cute.Tensor,  # (2, senders)
     dtype: cutlass.Constexpr,
     length: Float32,
     vectors: Int32,
     share: cutlass.Constexpr,
     blocks: cutlass.Constexpr,
+    warps: cutlass.Constexpr,
 ) -> tuple[Float32, Float32]:
-    """Mean and centred squares of the group, by Chan's formula: a lane takes a block, and every lane has the result."""
-    i = cute.arch.lane_idx() % blocks
-    count = _held(vectors, i, share, dtype)
-    # Means are taken relative to the first one, so that what they have in common costs no digits.
-    common = sMean[0]
-    apart = sMean[i] - common
-    shift = quotient(cute.arch.warp_reduction_sum(count * apart, threads_in_group=blocks), length)
-    apart = apart - shift
-    squares = sSquares[i] + count * apart * apart
-    return common + shift, cute.arch.warp_reduction_sum(squares, threads_in_group=blocks)
-
-
-@cute.jit
-def _block_sum(value: Float32, sWarp: cute.Tensor, first: cutlass.Constexpr, warps: cutlass.Constexpr) -> Float32:
-    """The sum over all threads of a block, in a fixed order, through `warps` numbers of shared memory from `first`."""
-    value = cute.arch.warp_reduction_sum(value)
-    warp = cute.arch.warp_idx()  # a shuffle, which needs all lanes
-    if cute.arch.lane_idx() == 0:
-        sWarp[first + warp] = value
-    cute.arch.sync_threads()
-    return tree([sWarp[first + i] for i in range(warps)])
+    """Mean and centred squares of the group; every lane has the result."""
+    threads = const_expr(warps * WARP)
+    vector = const_expr(128 // dtype.width)
+    senders = const_expr(blocks * warps if BY_WARP else blocks)
+    common = sMoments[0, 0]
+    moved, squares = Float32(0.0), Float32(0.0)
+    lanes = const_expr(min(senders, WARP))
+    for i in cutlass.range_constexpr(senders // lanes):
+        at = Int32(Uint32(cute.arch.lane_idx()) % Uint32(lanes)) + i * WARP
+        if const_expr(BY_WARP):
+            block = Int32(Uint32(at) // Uint32(warps))
+            held = _held(vectors - block * share - (at - block * warps) * WARP, share // threads, threads, WARP)
+        else:
+            held = cutlass.max(cutlass.min(vectors - at * share, share), 0)
+        count = Float32(held * vector)
+        apart = cutlass.select_(held > 0, sMoments[0, at] - common, Float32(0.0))
+        moved += count * apart
+        squares += sMoments[1, at] + count * apart * apart
+    squares = cute.arch.warp_reduction_sum(squares, threads_in_group=lanes)
+    moved = cute.arch.warp_reduction_sum(moved, threads_in_group=lanes)
+    shift = quotient(moved, length)
+    return common + shift, cute.arch.fmax(squares - moved * shift, Float32(0.0), nan=True)
 
 
 def shared_bytes(blocks, warps, group_channels):
     """Of a block: two numbers of every block and warp, an mbarrier, weight and bias of every channel."""
-    return 8 * (blocks + warps + 1 + group_channels)
+    return 8 * ((blocks * warps if BY_WARP else blocks) + 1 + group_channels) + 12 * warps + 8
 
 
 @cute.jit

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import AddressSpace, BFloat16, Float16, Float32, Uint16, Uint32, Uint64
+from cutlass import AddressSpace, BFloat16, Float16, Float32, Uint16, Uint32, Uint64, const_expr
 
 from kda_core.cubin import Address, CubinLaunch
 from kda_core.cute import cute_cubin
@@ -100,6 +100,33 @@ def squares_of(rX, dtype, mean, left, stride):
             parts[i % 2] = parts[i % 2] + centred[i] * centred[i]
         squares += cutlass.select_(tile * stride < left, parts[0] + parts[1], Float32(0.0))
     return squares
+
+
+def moments_of(rX, dtype, left, stride):
+    """Number, mean and centred squares of a warp's elements, those of each thread in two passes over its registers.
+
+    Sums of the warp are relative to its first thread's mean.
+    """
+    count, vector = Float32(0.0), const_expr(128.0 / dtype.width)
+    for tile in range(cute.size(rX, mode=[1])):
+        count += cutlass.select_(tile * stride < left, Float32(vector), Float32(0.0))
+    mean = quotient(total_of(rX, dtype, left, stride), cutlass.max(count, Float32(1.0)))
+    squares = squares_of(afresh(rX), dtype, mean, left, stride)
+    return merged(count, mean, squares, cute.arch.shuffle_sync(mean, 0), WARP)
+
+
+def merged(count, mean, squares, common, lanes):
+    """Number, mean and centred squares of what the lanes have, each relative to the mean `common` of one of them.
+
+    What cancels in S2 - S1^2 / n is then at most as many times what is left as there are lanes.
+    """
+    apart = cutlass.select_(count > 0.0, mean - common, Float32(0.0))
+    moved = count * apart
+    squares = cute.arch.warp_reduction_sum(squares + moved * apart, threads_in_group=lanes)
+    moved = cute.arch.warp_reduction_sum(moved, threads_in_group=lanes)
+    count = cute.arch.warp_reduction_sum(count, threads_in_group=lanes)
+    shift = quotient(moved, cutlass.max(count, Float32(1.0)))
+    return count, common + shift, squares - moved * shift
 
 
 def affine(weight, bias, mean, scale, dtype):

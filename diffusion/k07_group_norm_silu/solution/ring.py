@@ -256,13 +256,7 @@ def _say(
     Sums of a warp are relative to its first thread's mean, sums of the block to its first warp's. So what cancels in
     S2 - S1^2 / n is at most as many times what is left as there are threads, or warps.
     """
-    left = _left(vectors, begin + thread, even)
-    count, vector, stride = Float32(0.0), const_expr(128.0 / dtype.width), const_expr(warps * WARP)
-    for tile in cutlass.range_constexpr(cute.size(rX, mode=[1])):
-        count += cutlass.select_(tile * stride < left, Float32(vector), Float32(0.0))
-    mean = quotient(total_of(rX, dtype, left, stride), cutlass.max(count, Float32(1.0)))
-    squares = squares_of(afresh(rX), dtype, mean, left, stride)
-    count, mean, squares = _merged(count, mean, squares, cute.arch.shuffle_sync(mean, 0), WARP)
+    count, mean, squares = moments_of(rX, dtype, _left(vectors, begin + thread, even), warps * WARP)
     warp = cute.arch.warp_idx()
     if cute.arch.lane_idx() == 0:
         sPart[0, warp, half], sPart[1, warp, half], sPart[2, warp, half] = count, mean, squares
@@ -270,22 +264,11 @@ def _say(
     if warp == 0:
         lane = cute.arch.lane_idx() % warps
         count, mean, squares = sPart[0, lane, half], sPart[1, lane, half], sPart[2, lane, half]
-        _, mean, squares = _merged(count, mean, squares, sPart[1, 0, half], warps)
+        _, mean, squares = merged(count, mean, squares, sPart[1, 0, half], warps)
         if thread == 0:
             low = Int64(Uint32(mean.bitcast(Int32)))
             high = Int64(squares.bitcast(Int32) & NATURAL)  # a NaN may have a sign
             cute.arch.store(pointer(Int64, word), high << 32 | low, sem="relaxed", scope="gpu")
-
-
-def _merged(count, mean, squares, common, lanes):
-    """Number, mean and centred squares of what the lanes have, each relative to the mean `common` of one of them."""
-    apart = cutlass.select_(count > 0.0, mean - common, Float32(0.0))
-    moved = count * apart
-    squares = cute.arch.warp_reduction_sum(squares + moved * apart, threads_in_group=lanes)
-    moved = cute.arch.warp_reduction_sum(moved, threads_in_group=lanes)
-    count = cute.arch.warp_reduction_sum(count, threads_in_group=lanes)
-    shift = quotient(moved, cutlass.max(count, Float32(1.0)))
-    return count, common + shift, squares - moved * shift
 
 
 @cute.jit
