@@ -5,8 +5,9 @@ from statistics import median
 
 import pytest
 
+from kda_core.compare import compare
 from kda_core.ledger import read
-from kda_core.records import Interval, Metric, RowResult
+from kda_core.records import Interval, Metric, RowResult, RunRecord
 from kda_core.report import median as median_of
 from kda_core.tables import host_bound
 from kda_core.tasks import checkout_root, find_task
@@ -25,10 +26,9 @@ def is_host_bound(row: RowResult) -> bool:
     return host_bound(wall, device)
 
 
-def side_by_side(op: str, alone: str, beside: str, host: bool) -> str:
+def side_by_side(op: str, before: str, after: str, host: bool) -> str:
     """What the table under "Runs side by side" says of one kind of rows, behind the runs' names."""
-    runs = {record.run_id: record for record in read(find_task(op).ledger)}
-    old, new = runs[alone], runs[beside]
+    old, new = runs_of(op, before, after)
     pairs = [(then, now) for now in new.rows for then in old.rows if then.id == now.id and is_host_bound(now) is host]
 
     def ratios(arm: str, metric: Metric) -> list[float]:
@@ -47,21 +47,58 @@ def side_by_side(op: str, alone: str, beside: str, host: bool) -> str:
     )
 
 
-@pytest.mark.parametrize("host", [True, False])
-@pytest.mark.parametrize(
-    ("op", "alone", "beside"),
-    [
-        ("norm_infer", "20261120T131441Z-50d568", "20261120T135435Z-ad46c1"),
-        ("norm_infer", "20261120T131441Z-50d568", "20261120T205703Z-712ba1"),
-        ("norm_infer", "20261120T131441Z-50d568", "20261121T001530Z-c10803"),
-        ("qknorm_rope", "20261120T063350Z-1c8dc9", "20261120T135432Z-f832a3"),
-        ("qknorm_rope", "20261120T063350Z-1c8dc9", "20261120T205702Z-5cfb55"),
-        ("qknorm_rope", "20261120T063350Z-1c8dc9", "20261121T001510Z-ff46c6"),
-    ],
-)
-def test_runs_side_by_side(op: str, alone: str, beside: str, host: bool) -> None:
+ALONE = [
+    ("norm_infer", "20261120T131441Z-50d568", "20261121T024456Z-5fcfb3"),
+    ("qknorm_rope", "20261120T063350Z-1c8dc9", "20261121T025132Z-5caad7"),
+]
+SIDE_BY_SIDE = [
+    ("norm_infer", "20261121T001530Z-c10803", "20261121T024456Z-5fcfb3"),
+    ("rotary_embedding", "20261121T001105Z-b365f8", "20261121T024738Z-540e1a"),
+    ("qknorm_rope", "20261121T001510Z-ff46c6", "20261121T025132Z-5caad7"),
+    ("norm_tanh_mul_add", "20261121T001105Z-6f8bd0", "20261121T024236Z-ce2446"),
+    ("fuse_scale_shift", "20261121T001104Z-31def7", "20261121T023800Z-dea5d6"),
+    ("group_norm_silu", "20261121T001103Z-f6d969", "20261121T022720Z-fa6c2d"),
+]
+BESIDE_GRIDS = [
+    ("norm_scale_shift", "20261120T205701Z-6809a9", "20261121T025621Z-43bbfc"),
+    ("fuse_scale_shift", "20261120T205658Z-72b0e0", "20261121T023800Z-dea5d6"),
+]
+
+
+@pytest.fixture(scope="module")
+def method() -> str:
     root = checkout_root()
     assert root is not None
-    lines = (root / "docs" / "method.md").read_text().splitlines()
-    (first,) = (number for number, line in enumerate(lines) if f"{alone}, {beside} |" in line)
-    assert lines[first + (not host)].endswith(side_by_side(op, alone, beside, host))
+    return (root / "docs" / "method.md").read_text()
+
+
+def runs_of(op: str, *names: str) -> tuple[RunRecord, ...]:
+    runs = {record.run_id: record for record in read(find_task(op).ledger)}
+    return tuple(runs[name] for name in names)
+
+
+@pytest.mark.parametrize(("op", "old", "new"), [*ALONE, *SIDE_BY_SIDE, *BESIDE_GRIDS])
+def test_runs_side_by_side(op: str, old: str, new: str, method: str) -> None:
+    lines = method.splitlines()
+    (first,) = (number for number, line in enumerate(lines) if f"{old}, {new} |" in line)
+    kinds = [host for host in (True, False) if any(is_host_bound(row) is host for row in runs_of(op, new)[0].rows)]
+    for line, host in enumerate(kinds, first):
+        assert lines[line].endswith(side_by_side(op, old, new, host))
+
+
+def moved(pairs: list[tuple[str, str, str]]) -> tuple[int, list[str]]:
+    """Rows that pairs of runs have in common, and the names of those whose speedup moved."""
+    found = [compare(*runs_of(op, old, new)) for op, old, new in pairs]
+    assert not any(comparison.lost for comparison in found)
+    rows = [{change.row for change in comparison.changes} for comparison in found]
+    names = {change.row for comparison in found for change in comparison.changes if change.moved}
+    return sum(map(len, rows)), sorted(names)
+
+
+def test_rows_that_moved(method: str) -> None:
+    text = " ".join(method.split())
+    quiet, none = moved(ALONE + SIDE_BY_SIDE)
+    assert none == []
+    assert f"alone or side by side none of {quiet} rows moved by more than 2%" in text
+    rows, names = moved(BESIDE_GRIDS)
+    assert f"Beside grids {len(names)} of {rows} did: {', '.join(names)}." in text
