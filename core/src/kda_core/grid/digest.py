@@ -80,8 +80,8 @@ def _opponents(coverage: Coverage) -> str:
         name = " ".join(filter(None, (arm, f"({pin})" if (pin := pin_name(pins.get(arm))) else "")))
         named = ", ".join(f"`{one}`" for one in ids[:SHOWN])
         found.append(
-            f"On {_count(len(ids), 'row')} {name} itself is outside the tolerance or refuses: {named}.\n"
-            f"{_more(len(ids))}"
+            f"<details><summary>On {_count(len(ids), 'row')} {name} itself is outside the tolerance or refuses."
+            f"</summary>\n\n{named}\n{_more(len(ids))}\n</details>\n"
         )
     return "\n".join(found)
 
