@@ -1,9 +1,17 @@
-"""The numbers of docs/dispatch.md that are of recorded sweeps follow from docs/tuning.jsonl."""
+"""Numbers of docs/dispatch.md follow from what is recorded, docs/tuning.jsonl, or from what the compilers make."""
 
 import json
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+import triton
+
+from diffusion.k07_group_norm_silu.solution.plans import FLOW, Call, plan
+from diffusion.k07_group_norm_silu.solution.tuning import TUNED, Config
+from kda_core import sass
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS = ("hunyuanvideo-vae-1x512x9x128x40", "hunyuanvideo-vae-1x512x9x128x128")
@@ -70,3 +78,41 @@ def test_forms_that_were_tried(utc):
 @pytest.mark.parametrize("row", COMPARED)
 def test_methods_that_were_compared(row):
     assert compared(row) in (DOCS / "dispatch.md").read_text().splitlines()
+
+
+CODE = {
+    # kernel: the production row's x, what is chosen for it
+    "whole, 16 warps, 8 tiles": ("1x512x2x32x32", Config("whole", 16)),
+    "output, 4 warps, 4 tiles, up to 32 parts": ("1x512x5x32x32", Config("stretch", 4, 4)),
+    "output, 4 warps, 8 tiles, up to 64 parts": ("1x512x3x48x128", Config("stretch", 4, 8)),
+    "output, 4 warps, 8 tiles, up to 256 parts": ("1x256x9x128x128", Config("stretch", 4, 8)),
+    "flow, 8 warps, 6 tiles": ("1x512x9x128x128", FLOW),
+    "cluster, 4 blocks of 4 warps, 3 tiles": ("1x512x5x12x10", Config("cluster", 4, blocks=4)),
+    "cluster, 8 blocks of 8 warps, 3 tiles": ("1x512x2x64x20", Config("cluster", 8, blocks=8)),
+    "cluster, 16 blocks of 8 warps, 5 tiles": ("1x128x5x96x80", Config("cluster", 8, blocks=16)),
+    "ring, 4 warps, 8 tiles, parts full": ("1x512x3x128x128", Config("ring", 4, 8, resident=16)),
+    "ring, 4 warps, 12 tiles, parts full": ("1x512x9x128x128", Config("ring", 4, 12, resident=12)),
+    "ring, 8 warps, 7 tiles": ("1x256x17x256x256", Config("ring", 8, 7, resident=16, stages=4, ahead=3)),
+}
+
+
+def code(kernel: str) -> str:
+    """The line of the table under "What the machine code says"."""
+    size, config = CODE[kernel]
+    shape = [int(number) for number in size.split("x")]
+    x, weight = (torch.empty(one, dtype=torch.float16, device="meta") for one in (shape, shape[1]))
+    with TUNED.forced(config):
+        launch = plan(Call(x, weight, weight, 32, 1e-5)).launches[-1]
+    assert f" {getattr(launch, 'tiles', None) or launch.constexprs['TILES']} tiles" in kernel
+    found = sass.contents(launch.compile("sm_90a").cubin)
+    return f"| {kernel} | {size} | {found.code.instructions} | {found.registers} | {found.local_bytes} |"
+
+
+@pytest.mark.skipif(find_spec("cutlass") is None, reason="needs nvidia-cutlass-dsl")
+@pytest.mark.parametrize("kernel", CODE)
+def test_machine_code(kernel):
+    text = (DOCS / "dispatch.md").read_text()
+    versions = f"Triton {triton.__version__}, cutlass-dsl {version('nvidia-cutlass-dsl')}"
+    if f"({versions})" not in text:
+        pytest.skip(f"dispatch.md counts the code of other compilers than {versions}")
+    assert code(kernel) in text.splitlines()
