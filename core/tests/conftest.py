@@ -7,6 +7,7 @@ import pytest
 
 from core.tests.adversaries.suite import place
 from core.tests.stub_cuda import Stub
+from kda_core.provenance import COMMIT_VARIABLE, DIRTY_VARIABLE
 from kda_core.tasks import Task
 
 
@@ -22,7 +23,8 @@ def checkout(tmp_path, monkeypatch):
     (tmp_path / "core" / "pyproject.toml").touch()
     (tmp_path / "noxfile.py").touch()
     place(tmp_path)
-    monkeypatch.delenv("KDA_ROOT", raising=False)
+    for name in ("KDA_ROOT", COMMIT_VARIABLE, DIRTY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

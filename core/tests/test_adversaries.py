@@ -18,6 +18,7 @@ import kda_core
 from core.tests.adversaries import __main__ as command
 from core.tests.adversaries import page, share, suite
 from core.tests.adversaries.table import ADVERSARIES, ARMS, Adversary, Ending, Kind
+from core.tests.conftest import listen_to_interrupts
 from kda_core import gpu
 from kda_core.errors import ExitCode
 from kda_core.records import Verdict
@@ -253,7 +254,12 @@ def test_ctrl_c_ends_what_runs_and_drops_the_rest(temporary):
     path = os.pathsep.join([str(Path(kda_core.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(
-        run, cwd=page.RECORDS.parents[1], env=environment, stderr=subprocess.PIPE, text=True
+        run,
+        cwd=page.RECORDS.parents[1],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen_to_interrupts,
     ) as process:
         assert re.match(r"\[1/\d+\] [a-z_]+: [A-Za-z]+ ok, \d+ s", process.stderr.readline())
         process.send_signal(signal.SIGINT)

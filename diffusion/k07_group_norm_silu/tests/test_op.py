@@ -152,6 +152,10 @@ def test_modules_are_not_fused_while_gradients_are_recorded():
     assert norm.weight.grad is not None
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith("2.11."),
+    reason="of CPU tensors: Dynamo of torch 2.11 has no type of a Triton kernel, which `is_interpreted` asks for",
+)
 @torch.no_grad()
 def test_full_graph_compilation_of_modules():
     x, norm = normal(2, 8, 3, dtype=torch.float32), nn.GroupNorm(4, 8)
