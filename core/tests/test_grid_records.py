@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from core.tests.records_factory import cpu_record, gpu_state, make_checkout, make_record
 from core.tests.test_cli import GRID
@@ -319,7 +320,8 @@ def test_limited_runs_complete_a_grid(recorded: list[RunRecord], toy: Task, kda:
     last = runs(toy)[-1]
     assert (last.checked, last.asked, last.total, last.failed) == (((2, 2), (4, 4)), 2, 5, ())
     assert last.grid == fingerprint(["out-64x16", "inplace-64x16", "row-0", "row-1", "row-2"])
-    assert last.opponents == {"eager": ("row-2",)}
+    # The first opponent that runs on this machine: the baseline is for GPUs alone.
+    assert last.opponents == {"baseline" if torch.cuda.is_available() else "eager": ("row-2",)}
     assert last.worst["float32"].used < 1
     code, out, _ = kda("validate", "axpy", "--record", "--rest")
     assert code == ExitCode.OK
