@@ -12,7 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import nox
@@ -23,30 +24,43 @@ nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["lint", "typecheck", "tests"]
 
 ROOT = Path(__file__).resolve().parent
-CORE = ROOT / "core"
-TASKS = {re.sub(r"^k\d+_", "", config.parent.name): config.parent for config in sorted(ROOT.glob("*/*/config.toml"))}
+CORE = [ROOT / "core" / name for name in ("runtime", "judge", "tools")]
+"""The packages, each after those that it depends on."""
+EXTRAS = {"runtime": ("torch", "cutedsl"), "judge": ("torch", "upstream"), "tools": ("plots", "site", "models")}
+"""What of them the shared environment has."""
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
+"""The last release of each minor one that `kda_runtime.bound` knows."""
+TASKS = {re.sub(r"^[a-z]\d+_", "", path.parent.name): path.parent for path in sorted(ROOT.glob("*/*/config.toml"))}
 SHARED = ROOT / ".nox" / "shared" / "{}.{}".format(*sys.version_info)
 DEVELOPMENT = [
     "build",
     "hatchling",
+    "hypothesis",
+    "import-linter",
     "jsonschema",
+    "kernels==0.17.2",
     "mypy",
     "nox",
     "playwright",
     "pytest",
     "pytest-cov",
     "pytest-timeout",
+    "pytest-xdist",
     "ruff",
+    "uv",
 ]
-PYTHONPATH = os.pathsep.join(filter(None, [str(CORE / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))
+PYTHONPATH = os.pathsep.join(filter(None, [*(str(core / "src") for core in CORE), os.environ.get("PYTHONPATH")]))
+WORKERS = ("-n", "0" if shutil.which("nvidia-smi") else str(min(len(os.sched_getaffinity(0)), 8)))
+"""Processes of a test session: a GPU has to be one test's alone, and more than a few do not fit into memory."""
 GRACE_S = 20
 """After Ctrl-C: time to end the workers and to keep what was measured."""
 
 
-def run(session: nox.Session, *args: str, tools: tuple[str, ...] = ()) -> None:
-    """Run the session's Python with `args`; the checkout comes first on its path."""
+def run(session: nox.Session, *args: str, tools: tuple[str, ...] = (), ahead: str = "") -> None:
+    """Run the session's Python with `args`; on its path the checkout comes first, but for a folder `ahead`."""
     python = python_of(session, tools)
-    env = {"PYTHONPATH": PYTHONPATH}
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [ahead, PYTHONPATH]))}
     session.run(python, *args, env=env, external=True, interrupt_timeout=GRACE_S, terminate_timeout=GRACE_S)
 
 
@@ -70,7 +84,8 @@ def shared_python(session: nox.Session) -> str:
         afresh = [] if stamp.is_file() and python.exists() else ["--clear"]
         session.run(sys.executable, "-m", "virtualenv", "-q", *afresh, str(SHARED), external=True)
         stamp.unlink(missing_ok=True)
-        wanted = ["-e", f"{CORE}[torch,upstream,cutedsl,plots,site]", *DEVELOPMENT, *task_requirements()]
+        packages = [part for core in CORE for part in ("-e", f"{core}[{','.join(EXTRAS[core.name])}]")]
+        wanted = [*packages, *DEVELOPMENT, *task_requirements()]
         constraints = ["-c", str(ROOT / "constraints.txt")]
         session.run(str(python), "-m", "pip", "install", *constraints, *wanted, external=True)
         stamp.write_text(fingerprint())
@@ -84,7 +99,7 @@ def is_current(python: Path, stamp: Path) -> bool:
 
 def fingerprint() -> str:
     """Digest of everything that decides what is in the shared environment."""
-    sources = [ROOT / "constraints.txt", CORE / "pyproject.toml", *(task / "pyproject.toml" for task in TASKS.values())]
+    sources = [ROOT / "constraints.txt", *(folder / "pyproject.toml" for folder in (*CORE, *TASKS.values()))]
     digest = hashlib.sha256(f"{sys.version} {DEVELOPMENT}".encode())
     for source in sources:
         digest.update(source.read_bytes())
@@ -100,11 +115,10 @@ def current_python(session: nox.Session, tools: tuple[str, ...]) -> str:
             break
     else:
         session.error(f"--no-venv: no torch in {', '.join(candidates)}; leave --no-venv out to have it installed")
-    project = nox.project.load_toml(CORE / "pyproject.toml")["project"]
-    light = missing(python, [*project["dependencies"], *task_requirements(), *tools])
+    light = missing(python, [*requirements(CORE), *task_requirements(), *tools])
     if light:
         session.run(python, "-m", "pip", "install", *light, external=True)
-    upstream = missing(python, project["optional-dependencies"]["upstream"])
+    upstream = missing(python, list(extra("judge", "upstream")))
     if upstream and shutil.which("nvidia-smi"):
         # Without them only the upstream arms fail, and the report says so: no reason to stop here.
         session.run(python, "-m", "pip", "install", *upstream, external=True, success_codes=range(256))
@@ -127,20 +141,26 @@ def missing(python: str, requirements: list[str]) -> list[str]:
 
 
 def task_requirements() -> list[str]:
-    """What the tasks need beside core, from their pyproject files."""
-    projects = [nox.project.load_toml(task / "pyproject.toml")["project"] for task in TASKS.values()]
-    return sorted({need for project in projects for need in project["dependencies"] if not need.startswith("kda-core")})
+    """What the tasks need beside core."""
+    return requirements(TASKS.values())
 
 
-def extra(name: str) -> tuple[str, ...]:
-    """What one of core's optional extras holds."""
-    return tuple(nox.project.load_toml(CORE / "pyproject.toml")["project"]["optional-dependencies"][name])
+def requirements(folders: Iterable[Path]) -> list[str]:
+    """What the packages in these folders depend on, each other left out."""
+    projects = [nox.project.load_toml(folder / "pyproject.toml")["project"] for folder in folders]
+    return sorted({need for project in projects for need in project["dependencies"] if not need.startswith("kda-")})
+
+
+def extra(core: str, name: str) -> tuple[str, ...]:
+    """What an optional extra of one of core's packages holds."""
+    project = nox.project.load_toml(ROOT / "core" / core / "pyproject.toml")["project"]
+    return tuple(project["optional-dependencies"][name])
 
 
 def kda(session: nox.Session, *args: str, tools: tuple[str, ...] = ()) -> None:
     """Run a kda command. Where its session is the only one, its exit code is nox's too, not the 1 of any failure."""
     try:
-        run(session, "-m", "kda_core", *args, tools=tools)
+        run(session, "-m", "kda_tools", *args, tools=tools)
     except nox.command.CommandFailed as failed:
         code = getattr(failed, "return_code", None)  # older releases of nox do not keep it
         if code and len(session._runner.manifest) == 1:
@@ -176,7 +196,8 @@ for _op, _task in TASKS.items():
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of core and of every task"""
-    run(session, "-m", "pytest", *session.posargs, tools=("jsonschema", "pytest", "pytest-timeout"))
+    tools = ("jsonschema", "pytest", "pytest-timeout", "pytest-xdist")
+    run(session, "-m", "pytest", *WORKERS, *session.posargs, tools=tools)
 
 
 @nox.session(name="tests-ptx", venv_backend="none")
@@ -188,29 +209,62 @@ def tests_ptx(session: nox.Session) -> None:
         "-m",
         "pytest",
         "-p",
-        "core.tests.ptx.plugin",
+        "kda_tools.lab.ptx.plugin",
+        *WORKERS,
         *tests,
         *session.posargs,
-        tools=("pytest", "pytest-timeout"),
+        tools=("pytest", "pytest-timeout", "pytest-xdist"),
     )
+
+
+@nox.session(venv_backend="none")
+def pythons(session: nox.Session) -> None:
+    """Find wheels of all that constraints.txt pins for each supported Python, installing none (-- 3.14)"""
+    extras = [need for core, names in EXTRAS.items() for name in names for need in extra(core, name)]
+    wanted = [*requirements(CORE), *extras, *task_requirements(), *DEVELOPMENT]
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "wanted.txt"
+        listed.write_text("\n".join(wanted))
+        for python in session.posargs or PYTHONS:
+            args = ["--only-binary=:all:", "--python-platform=x86_64-manylinux_2_28", f"--python-version={python}"]
+            args += ["-c", str(ROOT / "constraints.txt"), "--output-file", f"{folder}/{python}.txt", "--quiet"]
+            run(session, "-m", "uv", "pip", "compile", *args, str(listed), tools=("uv",))
+
+
+@nox.session(venv_backend="none")
+def versions(session: nox.Session) -> None:
+    """Test interpreter, compiler and launchers on other releases (-- triton==3.8.0, -- torch==2.15.0, -- -k NAME)"""
+    places = ("core/runtime/tests", "core/judge/tests/test_triton_interpreter.py")
+    places += ("core/tools/tests/test_aot.py", "core/tools/tests/test_interpreted.py")
+    tools = ("pytest", "pytest-timeout", "pytest-xdist")
+    releases = [arg for arg in session.posargs if "==" in arg]
+    rest = [arg for arg in session.posargs if "==" not in arg]
+    SHARED.parent.mkdir(parents=True, exist_ok=True)
+    for release in releases or [f"triton=={version}" for version in TRITONS]:
+        with tempfile.TemporaryDirectory(prefix=f"{release}-", dir=SHARED.parent) as folder:
+            run(session, "-m", "pip", "install", "-q", "--target", folder, release)
+            shown = "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)"
+            run(session, "-c", shown, ahead=folder)
+            run(session, "-m", "pytest", *WORKERS, *places, *rest, tools=tools, ahead=folder)
 
 
 @nox.session(venv_backend="none")
 def adversaries(session: nox.Session) -> None:
     """Run the arms that cheat or fail through the judge and show the table (-- NAME..., --record FILE)"""
-    run(session, "-m", "core.tests.adversaries", *session.posargs)
+    run(session, "-m", "kda_tools.lab.adversaries", *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check rules and format with ruff (-- --fix mends what it can)"""
+    """Check rules and format with ruff (-- --fix mends what it can), and which package imports which"""
     run(session, "-m", "ruff", "check", *session.posargs, tools=("ruff",))
     run(session, "-m", "ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), tools=("ruff",))
+    run(session, "-c", "from importlinter.cli import lint_imports_command as run; run()", tools=("import-linter",))
 
 
 @nox.session(venv_backend="none")
 def typecheck(session: nox.Session) -> None:
-    """Check the types of core, strictly"""
+    """Check the types of all packages, strictly"""
     run(session, "-m", "mypy", *session.posargs, tools=("mypy",))
 
 
@@ -218,18 +272,15 @@ def typecheck(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Build the wheels of core and of every task into dist/"""
     python = python_of(session, ("build", "hatchling"))
-    # In a checkout a task depends on core by path; a wheel that leaves it must depend on it by name and version.
-    version = re.search(r'__version__ = "(.+)"', (CORE / "src" / "kda_core" / "__init__.py").read_text())
-    env = {"KDA_CORE_REQUIREMENT": f"~={version[1]}"}
-    for project in (CORE, *TASKS.values()):
+    for project in (*CORE, *TASKS.values()):
         args = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(ROOT / "dist"), str(project)]
-        session.run(python, *args, env=env, external=True)
+        session.run(python, *args, external=True)
 
 
 @nox.session(venv_backend="none")
 def publish(session: nox.Session) -> None:
     """Generate results, plots and tables from the ledgers, and the site (-- --check compares all but the site)"""
-    kda(session, "publish", *session.posargs, tools=extra("plots"))
+    kda(session, "publish", *session.posargs, tools=extra("tools", "plots"))
     if not session.posargs:
         site(session)
 
@@ -237,7 +288,7 @@ def publish(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def site(session: nox.Session) -> None:
     """Build the static site into _site/: open _site/index.html"""
-    kda(session, "site", *session.posargs, tools=(*extra("plots"), *extra("site")))
+    kda(session, "site", *session.posargs, tools=(*extra("tools", "plots"), *extra("tools", "site")))
 
 
 @nox.session(venv_backend="none")

@@ -1,4 +1,4 @@
-"""Upstream's inference norms, SGLang 0.5.12.post1; import after `kda_core.upstream.activate`, where there is a GPU."""
+"""Upstream's inference norms, SGLang 0.5.12.post1; import after `upstream.activate`, where there is a GPU."""
 
 from sglang.jit_kernel.diffusion.triton.norm import norm_infer
 from sglang.jit_kernel.diffusion.triton.rmsnorm_onepass import triton_one_pass_rms_norm

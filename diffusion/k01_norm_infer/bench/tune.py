@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k01_norm_infer.solution.norm import OPS, TUNED, Config
-from kda_core.tune import Sweep
-from kda_core.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_tools.lab.tune import Sweep
+
+from ..solution.norm import TUNED, Config
 
 
 def grid() -> Iterator[Config]:
@@ -25,7 +26,7 @@ def layer_norm(rows: int, width: int, dtype: DType) -> Workload:
     affine = TensorSpec(shape=(width,), dtype=dtype)
     return Workload(
         id=f"tune-{rows}x{width}-{dtype}",
-        op=OPS[0],
+        op="norm_infer",
         inputs={"x": TensorSpec(shape=(rows, width), dtype=dtype), "weight": affine, "bias": affine},
         scalars={"eps": 1e-6, "is_rms_norm": False},
     )

@@ -16,37 +16,29 @@ and a row's weight and bias are loaded once for all rows of the program. A row t
 chunks of one 16-byte vector a thread, so that 5120 columns are 5 x 1024 without a mask, not 8192 with one.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from torch.compiler import is_dynamo_compiling
 
-from kda_core.calls import (
-    capability,
-    check_tensors,
-    elsewhere,
-    given,
-    output_strides,
-    pdl_works,
-    register,
-    scattered,
-    unfit,
+from kda_runtime.broadcast import row_stride
+from kda_runtime.checks import Expect, capability, given, output_strides, pdl_works, scattered, unfit
+from kda_runtime.launch import Launch
+from kda_runtime.op import Op
+from kda_runtime.triton_rows import (
+    follow_the_kernel_ahead,
+    load_chunk,
+    load_row,
+    statistics,
+    store_chunk,
+    vector_width,
+    widen,
 )
-from kda_core.errors import expecting
-from kda_core.launch import MISS, Launch, Plans, is_tracing
-from kda_core.rows import load_chunk, load_row, row_stride, statistics, store_chunk, vector_width, widen
-from kda_core.tuning import Table
+from kda_runtime.tuned_table import Table
 
-OPS = ("norm_infer", "triton_one_pass_rms_norm")
-"""With every argument, and RMSNorm alone."""
-INTO = "norm_infer_into"
-"""The registered op for `out`. Its argument is not called so: Dynamo takes it for that of PyTorch's own ops then, and
-refuses it where it has gaps."""
 MAX_ROW_BYTES = 65536
 """Upstream's bound on a row of x; 16 warps hold such a row in 32 (float32) or 64 registers a thread."""
 
@@ -114,10 +106,7 @@ def norm_kernel(
     # vector that it needs, where one row for all would be loaded value by value and spread through shared memory.
     affine = col + 0 * row if REPEAT else col
 
-    # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_the_kernel_ahead(PDL)
 
     # Loads of all tiles first: a thread keeps them in flight.
     loaded = ()
@@ -147,11 +136,11 @@ def norm_kernel(
             store_chunk(y + at * Y_STRIDE, value, col, inside, chunk, N, BLOCK, STORE)
 
 
-# --- launcher
+# --- plan
 
 
 class Call(NamedTuple):
-    """The arguments of one call of either op: those of `norm_infer`, in the kernel's order."""
+    """The arguments of one call of either op, in the kernel's order."""
 
     out: torch.Tensor | None
     x: torch.Tensor
@@ -159,7 +148,6 @@ class Call(NamedTuple):
     bias: torch.Tensor | None
     eps: float
     is_rms_norm: bool
-    tensors = property(given)
 
 
 def plan(call: Call) -> Launch:
@@ -168,7 +156,7 @@ def plan(call: Call) -> Launch:
     width = x.shape[-1]
     rows = x.numel() // width
     major = capability(x)
-    config = TUNED.select(major, width=width, bytes=x.numel() * x.itemsize)
+    config = TUNED.select(major, width=width, bytes=x.nbytes)
     vector = vector_width(config.warps, x.itemsize)
     block = min(triton.next_power_of_2(width), vector)
     # Rows narrower than a vector of all threads lie side by side in it, and are few or many such tiles.
@@ -202,13 +190,6 @@ def plan(call: Call) -> Launch:
     )
 
 
-def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
-    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
-    call = _call(op, **inputs, **scalars)
-    _check(op, call)
-    return [] if _uncovered(call) else [plan(_ready(call))]
-
-
 def _power_of_two_below(number: int) -> int:
     """The largest power of two up to `number`."""
     return 1 << (number.bit_length() - 1)
@@ -229,33 +210,24 @@ def _ready(call: Call) -> Call:
     return call._replace(x=x.contiguous())
 
 
-def _call(op: str, *args: Any, **kwargs: Any) -> Call:
-    """The call of `op` with these arguments; out, weight and bias may be left out."""
-    names = ("x", "weight", "bias", "eps", "is_rms_norm", "out") if op == OPS[0] else ("x", "w", "eps")
-    named = dict(zip(names, args, strict=False)) | kwargs
-    if op == OPS[0]:
-        return Call(**dict.fromkeys(("out", "weight", "bias")) | {"is_rms_norm": False} | named)
-    return Call(None, named["x"], named["w"], None, named.get("eps", 1e-6), True)
-
-
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
 
 
-def _check(op: str, call: Call) -> None:
-    """Raise ValueError for arguments that the op has no meaning for."""
-    expect = expecting(op)
-    if op == OPS[1]:
-        x, w = call.x, call.weight
-        check_tensors(op, {"x": x, "w": w})
-        expect(x.dim() > 0, "x", "one dimension or more [..., columns]", list(x.shape))
-        expect(w.numel() == x.shape[-1], "w", f"{x.shape[-1]} elements", list(w.shape))
-        return
-    check_tensors(op, dict(zip(call._fields[:4], call[:4], strict=True)), optional=("out", "weight", "bias"))
+def _check(call: Call, expect: Expect) -> None:
+    """Refuse arguments that `norm_infer` has no meaning for."""
     shape = list(call.x.shape)
     expect(len(shape) == 2, "x", "two dimensions [rows, columns]", shape)
-    for name, tensor in call.tensors.items():
+    for name, tensor in given(call).items():
         wanted, why = (shape, ", as x") if name in ("x", "out") else (shape[-1:], "")
         expect(list(tensor.shape) == wanted, name, f"shape {wanted}{why}", list(tensor.shape))
+
+
+def _check_one_pass(call: Call, expect: Expect) -> None:
+    """The same of `triton_one_pass_rms_norm`."""
+    x, weight = call.x, call.weight
+    assert weight is not None
+    expect(x.dim() > 0, "x", "one dimension or more [..., columns]", list(x.shape))
+    expect(weight.numel() == x.shape[-1], "weight", f"{x.shape[-1]} elements", list(weight.shape))
 
 
 def _uncovered(call: Call) -> str | None:
@@ -263,28 +235,14 @@ def _uncovered(call: Call) -> str | None:
     x, out = call.x, call.out
     if x.shape[-1] * x.itemsize > MAX_ROW_BYTES:
         return f"a row has {x.shape[-1] * x.itemsize} bytes; the kernel takes up to {MAX_ROW_BYTES}"
-    for name, tensor in call.tensors.items():
+    for name, tensor in given(call).items():
         if name in ("weight", "bias") and not tensor.is_contiguous():
             return f"{name} has gaps; the kernel takes vectors along it"
     if out is not None and not out.is_contiguous():
         rows, width = out.shape
         if rows > 1 and out.stride(1) == 1 and out.stride(0) < width:
             return f"out has stride {out.stride(0)} between rows of {width}: several of its elements share memory"
-    return unfit(call.tensors) or (None if out is None else scattered({"out": out}))
-
-
-def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
-    """Why a call of `op` with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
-
-    Raises the same ValueError as the call for arguments that the op has no meaning for.
-    """
-    call = _call(op, *args, **kwargs)
-    _check(op, call)
-    return _why_not(call)
-
-
-def _why_not(call: Call) -> str | None:
-    return elsewhere(call.x, norm_kernel) or _uncovered(call)
+    return unfit(given(call)) or (None if out is None else scattered({"out": out}))
 
 
 def _plain(call: Call) -> torch.Tensor:
@@ -302,64 +260,30 @@ def _plain(call: Call) -> torch.Tensor:
     return y.to(x.dtype) if out is None else out.copy_(y)
 
 
-_PLANS = {op: Plans() for op in OPS}
-_NORM_INFER_PLANS, _ONE_PASS_PLANS = _PLANS.values()
-
-
-def _run(op: str, call: Call) -> torch.Tensor:
-    """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
-    one_pass = op == OPS[1]
-    # What the public function passes to its entries.
-    tensors: Sequence[torch.Tensor | None] = (call.x, call.weight) if one_pass else call[:4]
-    scalars = (call.eps,) if one_pass else (call.eps, call.is_rms_norm)
-    y = _PLANS[op].recall(tensors, scalars)
-    if y is MISS:
-        _check(op, call)
-        if _why_not(call) is not None or call.x.numel() == 0:
-            return _plain(call)
-        ready = _ready(call)
-        if ready is not call:
-            return _run(op, ready)
-        outputs = [0 if one_pass else 1] if call.out is None else []  # like x
-        y = _PLANS[op].launch(plan(call), tensors, scalars, outputs)
-    y = call.out if y is None else y
-    assert isinstance(y, torch.Tensor)
-    return y
-
-
-# --- custom ops and fakes: what torch.compile and other tracers see
-
-
-def _impl(op: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return _run(op, _call(op, *args, **kwargs))
-
-
-def _impl_into(*args: Any) -> None:
-    _run(OPS[0], Call(*args))
-
-
-def _fake(x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-    """A contiguous tensor like x."""
-    return torch.empty_like(x.contiguous())
-
-
-def _fake_into(*_args: Any, **_kwargs: Any) -> None:
-    """Returns nothing, and leaves shape, dtype and strides of `target` as they are."""
-
-
-_FIRST = "Tensor x, Tensor? weight, Tensor? bias, float eps"
-_norm_infer_op = register(
-    __name__, OPS[0], f"({_FIRST}, bool is_rms_norm=False) -> Tensor", partial(_impl, OPS[0]), _fake
-)
-_into_op = register(__name__, INTO, f"(Tensor(a!) target, {_FIRST}, bool is_rms_norm) -> ()", _impl_into, _fake_into)
-_one_pass_op = register(
-    __name__, OPS[1], "(Tensor x, Tensor w, float eps=1e-06) -> Tensor", partial(_impl, OPS[1]), _fake
-)
-
-
 # --- public functions
 
+_op = partial(
+    Op[Call],
+    arguments=Call,
+    kernel=norm_kernel,
+    plan=plan,
+    plain=_plain,
+    uncovered=_uncovered,
+    ready=_ready,
+    outputs=("x",),
+    contiguous=True,
+)
+NORM_INFER = _op("norm_infer", check=_check, into="out")
+ONE_PASS = _op(
+    "triton_one_pass_rms_norm",
+    check=_check_one_pass,
+    required=("weight",),
+    names={"weight": "w"},
+    fixed={"is_rms_norm": True},
+)
 
+
+@NORM_INFER.public
 def norm_infer(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -386,20 +310,11 @@ def norm_infer(
     Raises:
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
-    if not is_dynamo_compiling():
-        for entry in _NORM_INFER_PLANS.hot:
-            result = entry(out, x, weight, bias, eps, is_rms_norm)
-            if result is not MISS:
-                return out if result is None else result
-    call = Call(out, x, weight, bias, eps, is_rms_norm)
-    if not (is_dynamo_compiling() or is_tracing(*call.tensors.values())):
-        return _run(OPS[0], call)
-    if out is None:
-        return _norm_infer_op(x, weight, bias, eps, is_rms_norm)
-    _into_op(*call)
-    return out
+    y = NORM_INFER.call(out, x, weight, bias, eps, is_rms_norm)
+    return out if y is None else y
 
 
+@ONE_PASS.public
 def triton_one_pass_rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """RMSNorm over the last dimension.
 
@@ -416,12 +331,4 @@ def triton_one_pass_rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6
     Raises:
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
-    if not is_dynamo_compiling():
-        for entry in _ONE_PASS_PLANS.hot:
-            result = entry(x, w, eps)
-            if result is not MISS:
-                return result
-    call = Call(None, x, w, None, eps, True)
-    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
-        return _one_pass_op(x, w, eps)
-    return _run(OPS[1], call)
+    return ONE_PASS.call(None, x, w, None, eps, True)

@@ -2,8 +2,8 @@
 
 import torch
 
-from diffusion.k01_norm_infer.bench import reference
-from diffusion.k01_norm_infer.solution import norm_infer, triton_one_pass_rms_norm
+from ..bench import reference
+from ..solution import norm_infer, triton_one_pass_rms_norm
 
 
 def normal(*shape, dtype=torch.bfloat16, device="cpu", offset=0.0):

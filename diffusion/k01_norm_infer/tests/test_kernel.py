@@ -1,10 +1,9 @@
-"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
+"""The kernels over their whole envelope: on a GPU or, by `core/tools/tests/test_interpreted.py`, interpreted."""
 
 import pytest
 import torch
 
-from diffusion.k01_norm_infer.solution import norm, norm_infer, why_not
-
+from ..solution import norm, norm_infer, why_not
 from .cases import assert_norm, assert_one_pass, make, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

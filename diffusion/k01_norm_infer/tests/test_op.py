@@ -1,11 +1,12 @@
-"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
+"""The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
 import pytest
 import torch
 
-from diffusion.k01_norm_infer.baseline import eager
-from diffusion.k01_norm_infer.solution import launches, norm, norm_infer, triton_one_pass_rms_norm, why_not
+from kda_runtime.checks import given
 
+from ..baseline import eager
+from ..solution import launches, norm, norm_infer, triton_one_pass_rms_norm, why_not
 from .cases import assert_norm, assert_one_pass, make, normal
 
 NORM, ONE_PASS = "norm_infer", "triton_one_pass_rms_norm"
@@ -60,7 +61,7 @@ def call(x=None, weight=None, bias=None, out=None):
 def test_what_the_kernel_does_not_cover(tensors, reason):
     made = call(**tensors)
     assert reason in norm._uncovered(made)
-    inputs = {name: tensor for name, tensor in made.tensors.items() if name != "out"}
+    inputs = {name: tensor for name, tensor in given(made).items() if name != "out"}
     assert launches(NORM, inputs, {"eps": 1e-6, "out": made.out}) == []
 
 
@@ -103,7 +104,7 @@ def test_meaningless_arguments_of_the_one_pass_op_are_named(x, w, message):
 
 
 def test_the_op_for_out_is_registered_truthfully():
-    torch.library.opcheck(norm._into_op.default, (torch.empty(5, 128), *make(), 1e-5, False))
+    torch.library.opcheck(norm.NORM_INFER.registered_into.default, (torch.empty(5, 128), *make(), 1e-5, False))
 
 
 def test_full_graph_compilation_with_out():
@@ -143,7 +144,7 @@ class TestOnGpu:
     def test_second_call_with_out_runs_the_plan_of_the_first(self, monkeypatch):
         tensors, out = make(device="cuda"), torch.empty(5, 128, device="cuda")
         assert_norm(*tensors, out=out)
-        monkeypatch.setattr(norm, "_run", None)
+        monkeypatch.setitem(vars(norm.NORM_INFER), "run", None)
         assert_norm(*tensors, out=out)
 
     def test_misaligned_out(self):

@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Literal
 
-from kda_core.workloads import DType, Fill, TensorSpec, Workload
+from kda_judge.contract.workloads import DType, Fill, TensorSpec, Workload
 
 Table = Literal["cos", "sin"]
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from kda_core.errors import expecting
-from kda_core.workloads import ITEM_SIZE, Workload
+from kda_judge.contract.errors import expecting
+from kda_judge.contract.workloads import ITEM_SIZE, Workload
 
 FLOATS = ("float16", "bfloat16", "float32")
 OPS = ("apply_rotary_embedding", "apply_ltx2_split_rotary_emb")

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k02_rotary_embedding.solution import ltx2_rotary, rotary
-from diffusion.k02_rotary_embedding.solution.common import Config
-from kda_core.tune import Sweep
-from kda_core.workloads import TensorSpec, Workload
+from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_tools.lab.tune import Sweep
+
+from ..solution import ltx2_rotary, rotary
+from ..solution.common import Config
 
 ALL_TILES = 8
 """More than any row has: a program takes all heads of its tokens."""

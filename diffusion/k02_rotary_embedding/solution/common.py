@@ -1,14 +1,15 @@
-"""What both ops share: configurations, how work is cut, and what neither kernel covers."""
+"""What both ops share: configurations, how work is cut, where operands lie, and what neither kernel covers."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
-from kda_core.calls import output_strides, pdl_works, unfit
+from kda_runtime.checks import capability, given, output_strides, pdl_works, unfit
+from kda_runtime.triton_rows import VECTOR_BYTES, even_share
 
-VECTOR_BYTES = 16
-"""The widest load or store of a thread."""
 LARGEST_HEAD = 4096
 """Elements; a head lies in the registers of one program, 32 elements a thread at this size and 4 warps."""
 LARGEST_BATCH = 65_535
@@ -30,73 +31,77 @@ class Config:
     """Cache modifier of the stores."""
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A configuration applied to a shape; every field but `parts` is a constant of the kernel."""
+class Cut(NamedTuple):
+    """A configuration applied to a shape: a constant of the kernel."""
 
     warps: int
     heads: int
     """Heads of a tile, a power of two."""
     tiles: int
     tokens: int
+    """Tokens of a program."""
     parts: int
     """Programs that share the heads of a token."""
     pdl: bool
+    store: str
 
 
-def cut(config: Config, kernel: object, major: int, tokens: int, heads: int, width: int, vector: int) -> Cut:
+def cut(config: Config, kernel: object, x: torch.Tensor, tokens: int, heads: int, width: int) -> Cut:
     """How many programs a call takes and what each does.
 
-    `width` is a power of two: a head's elements that one thread in `width / vector` has a vector of.
+    `width` is a power of two: the elements of a head that threads hold with one vector each, of x's dtype.
     """
+    vector = VECTOR_BYTES // x.itemsize
     # No more warps than one tile of all heads keeps busy.
-    useful = max(_power_of_two(heads) * width // (32 * vector), 1)
-    warps = min(config.warps, useful)
+    warps = min(config.warps, max(triton.next_power_of_2(heads) * width // (32 * vector), 1))
     tile = max(warps * 32 * vector // width, 1)
-    # Even tiles: 4 in at most 3 are 2 + 2, not 3 + 1.
-    all_tiles = max(ceil_div(heads, tile), 1)
-    tiles = ceil_div(all_tiles, ceil_div(all_tiles, config.tiles))
+    tiles = even_share(triton.cdiv(heads, tile), config.tiles)
     return Cut(
         warps=warps,
         heads=tile,
         tiles=tiles,
         # A divisor, so that no program needs to know how many tokens there are.
         tokens=next(n for n in range(config.tokens, 0, -1) if tokens % n == 0),
-        parts=ceil_div(heads, tile * tiles),
-        pdl=config.pdl and pdl_works(kernel, major),
+        parts=triton.cdiv(heads, tile * tiles),
+        pdl=config.pdl and pdl_works(kernel, capability(x)),
+        store=config.store,
     )
 
 
-def jump(batch: int, tokens: int, batch_stride: int, token_stride: int) -> int:
-    """What a batch's stride is beyond `tokens` token strides: 0 for contiguous tensors of any length.
+class Strides(NamedTuple):
+    """Where an operand's elements lie: a constant of the kernel.
 
-    As a constant of the kernel this, unlike the stride itself, does not change with the number of tokens.
+    Strides are fixed per model. As constants they cost the host nothing at launch (20 ns an argument).
     """
-    return batch_stride - tokens * token_stride if batch > 1 else 0
+
+    token: int
+    head: int = 0
+    column: int = 1
+    jump: int = 0
+    """From the end of a batch to the next one: 0 for contiguous tensors, however many tokens a batch has."""
 
 
-def uncovered(tensors: Mapping[str, torch.Tensor], batch: int, head: int) -> str | None:
-    """Why neither kernel can take such tensors on any device, or None."""
-    x = tensors["x"]
+def strides(batch: int, tokens: int, by_batch: int, by_token: int, by_head: int) -> Strides:
+    """The strides of an operand with so many batches and tokens."""
+    return Strides(by_token, by_head, jump=by_batch - tokens * by_token if batch > 1 else 0)
+
+
+@triton.jit
+def first_of_program(CUT: tl.constexpr):
+    """A program's batch, its first token, that token counted through all batches (64 bits each), and its first head."""
+    batch = tl.program_id(1).to(tl.int64)
+    token = (tl.program_id(0) // CUT.parts).to(tl.int64) * CUT.tokens
+    tokens = (tl.num_programs(0) // CUT.parts).to(tl.int64) * CUT.tokens
+    return batch, token, batch * tokens + token, tl.program_id(0) % CUT.parts * (CUT.heads * CUT.tiles)
+
+
+def uncovered(call: Any, batch: int, head: int) -> str | None:
+    """Why neither kernel can take the call's tensors on any device, or None."""
+    x = call.x
     if x.stride(-1) != 1 or output_strides(x)[-1] != 1:
         return f"x has stride {x.stride(-1)} in its last dimension; the kernel takes vectors along it"
     if head > LARGEST_HEAD:
         return f"the head size is {head}; the kernel takes at most {LARGEST_HEAD}"
     if batch > LARGEST_BATCH:
         return f"the batch is {batch}; the kernel takes at most {LARGEST_BATCH}"
-    return unfit(tensors)
-
-
-def half_block(head: int) -> int:
-    """Half a head, padded to a power of two."""
-    return _power_of_two(head // 2)
-
-
-def ceil_div(a: int, b: int) -> int:
-    """Quotient, rounded up."""
-    return -(-a // b)
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest one that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
+    return unfit(given(call))

@@ -1,23 +1,22 @@
 """Compares the solution with one upstream release bit by bit; `test_upstream.py` starts it in a process of its own.
 
-    python -m diffusion.k02_rotary_embedding.tests.against_upstream ARM TREE VERSION
-
 Only layouts that upstream reads rightly: x that it can view as [batch * tokens, ...] (LTX2: contiguous) and stride 1 in
 every last dimension. On a CPU, in Triton's interpreter, only LTX2 in float16 and float32 can be compared: upstream's
 other op is PyTorch there, and the interpreter multiplies bfloat16 as integers.
 """
 
-import importlib
 import sys
 from pathlib import Path
 
 import torch
 
-from kda_core.interpreter import convert_as_a_gpu_does
-from kda_core.upstream import activate
+from kda_judge.arms.triton_interpreter import convert_as_a_gpu_does
+from kda_judge.arms.upstream import activate
+from kda_judge.contract.task_import import import_from
 
 from .cases import halves, pairs, same_bits
 
+TASK = Path(__file__).parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -44,8 +43,7 @@ def main(arm, tree, version):
     """Print how many calls agree; exit with the first that does not."""
     convert_as_a_gpu_does()
     activate(Path(tree), version)
-    upstream = importlib.import_module(f"diffusion.k02_rotary_embedding.{arm}")
-    solution = importlib.import_module("diffusion.k02_rotary_embedding.solution")
+    upstream, solution = import_from(TASK, arm), import_from(TASK, "solution")
     compared = 0
     for op, tensors, scalars in calls():
         x, cos, sin = (tensor.to(DEVICE) for tensor in tensors)
@@ -58,7 +56,3 @@ def main(arm, tree, version):
             sys.exit(f"{op} {list(x.shape)} {x.dtype} {cos.dtype} {scalars}: {(ours != theirs).sum()} elements differ")
         compared += 1
     print(compared)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

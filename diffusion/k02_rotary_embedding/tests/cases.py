@@ -2,7 +2,7 @@
 
 import torch
 
-from diffusion.k02_rotary_embedding.bench import reference
+from ..bench import reference
 
 
 def pairs(

@@ -1,10 +1,10 @@
-"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
+"""The kernels over their whole envelope: on a GPU or, by `core/tools/tests/test_interpreted.py`, interpreted."""
 
 import pytest
 import torch
 
-from diffusion.k02_rotary_embedding.baseline import eager
-from diffusion.k02_rotary_embedding.solution import (
+from ..baseline import eager
+from ..solution import (
     apply_ltx2_split_rotary_emb,
     apply_rotary_embedding,
     common,
@@ -12,7 +12,6 @@ from diffusion.k02_rotary_embedding.solution import (
     rotary,
     why_not,
 )
-
 from .cases import assert_matches, halves, pairs, same_bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,11 +1,13 @@
-"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
+"""The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
 import pytest
 import torch
 
-from diffusion.k02_rotary_embedding.baseline import eager
-from diffusion.k02_rotary_embedding.bench import grid
-from diffusion.k02_rotary_embedding.solution import (
+from kda_runtime.checks import given
+
+from ..baseline import eager
+from ..bench import grid
+from ..solution import (
     apply_ltx2_split_rotary_emb,
     apply_rotary_embedding,
     common,
@@ -14,7 +16,6 @@ from diffusion.k02_rotary_embedding.solution import (
     rotary,
     why_not,
 )
-
 from .cases import assert_matches, halves, pairs
 
 PAIRS, HALVES = "apply_rotary_embedding", "apply_ltx2_split_rotary_emb"
@@ -105,7 +106,7 @@ def test_what_the_kernels_do_not_cover(op, change, reason):
     change(tensors)
     call = MODULES[op].Call(*tensors)
     assert reason in MODULES[op]._uncovered(call)
-    assert launches(op, call.tensors, {}) == []
+    assert launches(op, given(call), {}) == []
 
 
 # --- what has no meaning
@@ -155,6 +156,8 @@ def test_meaningless_halves_are_named(position, value, message):
 
 # --- how calls become launches
 
+X = torch.empty(0, dtype=torch.bfloat16)  # 8 elements are a vector
+
 
 @pytest.mark.parametrize(
     ("heads", "width", "config", "expected"),
@@ -169,13 +172,13 @@ def test_meaningless_halves_are_named(position, value, message):
     ],
 )
 def test_how_heads_are_cut(heads, width, config, expected):
-    cut = common.cut(config, rotary.rotary_kernel, 9, tokens=7, heads=heads, width=width, vector=8)
+    cut = common.cut(config, rotary.rotary_kernel, X, tokens=7, heads=heads, width=width)
     assert (cut.warps, cut.heads, cut.tiles, cut.parts) == expected
 
 
 @pytest.mark.parametrize(("tokens", "most", "expected"), [(27030, 4, 3), (24576, 4, 4), (7, 4, 1), (2, 4, 2)])
 def test_tokens_of_a_program_divide_all_tokens(tokens, most, expected):
-    cut = common.cut(common.Config(4, 1, tokens=most), rotary.rotary_kernel, 9, tokens, heads=8, width=64, vector=8)
+    cut = common.cut(common.Config(4, 1, tokens=most), rotary.rotary_kernel, X, tokens, heads=8, width=64)
     assert cut.tokens == expected
 
 

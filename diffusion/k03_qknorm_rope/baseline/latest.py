@@ -1,4 +1,4 @@
-"""The same callable in SGLang 0.5.23; import after `kda_core.upstream.activate`."""
+"""The same callable in SGLang 0.5.23; import after `kda_judge.arms.upstream.activate`."""
 
 from sglang.kernels.ops.diffusion.rope.qknorm_rope_jit import fused_inplace_qknorm_rope
 

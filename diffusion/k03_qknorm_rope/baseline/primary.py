@@ -1,4 +1,4 @@
-"""Upstream's fused q/k RMSNorm and rotary embedding, SGLang 0.5.12.post1; import after `kda_core.upstream.activate`."""
+"""Upstream's fused q/k RMSNorm and rotary embedding, SGLang 0.5.12.post1; import after `upstream.activate`."""
 
 from sglang.jit_kernel.diffusion.qknorm_rope import fused_inplace_qknorm_rope
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from kda_core.errors import expecting
-from kda_core.workloads import Workload
+from kda_judge.contract.errors import expecting
+from kda_judge.contract.workloads import Workload
 
 LANES = 32
 """Upstream gives one warp a head: a lane holds head_dim / 32 elements and rotates all of them or none."""

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k03_qknorm_rope.solution.qknorm_rope import TUNED, Config
-from kda_core.tune import Sweep
+from kda_tools.lab.tune import Sweep
+
+from ..solution.qknorm_rope import TUNED, Config
 
 
 def grid() -> Iterator[Config]:

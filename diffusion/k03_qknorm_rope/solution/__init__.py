@@ -1,5 +1,9 @@
 """The optimised arm: public callables with exactly the upstream signatures."""
 
-from .qknorm_rope import fused_inplace_qknorm_rope, launches, why_not
+from kda_runtime.op import hooks
+
+from .qknorm_rope import fused_inplace_qknorm_rope
 
 __all__ = ["fused_inplace_qknorm_rope", "launches", "why_not"]
+
+launches, why_not = hooks(fused_inplace_qknorm_rope)

@@ -14,39 +14,24 @@ issued before the first use. What the heads share is computed once: the weights 
 1 / rms is applied to the rotated pair. Pairs are split and joined inside a thread's registers, without shuffles.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from torch.compiler import is_dynamo_compiling
 
-from kda_core.calls import (
-    FLOATS,
-    capability,
-    check_tensors,
-    elsewhere,
-    given,
-    pdl_works,
-    register,
-    scattered,
-    unfit,
-)
-from kda_core.errors import expecting
-from kda_core.launch import MISS, Launch, Plans, is_tracing
-from kda_core.tuning import Table
+from kda_runtime.checks import FLOATS, Expect, capability, given, pdl_works, scattered, unfit
+from kda_runtime.launch import Launch
+from kda_runtime.op import Op
+from kda_runtime.triton_rows import even_share, follow_the_kernel_ahead, load_tile, store_tile, vector_width
+from kda_runtime.tuned_table import Table
 
-OP = "fused_inplace_qknorm_rope"
+# --- configuration and selection
+
 HEAD_DIMS = (64, 128, 256)
 """A head is one power-of-two block in registers; upstream's envelope."""
 DTYPES = (torch.float16, torch.bfloat16)
-VECTOR = 8
-"""Elements of a 16-byte load or store."""
-
-
-# --- configuration and selection
 
 
 @dataclass(frozen=True)
@@ -63,10 +48,20 @@ class Config:
 
 
 TUNED = Table(__file__, "qknorm_rope", Config)
-"""By rows: tokens times (q heads + k heads)."""
+"""Features: `rows` (tokens times q heads and k heads)."""
 
 
 # --- kernel
+
+
+class Heads(NamedTuple):
+    """The heads of q or k, a constant: what is fixed per model costs the host nothing then (else 20 ns an argument)."""
+
+    number: int
+    token_stride: int
+    head_stride: int
+    parts: int
+    """Programs that share the heads of a token."""
 
 
 @triton.jit
@@ -77,15 +72,10 @@ def qknorm_rope_kernel(
     k_weight,  # [DIM]
     cache,  # [POSITIONS, ROPE]: cos in the first half, sin in the second
     positions,  # [TOKENS]
-    # Strides and eps are fixed per model: as constants they cost the host nothing at launch (20 ns an argument).
-    Q_TOKEN_STRIDE: tl.constexpr,
-    Q_HEAD_STRIDE: tl.constexpr,
-    K_TOKEN_STRIDE: tl.constexpr,
-    K_HEAD_STRIDE: tl.constexpr,
+    Q: tl.constexpr,  # the `Heads` of q
+    K: tl.constexpr,
     CACHE_STRIDE: tl.constexpr,
     EPS: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
     NEOX: tl.constexpr,
@@ -96,16 +86,14 @@ def qknorm_rope_kernel(
 ):
     """One program: one token, up to HEADS * TILES of its q heads or of its k heads."""
     HALF: tl.constexpr = DIM // 2
-    Q_PARTS: tl.constexpr = (Q_HEADS + HEADS * TILES - 1) // (HEADS * TILES)
-    PARTS: tl.constexpr = Q_PARTS + (K_HEADS + HEADS * TILES - 1) // (HEADS * TILES)
-    token = (tl.program_id(0) // PARTS).to(tl.int64)
-    part = tl.program_id(0) % PARTS
-    is_k = part >= Q_PARTS
-    x = tl.where(is_k, k + token * K_TOKEN_STRIDE, q + token * Q_TOKEN_STRIDE)
-    x_head_stride = tl.where(is_k, K_HEAD_STRIDE, Q_HEAD_STRIDE)
+    token = (tl.program_id(0) // (Q.parts + K.parts)).to(tl.int64)
+    part = tl.program_id(0) % (Q.parts + K.parts)
+    is_k = part >= Q.parts
+    x = tl.where(is_k, k + token * K.token_stride, q + token * Q.token_stride)
+    x_head_stride = tl.where(is_k, K.head_stride, Q.head_stride)
     weight = tl.where(is_k, k_weight, q_weight)
-    heads = tl.where(is_k, K_HEADS, Q_HEADS)
-    first = tl.where(is_k, part - Q_PARTS, part) * (HEADS * TILES)
+    heads = tl.where(is_k, K.number, Q.number)
+    first = tl.where(is_k, part - Q.parts, part) * (HEADS * TILES)
 
     # Pair p is elements (a, b); the pairs behind `rope_dim` are any pairs of the rest, for their cos is 1 and sin 0.
     pair = tl.arange(0, HALF)[None, :]  # [1, HALF]
@@ -116,28 +104,21 @@ def qknorm_rope_kernel(
         a = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < ROPE // 2, 0, ROPE // 2), [1, VEC]), [1, VEC])
         b = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < ROPE // 2, ROPE // 2, HALF), [1, VEC]), [1, VEC])
     else:
-        a = 2 * pair
-        b = 2 * pair + 1
+        a, b = 2 * pair, 2 * pair + 1
 
-    # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_the_kernel_ahead(PDL)
 
     # Loads of all tiles first: a thread keeps TILES of them in flight.
     loaded = ()
     for tile in tl.static_range(TILES):
         head = first + tile * HEADS + row  # [HEADS, 1]
+        line = x + head * x_head_stride
         if NEOX:
-            at_a = x + head * x_head_stride + a
-            at_b = x + head * x_head_stride + b
-            loaded += (
-                tl.load(at_a, mask=head < heads, other=0.0),
-                tl.load(at_b, mask=head < heads, other=0.0),
-            )
+            x_a = load_tile(line, a, head < heads, DIM, False, "")  # [HEADS, HALF]
+            x_b = load_tile(line, b, head < heads, DIM, False, "")
+            loaded += ((x_a, x_b),)
         else:
-            at = x + head * x_head_stride + tl.arange(0, DIM)[None, :]
-            loaded += (tl.load(at, mask=head < heads, other=0.0),)
+            loaded += (load_tile(line, tl.arange(0, DIM)[None, :], head < heads, DIM, False, ""),)  # [HEADS, DIM]
 
     # What all heads share: cos and sin with the weights folded in, each [1, HALF] float32.
     angles = cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE + pair
@@ -145,16 +126,14 @@ def qknorm_rope_kernel(
     sin = tl.load(angles + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
     weight_a = tl.load(weight + a).to(tl.float32)
     weight_b = tl.load(weight + b).to(tl.float32)
-    cos_a = weight_a * cos
-    sin_a = weight_a * sin
-    cos_b = weight_b * cos
-    sin_b = weight_b * sin
+    cos_a, sin_a = weight_a * cos, weight_a * sin
+    cos_b, sin_b = weight_b * cos, weight_b * sin
 
     for tile in tl.static_range(TILES):
         head = first + tile * HEADS + row
+        line = x + head * x_head_stride
         if NEOX:
-            x_a = loaded[2 * tile].to(tl.float32)  # [HEADS, HALF]
-            x_b = loaded[2 * tile + 1].to(tl.float32)
+            x_a, x_b = loaded[tile][0].to(tl.float32), loaded[tile][1].to(tl.float32)
             squares = tl.sum(x_a * x_a + x_b * x_b, axis=1, keep_dims=True)
         else:
             block = loaded[tile].to(tl.float32)  # [HEADS, DIM]
@@ -164,15 +143,14 @@ def qknorm_rope_kernel(
         y_a = ((x_a * cos_a - x_b * sin_b) * scale).to(q.dtype.element_ty)
         y_b = ((x_b * cos_b + x_a * sin_a) * scale).to(q.dtype.element_ty)
         if NEOX:
-            tl.store(x + head * x_head_stride + a, y_a, mask=head < heads, cache_modifier=STORE)
-            tl.store(x + head * x_head_stride + b, y_b, mask=head < heads, cache_modifier=STORE)
+            store_tile(line, y_a, a, head < heads, DIM, False, STORE)
+            store_tile(line, y_b, b, head < heads, DIM, False, STORE)
         else:
-            at = x + head * x_head_stride + tl.arange(0, DIM)[None, :]
             y = tl.reshape(tl.join(y_a, y_b), HEADS, DIM)
-            tl.store(at, y, mask=head < heads, cache_modifier=STORE)
+            store_tile(line, y, tl.arange(0, DIM)[None, :], head < heads, DIM, False, STORE)
 
 
-# --- launcher
+# --- plan
 
 
 class Call(NamedTuple):
@@ -188,7 +166,6 @@ class Call(NamedTuple):
     eps: float = 1e-6
     head_dim: int = 0
     rope_dim: int = 0
-    tensors = property(given)
 
 
 def plan(call: Call) -> Launch:
@@ -196,30 +173,20 @@ def plan(call: Call) -> Launch:
     q, k, cache = call.q, call.k, call.cos_sin_cache
     tokens, q_heads, dim = q.shape
     k_heads = k.shape[1]
-    major = capability(q)
-    config = TUNED.select(major, rows=tokens * (q_heads + k_heads))
+    config = TUNED.select(capability(q), rows=tokens * (q_heads + k_heads))
     # Neox loads the two halves of a head as separate vectors, so its tiles have twice the heads.
-    heads = config.warps * 32 * VECTOR * (2 if call.is_neox else 1) // dim
-    tiles = _tiles(max(q_heads, k_heads), heads, config.tiles)
-    parts = _ceil_div(q_heads, heads * tiles) + _ceil_div(k_heads, heads * tiles)
-    pdl = config.pdl and pdl_works(qknorm_rope_kernel, major)
+    heads = vector_width(config.warps, q.itemsize) * (2 if call.is_neox else 1) // dim
+    tiles = even_share(max(triton.cdiv(max(q_heads, k_heads), heads), 1), config.tiles)
+    of_q, of_k = (Heads(x.shape[1], *x.stride()[:2], parts=triton.cdiv(x.shape[1], heads * tiles)) for x in (q, k))
+    pdl = config.pdl and pdl_works(qknorm_rope_kernel, capability(q))
     return Launch.make(
         qknorm_rope_kernel,
-        (tokens * parts,),
-        q,
-        k,
-        call.q_weight,
-        call.k_weight,
-        cache,
-        call.positions,
-        Q_TOKEN_STRIDE=q.stride(0),
-        Q_HEAD_STRIDE=q.stride(1),
-        K_TOKEN_STRIDE=k.stride(0),
-        K_HEAD_STRIDE=k.stride(1),
+        (tokens * (of_q.parts + of_k.parts),),
+        *call[:6],
+        Q=of_q,
+        K=of_k,
         CACHE_STRIDE=cache.stride(0),
         EPS=float(call.eps),
-        Q_HEADS=q_heads,
-        K_HEADS=k_heads,
         DIM=dim,
         ROPE=cache.shape[1],
         NEOX=bool(call.is_neox),
@@ -232,30 +199,11 @@ def plan(call: Call) -> Launch:
     )
 
 
-def launches(_op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
-    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
-    call = Call(**inputs, **scalars)
-    _check(call)
-    return [] if _uncovered(call) else [plan(call)]
-
-
-def _tiles(heads: int, tile: int, most: int) -> int:
-    """Tiles per program: at most `most`, and as even as possible (4 tiles in at most 3 are 2 + 2, not 3 + 1)."""
-    tiles = max(_ceil_div(heads, tile), 1)
-    return _ceil_div(tiles, _ceil_div(tiles, most))
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
 
 
-def _check(call: Call) -> None:
-    """Raise ValueError for arguments that the op has no meaning for."""
-    expect = expecting(OP)
-    check_tensors(OP, dict(zip(call._fields[:6], call[:6], strict=True)), integers=("positions",), like="q")
+def _check(call: Call, expect: Expect) -> None:
+    """Refuse arguments that the op has no meaning for."""
     q, k, cache, positions = call.q, call.k, call.cos_sin_cache, call.positions
     expect(q.dim() == 3, "q", "three dimensions [tokens, q heads, head_dim]", list(q.shape))
     expect(k.dim() == 3, "k", "three dimensions [tokens, k heads, head_dim]", list(k.shape))
@@ -282,21 +230,7 @@ def _uncovered(call: Call) -> str | None:
     for name, x in (("q", call.q), ("k", call.k)):
         if any(n > 1 and not step for n, step in zip(x.shape, x.stride(), strict=True)):
             return f"{name} has stride 0: several of its elements share one memory location"
-    return scattered(call.tensors) or unfit(call.tensors, (*FLOATS, torch.float64))
-
-
-def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:  # noqa: ARG001
-    """Why a call of `op` with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
-
-    Raises the same ValueError as the call for arguments that the op has no meaning for.
-    """
-    call = Call(*args, **kwargs)
-    _check(call)
-    return _why_not(call)
-
-
-def _why_not(call: Call) -> str | None:
-    return elsewhere(call.q, qknorm_rope_kernel, "q") or _uncovered(call)
+    return scattered(given(call)) or unfit(given(call), (*FLOATS, torch.float64))
 
 
 def _plain(call: Call) -> None:
@@ -315,41 +249,22 @@ def _plain(call: Call) -> None:
         x.copy_(torch.cat((turned, y[..., rope:]), dim=-1))
 
 
-_PLANS = Plans()
-
-
-def _run(call: Call) -> None:
-    """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
-    if _PLANS.recall(call[:6], call[6:]) is not MISS:
-        return
-    _check(call)
-    if _why_not(call) is not None or call.q.numel() + call.k.numel() == 0:
-        _plain(call)
-    else:
-        _PLANS.launch(plan(call), call[:6], call[6:])
-
-
-# --- custom op and fake: what torch.compile and other tracers see
-
-
-def _impl(*args: Any, **kwargs: Any) -> None:
-    _run(Call(*args, **kwargs))
-
-
-def _fake(*_args: Any, **_kwargs: Any) -> None:
-    """Returns nothing, and leaves the shapes, dtypes and strides of q and k as they are."""
-
-
-_SCHEMA = (
-    "(Tensor(a!) q, Tensor(b!) k, Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, Tensor positions, *, "
-    "bool is_neox, float eps=1e-06, int head_dim=0, int rope_dim=0) -> ()"
-)
-_op = register(__name__, OP, _SCHEMA, _impl, _fake)
-
-
 # --- public function
 
+OP = Op(
+    "fused_inplace_qknorm_rope",
+    Call,
+    kernel=qknorm_rope_kernel,
+    plan=plan,
+    plain=_plain,
+    check=_check,
+    uncovered=_uncovered,
+    mutates=("q", "k"),
+    integers=("positions",),
+)
 
+
+@OP.public
 def fused_inplace_qknorm_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -382,13 +297,4 @@ def fused_inplace_qknorm_rope(
     Raises:
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
-    if not is_dynamo_compiling():
-        for entry in _PLANS.hot:
-            result = entry(q, k, q_weight, k_weight, cos_sin_cache, positions, is_neox, eps, head_dim, rope_dim)
-            if result is not MISS:
-                return
-    call = Call(q, k, q_weight, k_weight, cos_sin_cache, positions, is_neox, eps, head_dim, rope_dim)
-    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
-        _op(*call[:6], is_neox=is_neox, eps=eps, head_dim=head_dim, rope_dim=rope_dim)
-    else:
-        _run(call)
+    OP.call(q, k, q_weight, k_weight, cos_sin_cache, positions, is_neox, eps, head_dim, rope_dim)

@@ -2,7 +2,7 @@
 
 import torch
 
-from diffusion.k03_qknorm_rope.bench import reference
+from ..bench import reference
 
 
 def make(

@@ -1,10 +1,9 @@
-"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
+"""The kernels over their whole envelope: on a GPU or, by `core/tools/tests/test_interpreted.py`, interpreted."""
 
 import pytest
 import torch
 
-from diffusion.k03_qknorm_rope.solution import fused_inplace_qknorm_rope, qknorm_rope, why_not
-
+from ..solution import fused_inplace_qknorm_rope, qknorm_rope, why_not
 from .cases import assert_matches, make
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,11 +1,12 @@
-"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
+"""The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
 import pytest
 import torch
 
-from diffusion.k03_qknorm_rope.baseline import eager
-from diffusion.k03_qknorm_rope.solution import fused_inplace_qknorm_rope, launches, qknorm_rope, why_not
+from kda_runtime.checks import given
 
+from ..baseline import eager
+from ..solution import fused_inplace_qknorm_rope, launches, qknorm_rope, why_not
 from .cases import assert_matches, make
 
 OP = "fused_inplace_qknorm_rope"
@@ -66,7 +67,7 @@ def test_what_the_kernel_does_not_cover(change, reason):
     change(tensors)
     call = qknorm_rope.Call(*tensors, is_neox=False)
     assert reason in qknorm_rope._uncovered(call)
-    assert launches(OP, call.tensors, {"is_neox": False}) == []
+    assert launches(OP, given(call), {"is_neox": False}) == []
 
 
 # --- what has no meaning
@@ -118,11 +119,14 @@ def test_meaningless_scalars_are_named(scalars, message):
     ("heads", "tile", "most", "tiles"), [(24, 8, 4, 3), (32, 8, 3, 2), (30, 8, 1, 1), (1, 8, 4, 1), (0, 8, 4, 1)]
 )
 def test_tiles_are_even(heads, tile, most, tiles):
-    assert qknorm_rope._tiles(heads, tile, most) == tiles
+    # 4 warps hold 8 heads of 128 at 8 elements a thread.
+    with qknorm_rope.TUNED.forced(qknorm_rope.Config(4, most)):
+        launch = qknorm_rope.plan(qknorm_rope.Call(*make(q_heads=heads, k_heads=0, device="meta"), is_neox=False))
+    assert (launch.constexprs["HEADS"], launch.constexprs["TILES"]) == (tile, tiles)
 
 
 def test_every_token_and_head_has_a_program():
     tensors = [tensor.to("meta") for tensor in make(tokens=7, q_heads=30, k_heads=4)]
-    (launch,) = launches(OP, qknorm_rope.Call(*tensors, is_neox=False).tensors, {"is_neox": False})
+    (launch,) = launches(OP, given(qknorm_rope.Call(*tensors, is_neox=False)), {"is_neox": False})
     heads = launch.constexprs["HEADS"] * launch.constexprs["TILES"]
     assert launch.grid == (7 * (-(-30 // heads) + -(-4 // heads)), 1, 1)

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_core.workloads import DType, Fill, TensorSpec, Workload
+from kda_judge.contract.workloads import DType, Fill, TensorSpec, Workload
 
 SINGLE = "fused_norm_tanh_mul_add"
 DOUBLE = "fused_norm_tanh_mul_add_norm_scale"

@@ -2,8 +2,8 @@
 
 import torch
 
-from kda_core.errors import expecting
-from kda_core.workloads import Workload
+from kda_judge.contract.errors import expecting
+from kda_judge.contract.workloads import Workload
 
 DTYPES = ("float16", "bfloat16", "float32")
 NORMS = ("layer", "rms")

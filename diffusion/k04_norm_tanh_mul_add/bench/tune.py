@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k04_norm_tanh_mul_add.solution.norm_tanh_mul_add import OPS, TUNED, Config
-from kda_core.tune import Sweep
-from kda_core.workloads import TensorSpec, Workload
+from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_tools.lab.tune import Sweep
+
+from ..solution.norm_tanh_mul_add import TUNED, Config
+from .grid import DOUBLE, OPS
 
 COLUMNS = 3840
 CUTS = ((4, 1), (8, 1), (8, 2), (16, 2), (16, 4))
@@ -39,10 +41,10 @@ def small(op: str, tokens: int) -> Workload:
     vector = TensorSpec(shape=(COLUMNS,), dtype="bfloat16")
     line = TensorSpec(shape=(1, 1, COLUMNS), dtype="bfloat16")
     inputs = {"x": whole, "weight": vector, "scale": line, "shift": whole}
-    if op == OPS[1]:
+    if op == DOUBLE:
         inputs |= {"weight2": vector, "scale2": line}
     return Workload(
-        id=f"tune-{'single' if op == OPS[0] else 'dual'}-{tokens}",
+        id=f"tune-{'dual' if op == DOUBLE else 'single'}-{tokens}",
         op=op,
         inputs=inputs,
         scalars={"norm_type": "rms", "eps": 1e-05},

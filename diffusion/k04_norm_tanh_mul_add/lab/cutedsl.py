@@ -21,7 +21,7 @@ import torch
 from cutlass.cute.nvgpu import CopyUniversalOp, cpasync
 from cutlass.memory import SmemAllocator
 
-from kda_core.launch import compile_cute, environment_stream
+from kda_runtime.cute_compile import compile_cute, environment_stream
 
 DTYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192

@@ -2,7 +2,7 @@
 
 import torch
 
-from diffusion.k04_norm_tanh_mul_add.bench import reference
+from ..bench import reference
 
 SINGLE = "fused_norm_tanh_mul_add"
 DOUBLE = "fused_norm_tanh_mul_add_norm_scale"

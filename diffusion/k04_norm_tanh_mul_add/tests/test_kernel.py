@@ -1,4 +1,4 @@
-"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
+"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`test_interpreted.py` of kda-tools)."""
 
 from dataclasses import replace
 from itertools import cycle, product
@@ -6,10 +6,9 @@ from itertools import cycle, product
 import pytest
 import torch
 
-from diffusion.k04_norm_tanh_mul_add import solution
-from diffusion.k04_norm_tanh_mul_add.solution import norm_tanh_mul_add as module
-from diffusion.k04_norm_tanh_mul_add.solution import why_not
-
+from .. import solution
+from ..solution import norm_tanh_mul_add as module
+from ..solution import why_not
 from .cases import BOTH, assert_right, make, name_of, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,20 +1,22 @@
 """The CuTe DSL design, as far as a machine without a GPU can tell.
 
 It compiles; each thread's part of the maths is run on the CPU for all threads of a row. The asynchronous ring and the
-sum across threads are executed by `core/tests/test_ptx.py`; the launch runs on a GPU only.
+sum across threads are executed by `test_ptx.py`; the launch runs on a GPU only.
 """
 
+import ctypes
 from pathlib import Path
 
 import pytest
 import torch
 
-from diffusion.k04_norm_tanh_mul_add.bench import reference
-from diffusion.k04_norm_tanh_mul_add.solution import norm_tanh_mul_add as solution
-from kda_core import inputs
-from kda_core.aot import resources
-from kda_core.workloads import load_workloads, select
+from kda_judge.arms import input_values
+from kda_judge.contract.workloads import load_workloads, select
+from kda_runtime import norm_rows
+from kda_tools.lab.inspect.aot import resources
 
+from ..bench import reference
+from ..solution import norm_tanh_mul_add as solution
 from .cases import assert_right, make, name_of
 
 cutlass = pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
@@ -22,7 +24,7 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass.cute.nvgpu import CopyUniversalOp  # noqa: E402
 from cutlass.cute.runtime import from_dlpack  # noqa: E402
 
-from diffusion.k04_norm_tanh_mul_add.lab import cutedsl  # noqa: E402
+from ..lab import cutedsl  # noqa: E402
 
 doubles = pytest.mark.parametrize("double", [False, True])
 
@@ -46,6 +48,18 @@ def test_every_width_is_cut_into_whole_vectors():
         assert 1 <= kernel.warps <= cutedsl.MOST_WARPS
 
 
+def rounds_to_bfloat16():
+    """Whether code that was compiled for this CPU finds how to round to bfloat16: an instruction, or libgcc 13's."""
+    cpu = Path("/proc/cpuinfo")
+    if cpu.is_file() and "avx512_bf16" in cpu.read_text():
+        return True
+    try:
+        return hasattr(ctypes.CDLL("libgcc_s.so.1", ctypes.RTLD_GLOBAL), "__truncsfbf2")
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not rounds_to_bfloat16(), reason="neither this CPU nor its libgcc rounds to bfloat16")
 @pytest.mark.parametrize("columns", [256, 3840])
 def test_a_row_of_every_thread_on_the_cpu(columns):
     kernel = cutedsl.Kernel(columns, True)
@@ -112,7 +126,7 @@ def test_the_draw_that_a_run_calls_incorrect_differs_by_a_rounding_of_y():
     # Run 20261121T001331Z-1db87b: y2 off by 1.4, the solution by 0.5. The oracle takes the norm of float64's y.
     rows = load_workloads(Path(reference.__file__).parent / "workloads.toml")
     (row,) = select(rows, ["zimage-dual-4096"])
-    tensors = inputs.make(row, inputs.Family.OFFSET, 816119972, "cuda")
+    tensors = input_values.make(row, input_values.Family.OFFSET, 816119972, "cuda")
     y, y2 = getattr(reference, row.op)(**tensors, bias=None, bias2=None, **row.scalars)
     beyond = {}
     for op in (cutedsl, solution):
@@ -127,4 +141,4 @@ def test_the_draw_that_a_run_calls_incorrect_differs_by_a_rounding_of_y():
 
 
 def test_its_envelope_is_the_solutions():
-    assert (cutedsl.COLUMNS_STEP, cutedsl.MAX_COLUMNS) == (solution.COLUMNS_STEP, solution.MAX_COLUMNS)
+    assert (cutedsl.COLUMNS_STEP, cutedsl.MAX_COLUMNS) == (norm_rows.COLUMNS_STEP, norm_rows.MAX_COLUMNS)

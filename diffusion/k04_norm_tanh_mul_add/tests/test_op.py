@@ -1,17 +1,18 @@
-"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
+"""The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
 import re
 
 import pytest
 import torch
 
-from diffusion.k04_norm_tanh_mul_add import solution
-from diffusion.k04_norm_tanh_mul_add.baseline import eager
-from diffusion.k04_norm_tanh_mul_add.bench import grid
-from diffusion.k04_norm_tanh_mul_add.solution import launches, why_not
-from diffusion.k04_norm_tanh_mul_add.solution import norm_tanh_mul_add as module
-from kda_core.aot import meta_tensors
+from kda_runtime import norm_rows
+from kda_tools.lab.inspect.aot import meta_tensors
 
+from .. import solution
+from ..baseline import eager
+from ..bench import grid
+from ..solution import launches, why_not
+from ..solution import norm_tanh_mul_add as module
 from .cases import BOTH, DOUBLE, assert_right, make, name_of, normal
 
 ops = pytest.mark.parametrize("double", [False, True])
@@ -63,8 +64,7 @@ def swapped(tensor):
 )
 def test_what_the_kernel_does_not_cover(change, reason):
     tensors = make(double=True) | change
-    call = module._call(DOUBLE, **tensors, norm_type="rms")
-    assert re.search(reason, module._uncovered(call))
+    assert re.search(reason, norm_rows.uncovered(module.Call(*tensors.values(), "rms", 1e-5)))
     assert launches(DOUBLE, tensors, {"norm_type": "rms"}) == []
     with torch.no_grad():
         assert_right(public(tensors), tensors)

@@ -1,4 +1,4 @@
-"""The same callables in SGLang 0.5.23; import after `kda_core.upstream.activate`."""
+"""The same callables in SGLang 0.5.23; import after `kda_judge.arms.upstream.activate`."""
 
 from sglang.kernels.ops.diffusion.norm.scale_residual_norm_cutedsl import (
     fused_norm_scale_shift,

@@ -1,4 +1,4 @@
-"""Upstream's CuTe DSL kernels, SGLang 0.5.12.post1; import after `kda_core.upstream.activate`."""
+"""Upstream's CuTe DSL kernels, SGLang 0.5.12.post1; import after `kda_judge.arms.upstream.activate`."""
 
 from sglang.jit_kernel.diffusion.cutedsl.scale_residual_norm_scale_shift import (
     fused_norm_scale_shift,

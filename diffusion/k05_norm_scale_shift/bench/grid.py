@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_core.workloads import DType, Fill, TensorSpec, Workload
+from kda_judge.contract.workloads import DType, Fill, TensorSpec, Workload
 
 SINGLE = "fused_norm_scale_shift"
 RESIDUAL = "fused_scale_residual_norm_scale_shift"

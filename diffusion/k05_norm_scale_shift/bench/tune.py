@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k05_norm_scale_shift.solution.norm_scale_shift import ALL, TUNED, Config
-from kda_core.tune import Sweep
-from kda_core.tuning import Features
+from kda_runtime.tuned_table import Features
+from kda_tools.lab.tune import Sweep
+
+from ..solution.norm_scale_shift import ALL, TUNED, Config
 
 SMALL = 2**22
 """Bytes of x. Its rows are one wave of programs, which wait and compute alone."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from diffusion.k05_norm_scale_shift.bench import reference
+from ..bench import reference
 
 SINGLE = "fused_norm_scale_shift"
 RESIDUAL = "fused_scale_residual_norm_scale_shift"

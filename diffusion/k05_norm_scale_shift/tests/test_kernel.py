@@ -1,13 +1,12 @@
-"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
+"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`test_interpreted.py` of kda-tools)."""
 
 import pytest
 import torch
 
-from diffusion.k05_norm_scale_shift import solution
-from diffusion.k05_norm_scale_shift.bench import reference
-from diffusion.k05_norm_scale_shift.solution import norm_scale_shift as module
-from diffusion.k05_norm_scale_shift.solution import why_not
-
+from .. import solution
+from ..bench import reference
+from ..solution import norm_scale_shift as module
+from ..solution import why_not
 from .cases import BOTH, assert_right, make, name_of, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

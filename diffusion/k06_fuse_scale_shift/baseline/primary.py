@@ -1,4 +1,4 @@
-"""Upstream's fused scale/shift kernels, SGLang 0.5.12.post1; import after `kda_core.upstream.activate`."""
+"""Upstream's fused scale/shift kernels, SGLang 0.5.12.post1; import after `kda_judge.arms.upstream.activate`."""
 
 from sglang.jit_kernel.diffusion.triton.scale_shift import (
     fuse_layernorm_scale_shift_gate_select01_kernel,

@@ -19,7 +19,7 @@ only set how many programs there are; `tests/` has float16.
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_core.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.workloads import DType, TensorSpec, Workload
 
 SCALE_SHIFT = "fuse_scale_shift_kernel"
 SELECT01 = "fuse_layernorm_scale_shift_gate_select01_kernel"

@@ -2,8 +2,8 @@
 
 import torch
 
-from kda_core.errors import expecting
-from kda_core.workloads import TensorSpec, Workload
+from kda_judge.contract.errors import expecting
+from kda_judge.contract.workloads import TensorSpec, Workload
 
 FLOATS = ("float16", "bfloat16", "float32")
 MOST_BYTES = 65536

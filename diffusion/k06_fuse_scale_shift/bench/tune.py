@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from itertools import product
 
-from diffusion.k06_fuse_scale_shift.solution import scale_shift, select01
-from kda_core.tune import Sweep
+from kda_tools.lab.tune import Sweep
+
+from ..solution import scale_shift, select01
 
 
 def scale_shifts() -> Iterator[scale_shift.Config]:

@@ -15,28 +15,33 @@ channels are 3 tiles of 1024, where one block of 4096 would leave a quarter of t
 few and stay in the caches; a token's index chooses between their addresses, so that 3 of them are loaded and not 6.
 """
 
-from collections.abc import Mapping
+from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from torch.compiler import is_dynamo_compiling
 
-from kda_core.calls import capability, check_tensors, elsewhere, given, pdl_works, register, scattered, unfit
-from kda_core.errors import expecting
-from kda_core.launch import MISS, Launch, Plans, is_tracing
-from kda_core.rows import affine, load_chunk, statistics, store_chunk, vector_width, widen
-from kda_core.tuning import Table
-
-OPS = (
-    "fuse_layernorm_scale_shift_gate_select01_kernel",
-    "fuse_residual_layernorm_scale_shift_gate_select01_kernel",
+from kda_runtime.broadcast import row_stride
+from kda_runtime.checks import Expect, capability, given, pdl_works, scattered, unfit
+from kda_runtime.launch import Launch
+from kda_runtime.op import Op
+from kda_runtime.triton_rows import (
+    affine,
+    follow_the_kernel_ahead,
+    load_chunk,
+    statistics,
+    store_chunk,
+    vector_width,
+    widen,
 )
-"""Without and with a residual."""
+from kda_runtime.tuned_table import Table
+
 MODULATION = ("scale0", "shift0", "gate0", "scale1", "shift1", "gate1")
+Strides = namedtuple("Strides", MODULATION)
+"""Elements from the row of a batch to that of the next, in each of them: a constant of the kernel."""
 MOST_BYTES = 65536
 """Of a row of x: upstream's envelope."""
 MOST_PER_THREAD = 32
@@ -71,16 +76,6 @@ TUNED = Table(__file__, "select01", Config)
 
 
 @triton.jit
-def load_three(scale, shift, gate, lane, inside, tile: tl.constexpr, C: tl.constexpr, COLS: tl.constexpr):
-    """A tile of the chosen scale, shift and gate rows: [ROWS, COLS] each, as they are stored."""
-    return (
-        load_chunk(scale, lane, inside, tile, C, COLS, ""),
-        load_chunk(shift, lane, inside, tile, C, COLS, ""),
-        load_chunk(gate, lane, inside, tile, C, COLS, ""),
-    )
-
-
-@triton.jit
 def select01_kernel(
     y,  # [B * L, C]
     residual_out,  # [B * L, C]
@@ -99,12 +94,7 @@ def select01_kernel(
     index,  # [B * L]
     rows,  # B * L, None where the programs' rows divide it
     tokens,  # L, None where B is 1
-    SCALE0_STRIDE: tl.constexpr,
-    SHIFT0_STRIDE: tl.constexpr,
-    GATE0_STRIDE: tl.constexpr,
-    SCALE1_STRIDE: tl.constexpr,
-    SHIFT1_STRIDE: tl.constexpr,
-    GATE1_STRIDE: tl.constexpr,
+    STRIDES: tl.constexpr,  # `Strides`
     INDEX_STRIDE: tl.constexpr,
     EPS: tl.constexpr,
     C: tl.constexpr,
@@ -124,10 +114,7 @@ def select01_kernel(
         batch = (row // tokens).to(tl.int64)
     first = row.to(tl.int64) * C  # [ROWS, 1]
 
-    # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_the_kernel_ahead(PDL)
 
     # The index first: three loads wait for it. Then all tiles of x, so that they are in flight together.
     index += row.to(tl.int64) * INDEX_STRIDE
@@ -139,13 +126,15 @@ def select01_kernel(
             loaded += (load_chunk(residual + first, lane, inside, tile, C, COLS, ""),)
             loaded += (load_chunk(residual_gate + first, lane, inside, tile, C, COLS, ""),)
 
-    scale_row = tl.where(chosen, scale1 + batch * SCALE1_STRIDE, scale0 + batch * SCALE0_STRIDE)  # [ROWS, 1]
-    shift_row = tl.where(chosen, shift1 + batch * SHIFT1_STRIDE, shift0 + batch * SHIFT0_STRIDE)
-    gate_row = tl.where(chosen, gate1 + batch * GATE1_STRIDE, gate0 + batch * GATE0_STRIDE)
+    scale_row = tl.where(chosen, scale1 + batch * STRIDES.scale1, scale0 + batch * STRIDES.scale0)  # [ROWS, 1]
+    shift_row = tl.where(chosen, shift1 + batch * STRIDES.shift1, shift0 + batch * STRIDES.shift0)
+    gate_row = tl.where(chosen, gate1 + batch * STRIDES.gate1, gate0 + batch * STRIDES.gate0)
     modulation = ()
     if EARLY:
         for tile in tl.static_range(TILES):
-            modulation += (load_three(scale_row, shift_row, gate_row, lane, inside, tile, C, COLS),)
+            modulation += (load_chunk(scale_row, lane, inside, tile, C, COLS, ""),)
+            modulation += (load_chunk(shift_row, lane, inside, tile, C, COLS, ""),)
+            modulation += (load_chunk(gate_row, lane, inside, tile, C, COLS, ""),)
 
     values = ()
     for tile in tl.static_range(TILES):
@@ -160,14 +149,15 @@ def select01_kernel(
 
     for tile in tl.static_range(TILES):
         normed = affine((values[tile] - mean) * inverse, weight, bias, lane, tile, C, COLS)
-        three = modulation[tile] if EARLY else load_three(scale_row, shift_row, gate_row, lane, inside, tile, C, COLS)
-        scale, shift, gate = three
+        scale = modulation[3 * tile] if EARLY else load_chunk(scale_row, lane, inside, tile, C, COLS, "")
+        shift = modulation[3 * tile + 1] if EARLY else load_chunk(shift_row, lane, inside, tile, C, COLS, "")
+        gate = modulation[3 * tile + 2] if EARLY else load_chunk(gate_row, lane, inside, tile, C, COLS, "")
         result = normed * (1.0 + widen(scale)) + widen(shift)
         store_chunk(y + first, result, lane, inside, tile, C, COLS, STORE)
         store_chunk(gate_out + first, gate, lane, inside, tile, C, COLS, STORE)
 
 
-# --- launcher
+# --- plan
 
 
 class Call(NamedTuple):
@@ -186,18 +176,16 @@ class Call(NamedTuple):
     gate1: torch.Tensor
     index: torch.Tensor
     eps: float
-    tensors = property(given)
 
 
 def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
-    x, index = call.x, call.index
+    x = call.x
     batch, tokens, channels = x.shape
     major = capability(x)
     config = TUNED.select(major, elements=x.numel())
-    warps, rows, cols = block(config, channels, x.element_size())
+    warps, rows, cols = block(config, channels, x.itemsize)
     pdl = config.pdl and pdl_works(select01_kernel, major)
-    strides = {f"{name.upper()}_STRIDE": getattr(call, name).stride(0) if batch > 1 else 0 for name in MODULATION}
     return Launch.make(
         select01_kernel,
         (triton.cdiv(batch * tokens, rows),),
@@ -207,14 +195,14 @@ def plan(call: Call) -> Launch:
         *call[:-1],
         batch * tokens if batch * tokens % rows else None,
         tokens if batch > 1 else None,
-        **strides,
-        INDEX_STRIDE=_index_stride(index),
+        STRIDES=Strides(*[getattr(call, name).stride(0) if batch > 1 else 0 for name in MODULATION]),
+        INDEX_STRIDE=row_stride(call.index[..., None]),
         EPS=float(call.eps),
         C=channels,
         ROWS=rows,
         COLS=cols,
         # Modulation in registers beside a long row would spill.
-        EARLY=config.early and (rows > 1 or channels * x.element_size() <= 2 * MOST_PER_THREAD * 32 * warps),
+        EARLY=config.early and (rows > 1 or channels * x.itemsize <= 2 * MOST_PER_THREAD * 32 * warps),
         PDL=pdl,
         STORE=config.store,
         num_warps=warps,
@@ -233,75 +221,35 @@ def block(config: Config, channels: int, item_size: int) -> tuple[int, int, int]
     return warps, rows, min(max(warps // rows, 1) * lanes, triton.next_power_of_2(channels))
 
 
-def _index_stride(index: torch.Tensor) -> int | None:
-    """Elements of index from a row of x to the next, None where batches and tokens are not evenly spaced."""
-    batch, tokens = index.shape
-    by_batch, by_token = index.stride()
-    if tokens == 1:
-        return by_batch if batch > 1 else 0
-    return by_token if batch == 1 or by_batch == tokens * by_token else None
-
-
-def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Launch]:
-    """What the op would launch for these inputs: the hook through which the kernels are compiled ahead of time."""
-    call = _call(op, **inputs, **scalars)
-    _check(op, call)
-    return [] if _uncovered(call) else [plan(call)]
-
-
-def _call(op: str, *args: Any, **kwargs: Any) -> Call:
-    """The call of `op` with these arguments; weight and bias may be left out."""
-    names = [name for name in Call._fields if op == OPS[1] or not name.startswith("residual")]
-    named = dict(zip(names, args, strict=False)) | kwargs
-    return Call(**dict.fromkeys(("residual", "residual_gate", "weight", "bias")) | named)
-
-
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
 
 
-def _check(op: str, call: Call) -> None:
-    """Raise ValueError for arguments that the op has no meaning for."""
-    expect = expecting(op)
-    optional = ("weight", "bias") if op == OPS[1] else ("residual", "residual_gate", "weight", "bias")
-    check_tensors(op, dict(zip(call._fields[:-1], call[:-1], strict=True)), optional, integers=("index",))
-    x = call.x
-    expect(x.dim() == 3, "x", "three dimensions [B, L, C]", list(x.shape))
-    batch, tokens, channels = x.shape
+def _check(call: Call, expect: Expect) -> None:
+    """Refuse arguments that the op has no meaning for."""
+    expect(call.x.dim() == 3, "x", "three dimensions [B, L, C]", list(call.x.shape))
+    batch, tokens, channels = call.x.shape
     shapes = dict.fromkeys(MODULATION, (batch, channels))
-    shapes |= {"x": (batch, tokens, channels), "index": (batch, tokens), "weight": (channels,), "bias": (channels,)}
-    for name, tensor in call.tensors.items():
-        shape = shapes.get(name, shapes["x"])
+    shapes |= {"index": (batch, tokens), "weight": (channels,), "bias": (channels,)}
+    for name, tensor in given(call).items():
+        shape = shapes.get(name, call.x.shape)
         expect(tensor.shape == shape, name, f"shape {list(shape)}", list(tensor.shape))
 
 
 def _uncovered(call: Call) -> str | None:
     """Why the kernel cannot take this call on any device, or None."""
-    if call.x.shape[2] * call.x.element_size() > MOST_BYTES:
+    tensors = given(call)
+    if call.x.shape[2] * call.x.itemsize > MOST_BYTES:
         return f"x has {call.x.shape[2]} channels; the kernel takes rows of up to {MOST_BYTES} bytes"
-    for name, tensor in call.tensors.items():
+    for name, tensor in tensors.items():
         if name in ("x", "residual", "residual_gate") and not tensor.is_contiguous():
             return f"{name} is not contiguous, its strides are {tensor.stride()}"
     for zero, one in zip(MODULATION[:3], MODULATION[3:], strict=True):
-        if getattr(call, zero).dtype != getattr(call, one).dtype:
-            return f"{one} has dtype {getattr(call, one).dtype}, {zero} another; the kernel chooses between addresses"
-    if _index_stride(call.index) is None:
+        if tensors[zero].dtype != tensors[one].dtype:
+            return f"{one} has dtype {tensors[one].dtype}, {zero} another; the kernel chooses between addresses"
+    if row_stride(call.index[..., None]) is None:
         return f"index has strides {call.index.stride()}; the kernel steps evenly from row to row"
-    vectors = {name: tensor for name, tensor in call.tensors.items() if name != "index"}
-    return unfit(call.tensors) or scattered(vectors)
-
-
-def why_not(op: str, *args: Any, **kwargs: Any) -> str | None:
-    """Why a call of `op` with these arguments takes the plain PyTorch path instead of the kernel; None if it does not.
-
-    Raises the same ValueError as the call for arguments that the op has no meaning for.
-    """
-    call = _call(op, *args, **kwargs)
-    _check(op, call)
-    return _why_not(call)
-
-
-def _why_not(call: Call) -> str | None:
-    return elsewhere(call.x, select01_kernel) or _uncovered(call)
+    vectors = {name: tensor for name, tensor in tensors.items() if name != "index"}
+    return unfit(tensors) or scattered(vectors)
 
 
 def _plain(call: Call) -> tuple[torch.Tensor, ...]:
@@ -328,54 +276,28 @@ def _plain(call: Call) -> tuple[torch.Tensor, ...]:
     return tuple([output.to(x.dtype).contiguous() for output in outputs])
 
 
-_PLANS = {op: Plans() for op in OPS}
-_PLAIN_PLANS, _RESIDUAL_PLANS = _PLANS.values()
-
-
-def _run(op: str, call: Call) -> tuple[torch.Tensor, ...]:
-    """Everything that a call with a hot entry skips: find or make its entry, or take another path."""
-    tensors, scalars = call[:-1], call[-1:]
-    made = _PLANS[op].recall(tensors, scalars)
-    if made is MISS:
-        _check(op, call)
-        if _why_not(call) is not None or call.x.numel() == 0:
-            return _plain(call)
-        outputs = [0, 0] if op == OPS[0] else [0, 0, 0]  # like x
-        made = _PLANS[op].launch(plan(call), tensors, scalars, outputs)
-    assert isinstance(made, tuple)
-    return made
-
-
-# --- custom ops and fakes: what torch.compile and other tracers see
-
-
-def _impl(op: str, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    return _run(op, _call(op, *args, **kwargs))
-
-
-def _fakes(count: int, x: torch.Tensor, *_args: Any, **_kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """So many tensors of x's shape, dtype and device, contiguous."""
-    return tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)])
-
-
-_PAIR = "Tensor residual, Tensor residual_gate, "
-_REST = (
-    "Tensor? weight, Tensor? bias, Tensor scale0, Tensor shift0, Tensor gate0, "
-    "Tensor scale1, Tensor shift1, Tensor gate1, Tensor index, float eps"
-)
-_op = register(__name__, OPS[0], f"(Tensor x, {_REST}) -> (Tensor, Tensor)", partial(_impl, OPS[0]), partial(_fakes, 2))
-_residual_op = register(
-    __name__,
-    OPS[1],
-    f"(Tensor x, {_PAIR}{_REST}) -> (Tensor, Tensor, Tensor)",
-    partial(_impl, OPS[1]),
-    partial(_fakes, 3),
-)
-
-
 # --- public functions
 
+_op = partial(
+    Op[Call],
+    arguments=Call,
+    kernel=select01_kernel,
+    plan=plan,
+    plain=_plain,
+    check=_check,
+    uncovered=_uncovered,
+    integers=("index",),
+    contiguous=True,
+)
+SELECT01 = _op("fuse_layernorm_scale_shift_gate_select01_kernel", outputs=("x", "x"))
+RESIDUAL_SELECT01 = _op(
+    "fuse_residual_layernorm_scale_shift_gate_select01_kernel",
+    outputs=("x", "x", "x"),
+    required=("residual", "residual_gate"),
+)
 
+
+@SELECT01.public
 def fuse_layernorm_scale_shift_gate_select01_kernel(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -412,17 +334,10 @@ def fuse_layernorm_scale_shift_gate_select01_kernel(
     Raises:
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
-    if not is_dynamo_compiling():
-        for entry in _PLAIN_PLANS.hot:
-            result = entry(x, None, None, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
-            if result is not MISS:
-                return result
-    call = Call(x, None, None, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
-    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
-        return _op(x, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
-    return _run(OPS[0], call)
+    return SELECT01.call(x, None, None, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
 
 
+@RESIDUAL_SELECT01.public
 def fuse_residual_layernorm_scale_shift_gate_select01_kernel(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -438,37 +353,14 @@ def fuse_residual_layernorm_scale_shift_gate_select01_kernel(
     index: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of residual + residual_gate * x.
-
-    Args:
-        x: as above.
-        residual: [B, L, C], contiguous.
-        residual_gate: [B, L, C], contiguous.
-        weight: as above, like all that follow.
-        bias: -
-        scale0: -
-        shift0: -
-        gate0: -
-        scale1: -
-        shift1: -
-        gate1: -
-        index: -
-        eps: -
+    """The same of residual + residual_gate * x, both [B, L, C] and contiguous. The other arguments are as above.
 
     Returns:
         y, residual + residual_gate * x, and the chosen gates, [B, L, C] each, contiguous, x's dtype.
 
     Raises:
-        ValueError: an argument has no meaning for the op; names it, what was expected and what came.
+        ValueError: as above.
     """
-    if not is_dynamo_compiling():
-        for entry in _RESIDUAL_PLANS.hot:
-            result = entry(
-                x, residual, residual_gate, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps
-            )
-            if result is not MISS:
-                return result
-    call = Call(x, residual, residual_gate, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps)
-    if is_dynamo_compiling() or is_tracing(*call.tensors.values()):
-        return _residual_op(*call)
-    return _run(OPS[1], call)
+    return RESIDUAL_SELECT01.call(
+        x, residual, residual_gate, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps
+    )

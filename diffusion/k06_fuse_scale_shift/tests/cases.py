@@ -2,7 +2,7 @@
 
 import torch
 
-from diffusion.k06_fuse_scale_shift.bench import reference
+from ..bench import reference
 
 SCALE_SHIFT = "fuse_scale_shift_kernel"
 SELECT01 = "fuse_layernorm_scale_shift_gate_select01_kernel"

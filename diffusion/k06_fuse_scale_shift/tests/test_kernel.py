@@ -1,12 +1,11 @@
-"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
+"""The kernels over their whole envelope: on a GPU or, by `core/tools/tests/test_interpreted.py`, interpreted."""
 
 import pytest
 import torch
 
-from diffusion.k06_fuse_scale_shift import solution
-from diffusion.k06_fuse_scale_shift.bench import reference
-from diffusion.k06_fuse_scale_shift.solution import fuse_scale_shift_kernel, scale_shift, select01, why_not
-
+from .. import solution
+from ..bench import reference
+from ..solution import fuse_scale_shift_kernel, scale_shift, select01, why_not
 from .cases import (
     SCALE_SHIFT,
     assert_scale_shift,

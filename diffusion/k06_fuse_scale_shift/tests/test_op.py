@@ -1,16 +1,16 @@
-"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
+"""The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
 import re
 
 import pytest
 import torch
 
-from diffusion.k06_fuse_scale_shift import solution
-from diffusion.k06_fuse_scale_shift.baseline import eager
-from diffusion.k06_fuse_scale_shift.bench import grid, reference
-from diffusion.k06_fuse_scale_shift.solution import fuse_scale_shift_kernel, launches, scale_shift, select01, why_not
-from kda_core.aot import meta_tensors
+from kda_tools.lab.inspect.aot import meta_tensors
 
+from .. import solution
+from ..baseline import eager
+from ..bench import grid, reference
+from ..solution import fuse_scale_shift_kernel, launches, scale_shift, select01, why_not
 from .cases import (
     RESIDUAL_SELECT01,
     SCALE_SHIFT,
@@ -88,7 +88,7 @@ def transposed(tensor):
 )
 def test_what_scale_shift_does_not_cover(change, reason):
     inputs = dict(zip(("x", "scale", "shift"), make_scale_shift(), strict=True)) | change
-    call = scale_shift.Call(**inputs)
+    call = scale_shift.Call(**inputs, scale_constant=1.0)
     assert re.search(reason, scale_shift._uncovered(call))
     assert launches(SCALE_SHIFT, inputs, {"scale_constant": 1}) == []
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_what_scale_shift_does_not_cover(change, reason):
 )
 def test_what_select01_does_not_cover(change, reason):
     inputs = make_select01(residual=True) | change
-    call = select01._call(RESIDUAL_SELECT01, **inputs, eps=1e-6)
+    call = select01.Call(**inputs, eps=1e-6)
     assert reason in select01._uncovered(call)
     assert launches(RESIDUAL_SELECT01, inputs, {"eps": 1e-6}) == []
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_what_select01_does_not_cover(change, reason):
 def test_a_whole_shift_with_gaps_beside_frames_is_copied():
     x, scale, shift = make_scale_shift(scale=(2, 3, 1, 96))
     other = transposed(shift.view(12, 96))
-    assert "only a copy" in scale_shift._uncovered(scale_shift.Call(x, scale, other))
+    assert "only a copy" in scale_shift._uncovered(scale_shift.Call(x, scale, other, 1.0))
     assert torch.equal(fuse_scale_shift_kernel(x, scale, other), fuse_scale_shift_kernel(x, scale, shift))
 
 
@@ -184,7 +184,7 @@ def test_meaningless_select01_arguments_are_named(name, value, message):
 
 def test_the_strided_production_row_is_read_where_it_lies():
     scale = torch.empty(1, 18144, 6, 3072, device="meta")[:, :, 1]
-    assert scale_shift.form(scale, 1, 18144) == ("rows", 18432, None, True)
+    assert scale_shift.placed(scale, 1, 18144) == (("rows", 18432, True), None)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from math import prod
 
 import torch
 
-from kda_core.errors import expecting
-from kda_core.workloads import Workload
+from kda_judge.contract.errors import expecting
+from kda_judge.contract.workloads import Workload
 
 L2_BYTES = 60_000_000
 """L2 cache of an H200, of which a kernel can hope to find again what it read before."""

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 
-from diffusion.k07_group_norm_silu.solution.plans import H200_MULTIPROCESSORS
-from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_TILES, TUNED, VECTOR_BYTES, WHOLE_BYTES, Config
-from kda_core.tune import Sweep
-from kda_core.tuning import Features
+from kda_runtime.triton_rows import VECTOR_BYTES
+from kda_runtime.tuned_table import Features
+from kda_tools.lab.tune import Sweep
+
+from ..solution.plans import CLUSTER_TILES, H200_MULTIPROCESSORS, TUNED, WHOLE_BYTES, Config
 
 FLOWS = {(4, 4, 32): 256, (8, 4, 32): 512, (4, 6, 24): 256, (8, 6, 24): 1024, (8, 8, 16): 1024}
 """flow: warps and tiles of a program, warps of a multiprocessor: parts of a group, in bfloat16 without spills."""

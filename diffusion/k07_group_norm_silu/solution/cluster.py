@@ -6,79 +6,60 @@ so that waiting for each other is safe; nothing passes through global memory and
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as driver
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
-from kda_core.cubin import CubinLaunch
-
-from .dsl import (
-    WARP,
-    WORDS,
-    CuteLaunch,
-    affine,
-    afresh,
-    divisor,
-    output,
-    pointer,
-    quotient,
-    ratio,
-    scaled,
-    squares_of,
-    total_of,
-    tree,
-    words_at,
-)
-from .tuning import CLUSTER_TILES, VECTOR_BYTES
+from . import dsl
+from .plans import CLUSTER_TILES
 
 RESIDENT_WARPS = ((8, 32), (12, 24), (CLUSTER_TILES, 16))
 """Up to so many tiles, so many warps of a multiprocessor; what they leave a thread are 64, 80 and 128 registers."""
 
 
+class Numbers(NamedTuple):
+    """What the kernel is told of a call."""
+
+    vectors: Int32
+    """Of a group."""
+    by_channel: Int32
+    """Vectors of a channel, as `divisor` says, with the next."""
+    channel_shift: Int32
+    groups: Int32
+    group_channels: Int32
+
+
+@dataclass(frozen=True)
+class Cut(dsl.Cut):
+    """Constants of the kernel."""
+
+    blocks: int
+
+
 @cute.kernel
-def cluster_kernel(
-    y: Int64,  # address of [total, n]
-    x: Int64,  # address of [total, n]
-    weight: Int64,  # address of [groups * group_channels]
-    bias: Int64,  # address of [groups * group_channels]
-    vectors: Int32,  # of a group
-    magic: Int32,  # vectors of a channel, as `divisor` says
-    shift: Int32,
-    groups: Int32,
-    group_channels: Int32,
-    eps: Float32,
-    dtype: cutlass.Constexpr,
-    weight_dtype: cutlass.Constexpr,
-    bias_dtype: cutlass.Constexpr,
-    blocks: cutlass.Constexpr,
-    warps: cutlass.Constexpr,
-    tiles: cutlass.Constexpr,
-    pdl: cutlass.Constexpr,
-):
-    """One cluster: a group. A thread has `tiles` vectors of 16 bytes."""
-    exact = const_expr(dtype is Float32)
-    threads = const_expr(warps * WARP)
-    share = const_expr(tiles * threads)  # vectors of a block
+def cluster_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.Constexpr):
+    """One cluster: a group, from x to y of [total, n], with weight and bias of [groups * group_channels]."""
+    y, x, weight, bias = addresses
+    dtype, blocks, threads, vectors = cut.dtype, cut.blocks, cut.threads, numbers.vectors
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     rank = cute.arch.block_idx_in_cluster()
     group = block // blocks
-    first = rank * share + thread  # the first vector of this thread
+    first = rank * cut.share + thread  # the first vector of this thread
     length = Float32(vectors * (128 // dtype.width))
-    first_channel = Int32(Uint32(group) % Uint32(groups)) * group_channels
-    mW = cute.make_tensor(pointer(weight_dtype, weight) + first_channel, cute.make_layout(group_channels))
-    mB = cute.make_tensor(pointer(bias_dtype, bias) + first_channel, cute.make_layout(group_channels))
+    mW = dsl.channels_of(group, cut.weight_dtype, weight, numbers)
+    mB = dsl.channels_of(group, cut.bias_dtype, bias, numbers)
 
     smem = cutlass.memory.SmemAllocator()
     sMean = smem.allocate_tensor(Float32, cute.make_layout(blocks))
     sSquares = smem.allocate_tensor(Float32, cute.make_layout(blocks))
-    sWarp = smem.allocate_tensor(Float32, cute.make_layout(2 * warps))
+    sWarp = smem.allocate_tensor(Float32, cute.make_layout(2 * cut.warps))
     arrived = smem.allocate_array(Int64)  # an mbarrier
     # The last array, as long as the launch makes it: weight and bias of every channel.
-    sAffine = cute.make_tensor(smem.allocate_array(Float32, 2), cute.make_layout((2, group_channels)))
+    sAffine = cute.make_tensor(smem.allocate_array(Float32, 2), cute.make_layout((2, numbers.group_channels)))
 
     # Nobody may write into the shared memory of a block that has not begun, and is not ready to count what arrives.
     if thread == 0:
@@ -86,26 +67,22 @@ def cluster_kernel(
         cute.arch.mbarrier_init_fence()
         cute.arch.mbarrier_arrive_and_expect_tx(arrived, 2 * 4 * blocks)
     cute.arch.cluster_arrive_relaxed()
-    if const_expr(pdl):
+    if const_expr(cut.pdl):
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-    # The group's last vector stands in for what is behind its end: no branch then keeps one load from the next.
-    rX = cute.make_rmem_tensor(cute.make_layout((WORDS, tiles)), Uint32)
-    before = 16 * (Int64(group) * Int64(vectors))  # bytes
-    for tile in cutlass.range_constexpr(tiles):
-        at = cutlass.min(first + tile * threads, vectors - 1)
-        cute.autovec_copy(words_at(x + before + 16 * Int64(at)), rX[None, tile])
+    rX = cute.make_rmem_tensor(cute.make_layout((dsl.WORDS, cut.tiles)), Uint32)
+    dsl.read(rX, x, group, first, threads, vectors)
 
-    # Nor does the branch of those threads that have a channel.
-    near = cutlass.min(thread, group_channels - 1)
-    one, other = scaled(mW[near], exact), scaled(mB[near], exact)
-    if thread < group_channels:
+    # These loads, too, are before the branch of those threads that have a channel.
+    near = cutlass.min(thread, numbers.group_channels - 1)
+    one, other = dsl.scaled(mW[near], dtype), dsl.scaled(mB[near], dtype)
+    if thread < numbers.group_channels:
         sAffine[0, thread], sAffine[1, thread] = one, other
-    for channel in cutlass.range(thread + threads, group_channels, threads, unroll=1):
-        sAffine[0, channel], sAffine[1, channel] = scaled(mW[channel], exact), scaled(mB[channel], exact)
+    for channel in cutlass.range(thread + threads, numbers.group_channels, threads, unroll=1):
+        sAffine[0, channel], sAffine[1, channel] = dsl.scaled(mW[channel], dtype), dsl.scaled(mB[channel], dtype)
 
-    mean, squares = _moments(rX, dtype, sWarp, first, vectors, rank, share, warps)
+    mean, squares = _moments(rX, sWarp, vectors, rank, first, cut)
 
     cute.arch.cluster_wait()
     if thread < blocks:  # to every block, this one included
@@ -113,79 +90,60 @@ def cluster_kernel(
         cute.arch.store_async_dsmem(sSquares.iterator + rank, squares.bitcast(Int32), arrived, thread)
     cute.arch.mbarrier_wait(arrived, 0)
 
-    mean, squares = _combine(sMean, sSquares, dtype, length, vectors, share, blocks)
-    rX = afresh(rX)
-    scale = cute.math.rsqrt(squares * quotient(Float32(1.0), length) + eps)
+    mean, squares = _combine(sMean, sSquares, length, vectors, cut)
+    rX = dsl.afresh(rX)
+    scale = cute.math.rsqrt(squares * dsl.quotient(Float32(1.0), length) + eps)
 
     behind = vectors - first
-    to_own = y + before + 16 * Int64(first)
-    rY = cute.make_rmem_tensor(cute.make_layout(WORDS * 32 // dtype.width), dtype)
-    for tile in cutlass.range_constexpr(tiles):
+    to_own = y + 16 * (Int64(group) * Int64(vectors)) + 16 * Int64(first)
+    rY = cute.make_rmem_tensor(cute.make_layout(dsl.WORDS * 32 // dtype.width), dtype)
+    for tile in cutlass.range_constexpr(cut.tiles):
         if tile * threads < behind:
-            channel = ratio(first + tile * threads, magic, shift)
-            slope, offset = affine(sAffine[0, channel], sAffine[1, channel], mean, scale, dtype)
-            values = output(rX, dtype, tile, mean, slope, offset)
-            for i in cutlass.range_constexpr(len(values)):
-                rY[i] = values[i].to(dtype)
-            cute.autovec_copy(cute.recast_tensor(rY, Uint32), words_at(to_own + 16 * tile * threads))
+            channel = dsl.ratio(first + tile * threads, numbers.by_channel, numbers.channel_shift)
+            slope, offset = dsl.affine(sAffine[0, channel], sAffine[1, channel], mean, scale, dtype)
+            words = dsl.output(rX, dtype, tile, mean, slope, offset, rY)
+            cute.autovec_copy(words, dsl.words_at(to_own + 16 * tile * threads))
 
 
-def _held(vectors, rank, share, dtype):
+def _held(vectors, rank, cut):
     """Elements of block `rank`."""
-    return Float32(cutlass.max(cutlass.min(vectors - rank * share, share), 0) * (128 // dtype.width))
+    return Float32(cutlass.max(cutlass.min(vectors - rank * cut.share, cut.share), 0) * (128 // cut.dtype.width))
 
 
 @cute.jit
-def _moments(
-    rX: cute.Tensor,  # (words, tiles)
-    dtype: cutlass.Constexpr,
-    sWarp: cute.Tensor,  # (2 * warps)
-    first: Int32,
-    vectors: Int32,
-    rank: Int32,
-    share: cutlass.Constexpr,
-    warps: cutlass.Constexpr,
-) -> tuple[Float32, Float32]:
+def _moments(rX, sWarp, vectors, rank, first, cut: cutlass.Constexpr):
     """Mean and centred squares of a block's share, in two passes over registers; only the group's elements count."""
-    behind, stride = vectors - first, const_expr(warps * WARP)
-    total = total_of(rX, dtype, behind, stride)
-    count = cutlass.max(_held(vectors, rank, share, dtype), Float32(1.0))
-    mean = quotient(_block_sum(total, sWarp, 0, warps), count)
-    squares = squares_of(afresh(rX), dtype, mean, behind, stride)
-    return mean, _block_sum(squares, sWarp, warps, warps)
+    behind = vectors - first
+    total = dsl.total_of(rX, cut.dtype, behind, cut.threads)
+    count = cutlass.max(_held(vectors, rank, cut), Float32(1.0))
+    mean = dsl.quotient(_block_sum(total, sWarp, 0, cut.warps), count)
+    squares = dsl.squares_of(dsl.afresh(rX), cut.dtype, mean, behind, cut.threads)
+    return mean, _block_sum(squares, sWarp, cut.warps, cut.warps)
 
 
 @cute.jit
-def _combine(
-    sMean: cute.Tensor,  # (blocks)
-    sSquares: cute.Tensor,  # (blocks)
-    dtype: cutlass.Constexpr,
-    length: Float32,
-    vectors: Int32,
-    share: cutlass.Constexpr,
-    blocks: cutlass.Constexpr,
-) -> tuple[Float32, Float32]:
+def _combine(sMean, sSquares, length, vectors, cut: cutlass.Constexpr):
     """Mean and centred squares of the group, by Chan's formula: a lane takes a block, and every lane has the result."""
-    i = cute.arch.lane_idx() % blocks
-    count = _held(vectors, i, share, dtype)
+    i = cute.arch.lane_idx() % cut.blocks
+    count = _held(vectors, i, cut)
     # Means are taken relative to the first one, so that what they have in common costs no digits.
     common = sMean[0]
     apart = sMean[i] - common
-    shift = quotient(cute.arch.warp_reduction_sum(count * apart, threads_in_group=blocks), length)
+    shift = dsl.quotient(cute.arch.warp_reduction_sum(count * apart, threads_in_group=cut.blocks), length)
     apart = apart - shift
     squares = sSquares[i] + count * apart * apart
-    return common + shift, cute.arch.warp_reduction_sum(squares, threads_in_group=blocks)
+    return common + shift, cute.arch.warp_reduction_sum(squares, threads_in_group=cut.blocks)
 
 
 @cute.jit
-def _block_sum(value: Float32, sWarp: cute.Tensor, first: cutlass.Constexpr, warps: cutlass.Constexpr) -> Float32:
+def _block_sum(value, sWarp, first: cutlass.Constexpr, warps: cutlass.Constexpr):
     """The sum over all threads of a block, in a fixed order, through `warps` numbers of shared memory from `first`."""
     value = cute.arch.warp_reduction_sum(value)
     warp = cute.arch.warp_idx()  # a shuffle, which needs all lanes
     if cute.arch.lane_idx() == 0:
         sWarp[first + warp] = value
     cute.arch.sync_threads()
-    return tree([sWarp[first + i] for i in range(warps)])
+    return dsl.tree([sWarp[first + i] for i in range(warps)])
 
 
 def shared_bytes(blocks, warps, group_channels):
@@ -195,64 +153,31 @@ def shared_bytes(blocks, warps, group_channels):
 
 @cute.jit
 def launch(
-    y: Int64,
-    x: Int64,
-    weight: Int64,
-    bias: Int64,
-    vectors: Int32,
-    magic: Int32,
-    shift: Int32,
-    groups: Int32,
-    group_channels: Int32,
-    eps: Float32,
-    total: Int32,
-    dtype: cutlass.Constexpr,
-    weight_dtype: cutlass.Constexpr,
-    bias_dtype: cutlass.Constexpr,
-    blocks: cutlass.Constexpr,
-    warps: cutlass.Constexpr,
-    tiles: cutlass.Constexpr,
-    pdl: cutlass.Constexpr,
-    stream: driver.CUstream,
+    addresses: tuple, numbers: tuple, eps: Float32, constants: cutlass.Constexpr, blocks: Int32, stream: driver.CUstream
 ):
-    """One cluster a group."""
-    numbers = (vectors, magic, shift, groups, group_channels, eps)
-    cluster_kernel(y, x, weight, bias, *numbers, dtype, weight_dtype, bias_dtype, blocks, warps, tiles, pdl).launch(
-        grid=[total * blocks, 1, 1],
-        block=[warps * WARP, 1, 1],
-        cluster=[blocks, 1, 1],
-        smem=shared_bytes(blocks, warps, group_channels),
+    """So many blocks, a cluster a group."""
+    numbers, cut = Numbers(*numbers), Cut(*constants)
+    cluster_kernel(addresses, numbers, eps, cut).launch(
+        grid=[blocks, 1, 1],
+        block=[cut.threads, 1, 1],
+        cluster=[cut.blocks, 1, 1],
+        smem=shared_bytes(cut.blocks, cut.warps, numbers.group_channels),
         stream=stream,
-        use_pdl=pdl,
-        min_blocks_per_mp=next(held for most, held in RESIDENT_WARPS if tiles <= most) // warps,
+        use_pdl=cut.pdl,
+        min_blocks_per_mp=next(held for most, held in RESIDENT_WARPS if cut.tiles <= most) // cut.warps,
         preferred_smem_carveout=0,  # does not reach the machine code; without it the DSL would ask the device
     )
 
 
 @dataclass(frozen=True)
-class ClusterLaunch(CuteLaunch):
+class ClusterLaunch(dsl.CuteLaunch):
     """One launch of the kernel, of y, x, weight and bias. A group has at most CLUSTER_CHANNELS channels."""
 
-    blocks: int
-    """Of a cluster: 1, 2, 4, 8 or 16."""
+    name, function = "cluster_kernel", staticmethod(launch)
+    cut, numbers = Cut, Numbers
 
-    name = "cluster_kernel"
-    function = staticmethod(launch)
-
-    @staticmethod
-    def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `launch` is compiled with."""
-        return *[Int64(0)] * 4, *[Int32(0)] * 5, Float32(0.0), Int32(0), *constants, driver.CUstream(0)
-
-    @property
-    def cuts(self) -> dict[str, Any]:
-        """The kernel's constant parameters behind the dtypes."""
-        return {"blocks": self.blocks, "warps": self.warps, "tiles": self.tiles, "pdl": self.pdl}
-
-    def with_code(self, cubin: bytes) -> CubinLaunch:
-        """The launch of this machine code."""
-        elements, channel, total, groups, group_channels = self.sizes
-        vector = VECTOR_BYTES // self.dtypes[0].itemsize
-        numbers = (elements // vector, *divisor(channel // vector), groups, group_channels)
-        shared = shared_bytes(self.blocks, self.warps, group_channels)
-        return self.described(cubin, total * self.blocks, 0, numbers, shared, self.blocks)
+    def shape(self) -> tuple[int, int, Numbers, int]:
+        """See `dsl.CuteLaunch`."""
+        vectors, channel, total, groups, group_channels = self.sizes
+        blocks, numbers = self.config.blocks, Numbers(vectors, *dsl.divisor(channel), groups, group_channels)
+        return total * blocks, blocks, numbers, shared_bytes(blocks, self.config.warps, group_channels)

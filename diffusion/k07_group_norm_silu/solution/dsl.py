@@ -5,19 +5,22 @@ share a reciprocal, which leaves 1.25 of them an element where exp2 and a root o
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from struct import pack
 from typing import Any, ClassVar
 
+import cuda.bindings.driver as driver
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import AddressSpace, BFloat16, Float16, Float32, Uint16, Uint32, Uint64
+from cutlass import AddressSpace, BFloat16, Float16, Float32, Int32, Int64, Uint16, Uint32, Uint64
 
-from kda_core.cubin import Address, CubinLaunch
-from kda_core.cute import cute_cubin
-from kda_core.launch import Binary, Chain, Run
+from kda_runtime.cubin import Address, CubinLaunch
+from kda_runtime.cute_compile import cute_cubin
+from kda_runtime.launch import Binary, Chain, Run
+
+from .plans import Config
 
 WARP = 32
 WORDS = 4
@@ -42,6 +45,16 @@ def words_at(address):
     return cute.make_tensor(pointer(Uint32, address, 16), cute.make_layout(WORDS))
 
 
+def read(rX, x, group, first, stride, vectors):
+    """A thread's vectors of a group, `stride` apart; the last one stands in for what is behind the group's end.
+
+    No branch then keeps one load from the next.
+    """
+    for tile in range(cute.size(rX, mode=[1])):
+        at = cutlass.min(first + tile * stride, vectors - 1)
+        cute.autovec_copy(words_at(x + 16 * (Int64(group) * Int64(vectors)) + 16 * Int64(at)), rX[None, tile])
+
+
 def afresh(rX):
     """The same words, of which the compiler does not know that: it then converts them again and keeps no floats."""
     if cute.size(rX, mode=[1]) <= KEPT_TILES:
@@ -62,9 +75,15 @@ def element(rX, dtype, i, tile):
     return Uint16(word >> Uint32(16) if upper else word).bitcast(Float16).to(Float32)
 
 
-def scaled(number, exact):
-    """Weight or bias: in 16 bits for the exponent of SiLU, -n log2(e)."""
-    return number.to(Float32) * (1.0 if exact else -LOG2_E)
+def channels_of(group, dtype, address, numbers):
+    """Weight or bias, whose address is given, of a group's channels, (group_channels)."""
+    first = Int32(Uint32(group) % Uint32(numbers.groups)) * numbers.group_channels
+    return cute.make_tensor(pointer(dtype, address) + first, cute.make_layout(numbers.group_channels))
+
+
+def scaled(number, dtype):
+    """Weight or bias for x of that dtype: in 16 bits for the exponent of SiLU, -n log2(e)."""
+    return number.to(Float32) * (1.0 if dtype is Float32 else -LOG2_E)
 
 
 def tree(values):
@@ -111,18 +130,22 @@ def affine(weight, bias, mean, scale, dtype):
     return slope, bias if dtype is Float32 else bias - mean * slope
 
 
-def output(rX, dtype, tile, mean, slope, shift):
-    """The elements of a vector, normalised by what `affine` gives and through SiLU."""
+def output(rX, dtype, tile, mean, slope, shift, rY):
+    """The words of a vector's output, made in rY: normalised by what `affine` gives and through SiLU."""
     if dtype is Float32:
-        return [_silu((element(rX, dtype, i, tile) - mean) * slope + shift) for i in range(WORDS)]
-    exponents = [element(rX, dtype, i, tile) * slope + shift for i in range(2 * WORDS)]
-    return [*_silu_of_four(*exponents[:4]), *_silu_of_four(*exponents[4:])]
+        values = [_silu((element(rX, dtype, i, tile) - mean) * slope + shift) for i in range(WORDS)]
+    else:
+        exponents = [element(rX, dtype, i, tile) * slope + shift for i in range(2 * WORDS)]
+        values = [*_silu_of_four(*exponents[:4]), *_silu_of_four(*exponents[4:])]
+    for i, value in enumerate(values):
+        rY[i] = value.to(dtype)
+    return cute.recast_tensor(rY, Uint32)
 
 
 def ratio(number, by, shift):
     """The natural number divided as `divisor` says."""
     twice = Uint64(Uint32(2 * number))
-    return cutlass.Int32(Uint32(twice * Uint64(Uint32(by)) >> Uint64(32)) >> Uint32(shift))
+    return Int32(Uint32(twice * Uint64(Uint32(by)) >> Uint64(32)) >> Uint32(shift))
 
 
 def _silu(n):
@@ -153,75 +176,95 @@ def divisor(vectors: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Constants of a kernel: dtypes, then fields of `plans.Config`, and what else its launch has."""
+
+    dtype: Any
+    weight_dtype: Any
+    bias_dtype: Any
+    warps: int
+    tiles: int
+    pdl: bool
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps * WARP
+
+    @property
+    def share(self) -> int:
+        """Vectors that a block has of a group, or of a part."""
+        return self.tiles * self.threads
+
+
+@dataclass(frozen=True)
 class CuteLaunch:
-    """One launch of a CuTe DSL kernel, in the manner of `kda_core.launch.Launch`."""
+    """One launch of a CuTe DSL kernel, in the manner of `kda_runtime.launch.Launch`.
+
+    The kernel takes addresses, numbers, eps and constants. So does `function`, which launches it: as plain tuples.
+    """
 
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
     """Of x, weight and bias."""
     sizes: tuple[int, int, int, int, int]
-    """Elements of a group and of a channel, both of whole vectors; groups of all batches and of one, channels of a
-    group."""
+    """Vectors of a group and of a channel; groups of all batches and of one, channels of a group."""
     eps: float
-    warps: int
-    tiles: int
-    pdl: bool
+    config: Config
     otherwise: Chain = field(compare=False, repr=False)
     """What takes x where it is not aligned to 16 bytes; its output is y, its arguments are x, weight and bias."""
 
     name: ClassVar[str]
     """The kernel's function name."""
     function: ClassVar[Callable[..., Any]]
-    """The `@cute.jit` function that launches it."""
+    cut: ClassVar[type[Cut]]
+    numbers: ClassVar[type[tuple[Any, ...]]]
+    """The named tuple of the kernel's numbers."""
+    scratch: ClassVar[int] = 0
+    """Addresses that the kernel takes behind those of y, x, weight and bias."""
 
-    @staticmethod
-    def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `function` is compiled with; of the numbers only the types matter."""
-        raise NotImplementedError
+    @classmethod
+    def arguments(cls, constants: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `function` is compiled with; of numbers, also that of blocks, only the types matter."""
+        addresses, numbers = (Int64(0),) * (4 + cls.scratch), (Int32(0),) * len(cls.numbers._fields)
+        return addresses, numbers, Float32(0.0), constants, Int32(0), driver.CUstream(0)
 
-    @property
-    def cuts(self) -> dict[str, Any]:
-        """The kernel's constant parameters behind the dtypes."""
+    def shape(self) -> tuple[int, int, tuple[int, ...], int]:
+        """Blocks of the grid and of a cluster, the kernel's numbers, and bytes of shared memory of a block."""
         raise NotImplementedError
 
     def with_code(self, cubin: bytes) -> CubinLaunch:
         """The launch of this machine code."""
-        raise NotImplementedError
-
-    def described(
-        self, cubin: bytes, blocks: int, scratch: int, numbers: Sequence[int], shared_bytes: int, cluster: int = 1
-    ) -> CubinLaunch:
-        """That of so many blocks, of y, x, weight, bias and `scratch` other addresses, then numbers and eps."""
+        blocks, cluster, numbers, shared_bytes = self.shape()
+        addresses = [Address.ALIGNED] * 2 + [Address.ANY] * (2 + self.scratch)
         return CubinLaunch(
             name=self.name,
             cubin=cubin,
             grid=(blocks, 1, 1),
-            threads=self.warps * WARP,
-            params=(
-                *[Address.ALIGNED] * 2,
-                *[Address.ANY] * (2 + scratch),
-                *(pack("<I", number) for number in numbers),
-                pack("<f", self.eps),
-            ),
+            threads=self.config.warps * WARP,
+            params=(*addresses, *(pack("<I", number) for number in numbers), pack("<f", self.eps)),
             cluster=cluster,
             dynamic_shared_bytes=shared_bytes,
-            dependent=self.pdl,
+            dependent=self.config.pdl,
             otherwise=lambda *addresses: self.otherwise.run_at(*addresses[:4]),  # without scratch
         )
 
     @property
-    def variant(self) -> str:
-        """What tells this compilation from others: all but numbers."""
-        dtypes = (str(dtype).removeprefix("torch.") for dtype in self.dtypes)
-        return " ".join([*dtypes, *(f"{name}={value}" for name, value in self.cuts.items())])
+    def constants(self) -> tuple[Any, ...]:
+        """The kernel's constants: dtypes, then fields of `config`, or of the launch."""
+        names = [constant.name for constant in fields(self.cut)[3:]]
+        cuts = [getattr(self.config if hasattr(self.config, name) else self, name) for name in names]
+        return *(DTYPES[dtype] for dtype in self.dtypes), *cuts
 
     @property
-    def constants(self) -> tuple[Any, ...]:
-        """The kernel's constant parameters."""
-        return *(DTYPES[dtype] for dtype in self.dtypes), *self.cuts.values()
+    def variant(self) -> str:
+        """What tells this compilation from others: all but numbers."""
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+        named = zip(fields(self.cut)[3:], self.constants[3:], strict=True)
+        return " ".join([*dtypes, *(f"{constant.name}={value}" for constant, value in named)])
 
     def compile(self, target: str) -> Binary:
         """Machine code for a target such as `sm_90a`, without needing that GPU."""
-        return Binary(cubin := code(type(self), self.constants, target), self.with_code(cubin).dynamic_shared_bytes)
+        return Binary(code(type(self), self.constants, target), self.shape()[-1])
 
     def bind(self, device: int | None = None) -> Run:
         """Compile for a CUDA device (default: the current one): a function of the addresses."""

@@ -4,16 +4,43 @@
 `flow` while it takes the rest of them itself. `fresh` goes ahead of the CuTe DSL kernel of `ring.py`.
 
 All take x as a row of groups, each of N = group_channels * S elements one after the other, S of them (the spatial
-size) in every channel. A tile is [BLOCK / V, V]: V elements that are sure to be of one channel, so that weight and bias
-are loaded once for V of them. N, S and the numbers of groups are arguments, not constants: the pictures and frames of
-one model have dozens of sizes, and each of them would be compiled for itself.
+size) in every channel. A tile (`Cut`) is [block / shared, shared]: a row's elements are sure to be of one channel, so
+that weight and bias are loaded once for all of them. N, S and the numbers of groups are arguments, not constants: the
+pictures and frames of one model have dozens of sizes, and each of them would be compiled for itself.
 
 A statistic is a mean and a sum of centred squares, taken in two passes over registers and combined by Chan's formula;
 E[x^2] - E[x]^2 is never formed. Every sum has a fixed order, so that results are the same from call to call.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+
+from kda_runtime.triton_rows import follow_the_kernel_ahead
+
+
+class Cut(NamedTuple):
+    """How the elements that a program has of a group are cut into tiles: a constant of the kernels."""
+
+    block: int
+    """Elements of a tile."""
+    tiles: int
+    """Tiles of a program."""
+    full: int
+    """How many of a program's tiles are sure to lie inside the group."""
+    shared: int
+    """Elements that are sure to be of one channel: a power of two, at most a vector."""
+
+
+class Writing(NamedTuple):
+    """How y is written: a constant of the kernels that do it."""
+
+    eps: float
+    store: str
+    """Cache modifier of the stores."""
+    fast: bool
+    """16 bits: weight and bias in one multiplication and addition, SiLU by approximations."""
 
 
 @triton.jit(do_not_specialize=["S", "groups", "group_channels"])
@@ -26,17 +53,13 @@ def whole_kernel(
     S,  # elements of a channel
     groups,  # groups of one batch
     group_channels,
-    EPS: tl.constexpr,
-    BLOCK: tl.constexpr,  # elements of a tile
-    TILES: tl.constexpr,  # tiles of a group
-    FULL: tl.constexpr,  # how many of the tiles are sure to lie inside the group
-    V: tl.constexpr,  # elements that share a channel
+    CUT: tl.constexpr,  # `Cut`
+    HOW: tl.constexpr,  # `Writing`
     AHEAD: tl.constexpr,  # so many tiles ahead weight and bias are loaded, at the price of registers
     PDL: tl.constexpr,
-    STORE: tl.constexpr,
-    FAST: tl.constexpr,  # 16 bits: weight and bias in one multiplication and addition, SiLU by approximations
 ):
     """One program: a whole group, in registers from its only load to its store."""
+    TILES: tl.constexpr = CUT.tiles
     group = tl.program_id(0)
     x += group.to(tl.int64) * N
     y += group.to(tl.int64) * N
@@ -44,25 +67,22 @@ def whole_kernel(
     weight += first_channel
     bias += first_channel
 
-    # Nothing may be read before the kernel ahead has ended; the kernel behind may be set up from now on.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_the_kernel_ahead(PDL)
 
     # All loads first: a thread keeps them in flight.
-    values = _load(x, 0, N, BLOCK, TILES, FULL, V, "")
+    values = _load(x, 0, N, CUT, "")
     affine = ()
     for tile in tl.static_range(AHEAD):
-        affine += (_affine(weight, bias, 0, tile, N, S, BLOCK, FULL, V),)
+        affine += (_affine(weight, bias, 0, tile, N, S, CUT),)
 
-    mean, squares = _moments(values, 0, N, BLOCK, TILES, FULL, V)
-    scale = tl.rsqrt(squares / N + EPS)
+    mean, squares = _moments(values, 0, N, CUT)
+    scale = tl.rsqrt(squares / N + HOW.eps)
 
     for tile in tl.static_range(TILES):
         if tile + AHEAD < TILES:
-            affine += (_affine(weight, bias, 0, tile + AHEAD, N, S, BLOCK, FULL, V),)
-        weights, biases = _scaled(affine[tile][0], affine[tile][1], mean, scale, FAST)
-        _write(y, values[tile], mean, weights, biases, 0, tile, N, BLOCK, FULL, V, STORE, FAST)
+            affine += (_affine(weight, bias, 0, tile + AHEAD, N, S, CUT),)
+        scaled = _scaled(affine[tile], mean, scale, HOW)
+        _write(y, values[tile], mean, scaled, 0, tile, N, CUT, HOW)
 
 
 @triton.jit(do_not_specialize=["total", "parts", "head"])
@@ -73,10 +93,7 @@ def statistics_kernel(
     total,  # groups of all batches
     parts,  # programs of a group
     head,  # parts that are taken, of all groups in their order
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,  # tiles of a part
-    FULL: tl.constexpr,
-    V: tl.constexpr,
+    CUT: tl.constexpr,
     PDL: tl.constexpr,
     HINTS: tl.constexpr,  # tell the cache to keep x for its second reading, and to let it go behind it
     SLOTS: tl.constexpr,  # other entries of `partials` that a program initialises for `flow_kernel`
@@ -84,15 +101,12 @@ def statistics_kernel(
     """One program: the statistics of one part."""
     part, group = tl.program_id(0), _second()
     # Whatever wrote x has to end first, and whatever used the memory of `partials`.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_the_kernel_ahead(PDL)
     place = group.to(tl.int64) * parts + part
     if (place < head) & (group < total):
-        begin = part * (BLOCK * TILES)
-        EVICT: tl.constexpr = "evict_last" if HINTS else ""
-        values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, EVICT)
-        mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
+        begin = part * (CUT.block * CUT.tiles)
+        values = _load(x + group.to(tl.int64) * N, begin, N, CUT, "evict_last" if HINTS else "")
+        mean, squares = _moments(values, begin, N, CUT)
         tl.store(partials + place, _packed(mean, squares))
         if SLOTS > 0:
             entry = place * SLOTS + tl.arange(0, SLOTS)
@@ -113,19 +127,14 @@ def output_kernel(
     group_channels,
     total,
     parts,
-    EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
-    FULL: tl.constexpr,
-    V: tl.constexpr,
+    CUT: tl.constexpr,
+    HOW: tl.constexpr,
     TWO: tl.constexpr,  # no part has elements of more than two channels
     PARTS: tl.constexpr,  # `parts`, or the next power of two
     REVERSE: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
     HINTS: tl.constexpr,
-    STORE: tl.constexpr,
-    FAST: tl.constexpr,
 ):
     """One program: the output of one part."""
     part, group = tl.program_id(0), _second()
@@ -134,24 +143,22 @@ def output_kernel(
         group = tl.num_programs(1) * tl.num_programs(2) - 1 - group
     # This launch begins when every program of the one before has come past its own wait, so x is there: only
     # `partials`, which other programs wrote, has to be waited for.
-    if PDL and not EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    if not EARLY:
+        follow_the_kernel_ahead(PDL)
     if group < total:
-        begin = part * (BLOCK * TILES)
-        values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, "evict_first" if HINTS else "")
+        begin = part * (CUT.block * CUT.tiles)
+        values = _load(x + group.to(tl.int64) * N, begin, N, CUT, "evict_first" if HINTS else "")
         first_channel = _first_channel(group, groups, group_channels)
         weight += first_channel
         bias += first_channel
         near = _quotient(begin, S)
         affine = ()
         if not TWO:
-            affine = _affines(weight, bias, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO)
-        if PDL and EARLY:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
+            affine = _affines(weight, bias, near, begin, N, S, group_channels, CUT, TWO)
+        if EARLY:
+            follow_the_kernel_ahead(PDL)
         if TWO:  # one trip to memory with the partial results; earlier loads were waited for before it began
-            affine = _affines(weight, bias, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO)
+            affine = _affines(weight, bias, near, begin, N, S, group_channels, CUT, TWO)
         # 32 parts at a time, or a quarter of many: what a warp adds alone takes no shared memory and no barrier. With
         # an eighth at a time the kernel took more than 80 registers, and a third block had no room.
         WIDE: tl.constexpr = PARTS // 4 if PARTS > 128 else min(PARTS, 32)
@@ -159,10 +166,9 @@ def output_kernel(
         first = tl.load(partials)
         words = _words(partials, parts, PARTS, WIDE, False)
         common = _unpacked(first)[0]
-        mean, squares = _combine(words, common, N, parts, BLOCK * TILES, FULL == TILES, PARTS, WIDE)
-        scale = tl.rsqrt(squares / N + EPS)
+        mean, scale = _combine(words, common, N, parts, CUT, HOW, PARTS, WIDE)
         y += group.to(tl.int64) * N
-        _finish(y, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+        _finish(y, values, affine, mean, scale, near, begin, N, S, CUT, HOW, TWO)
 
 
 @triton.jit(do_not_specialize=["S", "groups", "group_channels", "total", "parts", "head"])
@@ -179,19 +185,14 @@ def flow_kernel(
     total,
     parts,
     head,  # parts whose statistics the launch before has taken: those of the first group and more
-    EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
-    FULL: tl.constexpr,
-    V: tl.constexpr,
+    CUT: tl.constexpr,
+    HOW: tl.constexpr,
     TWO: tl.constexpr,
     PARTS: tl.constexpr,
     THREADS: tl.constexpr,
     REVERSE: tl.constexpr,
     PDL: tl.constexpr,
     HINTS: tl.constexpr,
-    STORE: tl.constexpr,
-    FAST: tl.constexpr,
 ):
     """The output of all parts, and `head` parts ahead of it the statistics: programs take the ticket that is next.
 
@@ -204,21 +205,17 @@ def flow_kernel(
     ascending order, so that the lowest one which is not done never waits for long. So a program may take its next
     ticket early.
     """
-    LAST: tl.constexpr = "evict_last" if HINTS else ""
-    FIRST: tl.constexpr = "evict_first" if HINTS else ""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_the_kernel_ahead(PDL)
     every = total * parts
     ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
     while ticket < every:
         place = ticket
         if place + head < every:
             group = _quotient(place + head, parts)
-            begin = (place + head - group * parts) * (BLOCK * TILES)
-            values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, LAST)
+            begin = (place + head - group * parts) * (CUT.block * CUT.tiles)
+            values = _load(x + group.to(tl.int64) * N, begin, N, CUT, "evict_last" if HINTS else "")
             ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)  # on its way together with x
-            mean, squares = _moments(values, begin, N, BLOCK, TILES, FULL, V)
+            mean, squares = _moments(values, begin, N, CUT)
             tl.atomic_xchg(partials + place + head, _packed(mean, squares), sem="relaxed")
         else:
             ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)
@@ -226,19 +223,16 @@ def flow_kernel(
         part = place - group * parts
         if REVERSE:  # back to front: what was read last is what the cache still has
             part = parts - 1 - part
-        begin = part * (BLOCK * TILES)
-        values = _load(x + group.to(tl.int64) * N, begin, N, BLOCK, TILES, FULL, V, FIRST)
+        begin = part * (CUT.block * CUT.tiles)
+        values = _load(x + group.to(tl.int64) * N, begin, N, CUT, "evict_first" if HINTS else "")
         channel = _first_channel(group, groups, group_channels)
         near = _quotient(begin, S)
-        affine = _affines(
-            weight + channel, bias + channel, near, begin, N, S, group_channels, BLOCK, TILES, FULL, V, TWO
-        )
+        affine = _affines(weight + channel, bias + channel, near, begin, N, S, group_channels, CUT, TWO)
         common, words = _awaited(partials + group * parts, parts, PARTS, THREADS)
         WIDE: tl.constexpr = max(PARTS, THREADS)
-        mean, squares = _combine(words, common, N, parts, BLOCK * TILES, FULL == TILES, WIDE, WIDE)
-        scale = tl.rsqrt(squares / N + EPS)
+        mean, scale = _combine(words, common, N, parts, CUT, HOW, WIDE, WIDE)
         rows = y + group.to(tl.int64) * N
-        _finish(rows, values, affine, mean, scale, near, begin, N, S, BLOCK, TILES, FULL, V, TWO, STORE, FAST)
+        _finish(rows, values, affine, mean, scale, near, begin, N, S, CUT, HOW, TWO)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -246,9 +240,7 @@ def fresh_kernel(partials, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """What `ring_kernel` has to find: no part has statistics yet."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # Whatever used the memory of `partials` has to end.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow_the_kernel_ahead(PDL)
     tl.store(partials + place, tl.full((BLOCK,), -1, tl.int64), mask=place < count)
 
 
@@ -301,62 +293,33 @@ def _awaited(partials, parts, PARTS: tl.constexpr, THREADS: tl.constexpr):
 
 
 @triton.jit
-def _affines(
-    weight,
-    bias,
-    near,  # the channel with which the part begins
-    begin,
-    N,
-    S,
-    group_channels,
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
-    FULL: tl.constexpr,
-    V: tl.constexpr,
-    TWO: tl.constexpr,
-):
-    """Weight and bias of a part, tile for tile, or of the two channels that it may have elements of."""
+def _affines(weight, bias, near, begin, N, S, group_channels, CUT: tl.constexpr, TWO: tl.constexpr):
+    """Weight and bias of a part, tile for tile, or of the two channels that it may have elements of: `near`, far."""
+    TILES: tl.constexpr = CUT.tiles
     if TWO:
         far = tl.minimum(near + 1, group_channels - 1)
         return (tl.load(weight + near), tl.load(bias + near)), (tl.load(weight + far), tl.load(bias + far))
     else:
         affine = ()
         for tile in tl.static_range(TILES):
-            affine += (_affine(weight, bias, begin, tile, N, S, BLOCK, FULL, V),)
+            affine += (_affine(weight, bias, begin, tile, N, S, CUT),)
         return affine
 
 
 @triton.jit
-def _finish(
-    y,
-    values,
-    affine,
-    mean,
-    scale,
-    near,
-    begin,
-    N,
-    S,
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
-    FULL: tl.constexpr,
-    V: tl.constexpr,
-    TWO: tl.constexpr,
-    STORE: tl.constexpr,
-    FAST: tl.constexpr,
-):
+def _finish(y, values, affine, mean, scale, near, begin, N, S, CUT: tl.constexpr, HOW: tl.constexpr, TWO: tl.constexpr):
     """The output of a part, which begins at element `begin` of its group."""
+    TILES: tl.constexpr = CUT.tiles
     if TWO:
         border = (near + 1) * S  # where the far channel begins
-        near_weight, near_bias = _scaled(affine[0][0], affine[0][1], mean, scale, FAST)
-        far_weight, far_bias = _scaled(affine[1][0], affine[1][1], mean, scale, FAST)
+        near, far = _scaled(affine[0], mean, scale, HOW), _scaled(affine[1], mean, scale, HOW)
     for tile in tl.static_range(TILES):
         if TWO:
-            is_near = _places(begin, tile, BLOCK, V)[0] < border
-            weights, biases = tl.where(is_near, near_weight, far_weight), tl.where(is_near, near_bias, far_bias)
+            is_near = _places(begin, tile, CUT)[0] < border
+            scaled = tl.where(is_near, near[0], far[0]), tl.where(is_near, near[1], far[1])
         else:
-            weights, biases = _scaled(affine[tile][0], affine[tile][1], mean, scale, FAST)
-        _write(y, values[tile], mean, weights, biases, begin, tile, N, BLOCK, FULL, V, STORE, FAST)
+            scaled = _scaled(affine[tile], mean, scale, HOW)
+        _write(y, values[tile], mean, scaled, begin, tile, N, CUT, HOW)
 
 
 @triton.jit
@@ -372,33 +335,32 @@ def _first_channel(group, groups, group_channels):
 
 
 @triton.jit
-def _places(begin, tile: tl.constexpr, BLOCK: tl.constexpr, V: tl.constexpr):
-    """Where in the group the elements of a tile lie, [BLOCK / V, V]; its first column is where their channels begin."""
-    row = tl.arange(0, BLOCK // V)[:, None]
-    return begin + (tile * BLOCK + row * V), tl.arange(0, V)[None, :]
+def _places(begin, tile: tl.constexpr, CUT: tl.constexpr):
+    """Where the elements of a tile lie in the group, [block / shared, shared], as rows and columns."""
+    row = tl.arange(0, CUT.block // CUT.shared)[:, None]
+    return begin + (tile * CUT.block + row * CUT.shared), tl.arange(0, CUT.shared)[None, :]
 
 
 @triton.jit
-def _load(
-    x, begin, N, BLOCK: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr, V: tl.constexpr, EVICT: tl.constexpr
-):
-    """A group's tiles from element `begin` on, each [BLOCK / V, V], 0 behind the group's end."""
+def _load(x, begin, N, CUT: tl.constexpr, EVICT: tl.constexpr):
+    """A group's tiles from element `begin` on, each [block / shared, shared], 0 behind the group's end."""
+    TILES: tl.constexpr = CUT.tiles
     tiles = ()
     for tile in tl.static_range(TILES):
-        row, col = _places(begin, tile, BLOCK, V)
-        if tile < FULL:
+        row, col = _places(begin, tile, CUT)
+        if tile < CUT.full:
             tiles += (tl.load(x + (row + col), eviction_policy=EVICT),)
-        else:  # V divides N, so that a row is inside as a whole or not at all
+        else:  # `shared` divides N, so that a row is inside as a whole or not at all
             tiles += (tl.load(x + (row + col), mask=row < N, other=0.0, eviction_policy=EVICT),)
     return tiles
 
 
 @triton.jit
-def _affine(weight, bias, begin, tile: tl.constexpr, N, S, BLOCK: tl.constexpr, FULL: tl.constexpr, V: tl.constexpr):
-    """Weight and bias of a tile, once for every V elements, [BLOCK / V, 1]; the pointers are those of the group."""
-    row, _ = _places(begin, tile, BLOCK, V)
+def _affine(weight, bias, begin, tile: tl.constexpr, N, S, CUT: tl.constexpr):
+    """Weight and bias of a tile, once for every row, [block / shared, 1]; the pointers are those of the group."""
+    row, _ = _places(begin, tile, CUT)
     channel = _quotient(row, S)
-    if tile < FULL:
+    if tile < CUT.full:
         return tl.load(weight + channel), tl.load(bias + channel)
     else:
         inside = row < N
@@ -406,26 +368,27 @@ def _affine(weight, bias, begin, tile: tl.constexpr, N, S, BLOCK: tl.constexpr, 
 
 
 @triton.jit
-def _moments(tiles, begin, N, BLOCK: tl.constexpr, TILES: tl.constexpr, FULL: tl.constexpr, V: tl.constexpr):
+def _moments(tiles, begin, N, CUT: tl.constexpr):
     """Mean and sum of centred squares of what the tiles hold of the group, float32."""
+    TILES: tl.constexpr = CUT.tiles
     # Tiles are added element by element first: one reduction across threads a statistic, and short sums.
-    total = tiles[0].to(tl.float32)  # [BLOCK / V, V]
+    total = tiles[0].to(tl.float32)  # [block / shared, shared]
     for tile in tl.static_range(1, TILES):
         total += tiles[tile].to(tl.float32)
     # Corrected by its remainder: where a mean is large beside the deviation, its last digit is the result's error.
     total = _sum(total)
-    if FULL < TILES:
-        count = tl.minimum(N - begin, BLOCK * TILES).to(tl.float32)
+    if CUT.full < TILES:
+        count = tl.minimum(N - begin, CUT.block * TILES).to(tl.float32)
     else:
-        count = tl.full((), BLOCK * TILES, tl.float32)
+        count = tl.full((), CUT.block * TILES, tl.float32)
     inverse = 1.0 / count
     mean = total * inverse
     mean = tl.fma(tl.fma(mean, -count, total), inverse, mean)
     squares = tl.zeros_like(tiles[0].to(tl.float32))
     for tile in tl.static_range(TILES):
         centred = tiles[tile].to(tl.float32) - mean
-        if tile >= FULL:
-            centred = tl.where(_places(begin, tile, BLOCK, V)[0] < N, centred, 0.0)
+        if tile >= CUT.full:
+            centred = tl.where(_places(begin, tile, CUT)[0] < N, centred, 0.0)
         squares += centred * centred
     return mean, _sum(squares)
 
@@ -437,27 +400,19 @@ def _sum(tile):
 
 
 @triton.jit
-def _combine(
-    words,
-    common,
-    N,
-    parts,
-    PART: tl.constexpr,
-    EVEN: tl.constexpr,
-    PARTS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Mean and sum of centred squares of a group from those of its parts; EVEN: each of them has PART elements.
+def _combine(words, common, N, parts, CUT: tl.constexpr, HOW: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr):
+    """Mean of a group, and what it is scaled by, from the statistics of its parts.
 
     Means are taken relative to `common`, the first one, so that what they have in common costs no digits.
     """
+    PART: tl.constexpr = CUT.block * CUT.tiles  # elements
     counts = ()
     for begin in tl.static_range(0, PARTS, WIDE):
         if begin + WIDE <= PARTS // 2:
             counts += (tl.full((WIDE,), PART, tl.float32),)
         else:
             part = begin + tl.arange(0, WIDE)
-            held = PART if EVEN else tl.minimum(N - part * PART, PART)
+            held = PART if CUT.full == CUT.tiles else tl.minimum(N - part * PART, PART)
             counts += (tl.where(part < parts, held, 0).to(tl.float32),)
     moved = tl.zeros((WIDE,), tl.float32)
     for chunk in tl.static_range(PARTS // WIDE):
@@ -467,44 +422,30 @@ def _combine(
     for chunk in tl.static_range(PARTS // WIDE):
         centred = (_unpacked(words[chunk])[0] - common) - mean
         spread += _unpacked(words[chunk])[1] + counts[chunk] * centred * centred
-    return common + mean, tl.sum(spread, axis=0)
+    return common + mean, tl.rsqrt(tl.sum(spread, axis=0) / N + HOW.eps)
 
 
 @triton.jit
-def _scaled(weight, bias, mean, scale, FAST: tl.constexpr):
-    """Weight, and what is added behind it, in float32: FAST is for x itself, else for x - mean."""
-    weight = weight.to(tl.float32) * scale
-    bias = bias.to(tl.float32)
-    if FAST:
+def _scaled(affine, mean, scale, HOW: tl.constexpr):
+    """Of weight and bias, in float32: a factor of x, or where not `fast` of x - mean, and what is added then."""
+    weight = affine[0].to(tl.float32) * scale
+    bias = affine[1].to(tl.float32)
+    if HOW.fast:
         bias = tl.fma(-mean, weight, bias)
     return weight, bias
 
 
 @triton.jit
-def _write(
-    y,
-    values,
-    mean,
-    weights,
-    biases,
-    begin,
-    tile: tl.constexpr,
-    N,
-    BLOCK: tl.constexpr,
-    FULL: tl.constexpr,
-    V: tl.constexpr,
-    STORE: tl.constexpr,
-    FAST: tl.constexpr,
-):
-    """Normalise a tile by what `_scaled` gives, SiLU, and store."""
-    row, col = _places(begin, tile, BLOCK, V)
+def _write(y, values, mean, affine, begin, tile: tl.constexpr, N, CUT: tl.constexpr, HOW: tl.constexpr):
+    """Normalise a tile by `affine`, which `_scaled` gives, SiLU, and store."""
+    row, col = _places(begin, tile, CUT)
     values = values.to(tl.float32)
-    normed = (values if FAST else values - mean) * weights + biases
-    value = _silu(normed, FAST).to(y.dtype.element_ty)
-    if tile < FULL:
-        tl.store(y + (row + col), value, cache_modifier=STORE)
+    normed = (values if HOW.fast else values - mean) * affine[0] + affine[1]
+    value = _silu(normed, HOW.fast).to(y.dtype.element_ty)
+    if tile < CUT.full:
+        tl.store(y + (row + col), value, cache_modifier=HOW.store)
     else:
-        tl.store(y + (row + col), value, mask=row < N, cache_modifier=STORE)
+        tl.store(y + (row + col), value, mask=row < N, cache_modifier=HOW.store)
 
 
 @triton.jit

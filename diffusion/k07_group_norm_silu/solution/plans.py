@@ -1,44 +1,93 @@
-"""From a call to its launches: which method takes it, and how it is cut."""
+"""From a call to its launches: which method takes it, and how it is cut into programs."""
 
+import math
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from kda_core.calls import capability, given, pdl_works
-from kda_core.launch import Chain, Launch, Step, is_interpreted
+from kda_runtime.checks import capability, given, pdl_works
+from kda_runtime.launch import Chain, Launch, Step, is_interpreted
+from kda_runtime.triton_rows import VECTOR_BYTES, vector_width
+from kda_runtime.tuned_table import Table
 
-from .kernels import flow_kernel, fresh_kernel, output_kernel, statistics_kernel, whole_kernel
-from .tuning import (
-    CLUSTER_CHANNELS,
-    CLUSTER_TILES,
-    EARLY_TILES,
-    FRESH,
-    LATE_AHEAD,
-    MAX_TICKETS,
-    PATIENCE,
-    REGISTERS,
-    TUNED,
-    VECTOR_BYTES,
-    WHOLE_BYTES,
-    Config,
-    Cut,
-    cut,
-    head,
-    rows_of_programs,
-)
+from .kernels import Cut, Writing, flow_kernel, fresh_kernel, output_kernel, statistics_kernel, whole_kernel
 
-if TYPE_CHECKING:
-    from triton.runtime.jit import JITFunction
+# --- configuration and selection
 
-H200_MULTIPROCESSORS = 132
-"""For tensors that are on no GPU."""
-RING_CAPABILITIES = (9, 10)
-"""Those whose multiprocessors have 228 KiB of shared memory."""
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut. `warps` and `tiles` are what is aimed at: small groups get fewer, very large ones more."""
+
+    method: str
+    """`whole`: a program holds a group. `stretch`: statistics and output in launches of their own. `flow`: statistics
+    of the first parts in a launch, all the rest side by side in another. `ring`: parts stay in shared memory until
+    their group has statistics. `cluster`: a group in the registers of a cluster of blocks. These two are CuTe DSL."""
+    warps: int = 8
+    tiles: int = 4
+    """stretch, flow, ring: 16-byte vectors of x that a thread has of a part."""
+    ahead_mb: float = 4
+    """flow: the statistics are a group and so many MB of x ahead of the output."""
+    reverse: bool = True
+    """stretch, flow: the second reading goes from the end to the beginning, in flow that of every group."""
+    early: bool = True
+    """stretch: read x, weight and bias before waiting for the launch ahead."""
+    pdl: bool = True
+    """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    hints: bool = False
+    """stretch, flow: evict-last on the first reading of x, evict-first on the second."""
+    store: str = ""
+    """Cache modifier of the stores."""
+    resident: int = 24
+    """flow, ring: warps that have room on a multiprocessor; more of them have fewer registers, and may spill."""
+    stages: int = 3
+    """ring: parts of a block in shared memory."""
+    ahead: int = 2
+    """ring: of these, parts whose statistics are said while the first of them waits; the others are on their way."""
+    blocks: int = 8
+    """cluster: blocks of a cluster."""
+
+
+TUNED = Table(__file__, "group_norm_silu", Config)
+"""Features: `group_bytes` (of x, in one group) and `bytes` (of x)."""
+WHOLE_BYTES = 98304
+"""Largest group of one program: 12 tiles of 16 warps, 48 registers a thread; with 14 tiles 24 bytes were spilled."""
+EARLY_TILES = 8
+"""whole: up to so many tiles, all of weight and bias is loaded before the statistics; with 12 that spilled 24 bytes."""
+LATE_AHEAD = 4
+"""whole: with more tiles, so many ahead; with 1 or 2 each of the last tiles waits for its own, see docs/dispatch.md."""
+CLUSTER_TILES = 16
+"""cluster: vectors of a thread; 18 spilled 136 bytes."""
+CLUSTER_CHANNELS = 2048
+"""cluster: channels of a group, 16 KB of shared memory."""
 FLOW, FLOW_BYTES = Config("flow", warps=8, tiles=6, hints=True, store=".cs"), 128_000_000
 """Instead of a ring, for larger tensors of shapes that it does not take: the sweep of 2026-11-21 has it ahead of
 `stretch` there."""
+MAX_SLOTS = 1024
+"""flow: words that a program of the first launch initialises, a power of two."""
+MAX_TICKETS = 2**30
+"""flow, ring: parts of all groups, which are counted in 32 bits."""
+RING_CAPABILITIES = (9, 10)
+"""ring: those whose multiprocessors have 228 KiB of shared memory."""
+PATIENCE = 4096
+"""ring: so often a thread looks for statistics, about 0.7 us each, before its block takes them itself."""
+FRESH = 1024
+"""ring: words that a program of the first launch initialises."""
+MAX_PARTS = 4096
+"""Programs of a group: each of them reads the partial results of all, 8 to a thread at 16 warps."""
+MAX_WARPS, MAX_TILES = 16, 8
+MAX_SECOND = 65535
+"""Programs in the second dimension of a grid, and in the third."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
+H200_MULTIPROCESSORS = 132
+"""For tensors that are on no GPU."""
+
+
+# --- how a call is cut
 
 
 class Call(NamedTuple):
@@ -49,7 +98,6 @@ class Call(NamedTuple):
     bias: torch.Tensor
     num_groups: int
     eps: float
-    tensors = property(given)
 
     @property
     def groups(self) -> int:
@@ -66,155 +114,167 @@ class Call(NamedTuple):
         """Elements of a channel."""
         return self.x.numel() // (self.x.shape[0] * self.x.shape[1])
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """What every kernel is told: elements of a group and of a channel, groups and channels of a group."""
+        return self.elements, self.channel, self.num_groups, self.x.shape[1] // self.num_groups
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group."""
+        return self.elements * self.x.itemsize
+
+
+class Parts(NamedTuple):
+    """The programs of a group."""
+
+    cut: Cut
+    warps: int
+    number: int
+
+
+def cut(elements: int, channel: int, item: int, warps: int, tiles: int) -> Parts:
+    """Cut a group of `elements`, `channel` to a channel and `item` bytes each, into parts of about `tiles` tiles.
+
+    `tiles` 0 makes it one part, of as many tiles as it takes.
+    """
+    vector = VECTOR_BYTES // item
+    while tiles and elements > MAX_PARTS * tiles * warps * 32 * vector and (warps < MAX_WARPS or tiles < MAX_TILES):
+        warps, tiles = min(2 * warps, MAX_WARPS), min(2 * tiles, MAX_TILES)
+    block = min(1 << (elements - 1).bit_length(), warps * 32 * vector)
+    needed = -(-elements // block)
+    tiles = min(tiles, needed) if tiles else needed
+    parts = -(-needed // tiles)
+    full = elements // block if parts == 1 else tiles * (elements % (block * tiles) == 0)
+    return Parts(Cut(block, tiles, full, math.gcd(channel, vector)), min(warps, max(1, block // (32 * vector))), parts)
+
+
+def rows_of_programs(count: int) -> tuple[int, int]:
+    """The second and third dimension of a grid that has `count` programs in both, or a few more."""
+    layers = -(-count // MAX_SECOND)
+    return -(-count // layers), layers
+
+
+def head(parts: int, total: int, part_bytes: int, ahead_mb: float) -> int:
+    """flow: parts, of `total` groups of `parts`, whose statistics are taken before the first output."""
+    ahead = math.ceil(ahead_mb * 1e6 / part_bytes)
+    return min(max(parts + ahead, parts * total // MAX_SLOTS + 1), parts * total)
+
+
+# --- plan
+
 
 def plan(call: Call) -> Chain:
     """The launches for a call that the kernels cover; its tensors may be on any device, meta included."""
-    x = call.x
-    major = capability(x)
-    size = call.elements * x.itemsize
-    config = TUNED.select(major, group_bytes=size, bytes=call.groups * size)
-    pdl = config.pdl and pdl_works(whole_kernel, major)
-    if config.method == "whole" and size <= WHOLE_BYTES:
-        return _whole(call, config, pdl)
+    major = capability(call.x)
+    config = TUNED.select(major, group_bytes=call.group_bytes, bytes=call.x.nbytes)
+    config = replace(config, pdl=config.pdl and pdl_works(whole_kernel, major))
+    if config.method == "whole" and call.group_bytes <= WHOLE_BYTES:
+        return _whole(call, config)
     if config.method == "cluster":
-        return (_cluster(call, config, pdl) if major >= 9 else None) or _otherwise(call, pdl)
+        return (_cluster(call, config) if major >= 9 else None) or _otherwise(call, config)
     if config.method == "stretch":
-        return stretch(call, config, pdl)
-    made = _ring(call, config, pdl) if config.method == "ring" and major in RING_CAPABILITIES else None
-    if made is None and (config.method == "flow" or call.groups * size > FLOW_BYTES):
-        made = _flow(call, config if config.method == "flow" else FLOW, pdl)
-    return made or stretch(call, Config("stretch"), pdl)
+        return _stretch(call, config)
+    made = _ring(call, config) if config.method == "ring" and major in RING_CAPABILITIES else None
+    if made is None and (config.method == "flow" or call.x.nbytes > FLOW_BYTES):
+        made = _flow(call, config if config.method == "flow" else replace(FLOW, pdl=config.pdl))
+    return made or _stretch(call, Config("stretch", pdl=config.pdl))
 
 
-def _otherwise(call: Call, pdl: bool) -> Chain:
+def _otherwise(call: Call, config: Config) -> Chain:
     """Instead of a cluster, and for every shape: a program for groups that it can hold, else two launches."""
-    size = call.elements * call.x.itemsize
-    if size <= WHOLE_BYTES:
-        return _whole(call, Config("whole", warps=8 if size <= WHOLE_BYTES // 2 else 16), pdl)
-    return stretch(call, Config("stretch"), pdl)
+    if call.group_bytes <= WHOLE_BYTES:
+        return _whole(call, Config("whole", warps=8 if call.group_bytes <= WHOLE_BYTES // 2 else 16, pdl=config.pdl))
+    return _stretch(call, Config("stretch", pdl=config.pdl))
 
 
-def _sizes(call: Call) -> tuple[int, int, int, int]:
-    """What every kernel is told of the shape: elements of a group and of a channel, groups and channels of a group."""
-    return call.elements, call.channel, call.num_groups, call.x.shape[1] // call.num_groups
+def _whole(call: Call, config: Config) -> Chain:
+    """One program a group."""
+    made = _parts(call, replace(config, tiles=0))
+    ahead = made.cut.tiles if made.cut.tiles <= EARLY_TILES else LATE_AHEAD
+    how = _writing(call, config, made)
+    launch = Launch.make(whole_kernel, (call.groups,), call.x, *call[:3], *call.sizes, AHEAD=ahead, **how)
+    return launch.chain(len(given(call)), outputs=[0])  # like x
 
 
-def _whole(call: Call, config: Config, pdl: bool) -> Chain:
-    made = cut(call.elements, call.channel, call.x.itemsize, config.warps, tiles=0)
-    launch = Launch.make(
-        whole_kernel,
-        (call.groups,),
-        call.x,
-        *call[:3],
-        *_sizes(call),
-        EPS=float(call.eps),
-        BLOCK=made.block,
-        TILES=made.tiles,
-        FULL=made.full,
-        V=made.shared,
-        AHEAD=made.tiles if made.tiles <= EARLY_TILES else LATE_AHEAD,
-        PDL=pdl,
-        STORE=config.store,
-        FAST=_fast(call),
-        num_warps=made.warps,
-        launch_pdl=pdl,
-    )
-    return launch.chain(len(call.tensors), outputs=[0])  # like x
-
-
-def _cluster(call: Call, config: Config, pdl: bool) -> Chain | None:
+def _cluster(call: Call, config: Config) -> Chain | None:
     """One cluster a group, None where it does not take the call: another method does then."""
-    x, vector = call.x, VECTOR_BYTES // call.x.itemsize
-    elements, channel, _, group_channels = _sizes(call)
-    tiles = -(-elements // (config.blocks * config.warps * 32 * vector))
-    fits = tiles <= CLUSTER_TILES and group_channels <= CLUSTER_CHANNELS and channel % vector == 0
-    if not fits or x.is_cpu or find_spec("cutlass") is None:
+    elements, _, _, group_channels = call.sizes
+    tiles = -(-elements // (config.blocks * vector_width(config.warps, call.x.itemsize)))
+    if tiles > CLUSTER_TILES or group_channels > CLUSTER_CHANNELS or not _takes_vectors(call):
         return None
     from .cluster import ClusterLaunch  # the DSL takes a second to import
 
-    otherwise = _otherwise(call, pdl)
-    launch = ClusterLaunch(**_cute(call, config, pdl), blocks=config.blocks, tiles=tiles, otherwise=otherwise)
+    launch = ClusterLaunch(**_cute(call, replace(config, tiles=tiles), _otherwise(call, config)))
     return Chain((launch,), ((0, 1, 2, 3),), outputs=(0,))  # like x
 
 
-def stretch(call: Call, config: Config, pdl: bool) -> Chain:
+def _stretch(call: Call, config: Config) -> Chain:
     """Statistics of all parts, then their output."""
     made = _parts(call, config)
-    grid = made.parts, *rows_of_programs(call.groups)
-    partials = torch.empty(call.groups * made.parts, dtype=torch.int64, device="meta")
-    hints = {"REVERSE": config.reverse, "HINTS": config.hints}
-    output = _output(call, config, made, pdl, output_kernel, grid, partials, EARLY=config.early, **hints)
-    return _behind(_statistics(call, config, made, pdl, partials, partials.numel()), output, partials)
+    grid = made.number, *rows_of_programs(call.groups)
+    partials = torch.empty(call.groups * made.number, dtype=torch.int64, device="meta")
+    output = _output(call, config, made, output_kernel, grid, partials, EARLY=config.early)
+    return _behind(_statistics(call, config, made, partials, partials.numel()), output, partials)
 
 
-def _flow(call: Call, config: Config, pdl: bool) -> Chain | None:
+def _flow(call: Call, config: Config) -> Chain | None:
     """Statistics of the first parts, then all the rest at once; None where parts are too many to be counted."""
     made = _parts(call, config)
-    every = made.parts * call.groups
+    every = made.number * call.groups
     if every > MAX_TICKETS:
         return None
     partials = torch.empty(every + 1, dtype=torch.int64, device="meta")
-    begun = head(made.parts, call.groups, made.block * made.tiles * call.x.itemsize, config.ahead_mb)
-    # Programs beyond those that have room would find no work.
-    programs, room = _resident(call, config, made)
-    hints = {"REVERSE": config.reverse, "HINTS": config.hints}
-    output = _output(call, config, made, pdl, flow_kernel, (min(every, programs),), partials, begun, **room, **hints)
-    return _behind(_statistics(call, config, made, pdl, partials, begun), output, partials)
+    part_bytes = made.cut.block * made.cut.tiles * call.x.itemsize
+    begun = head(made.number, call.groups, part_bytes, config.ahead_mb)
+    # As many programs as are on the GPU at once, and what makes sure that they have room; others would find no work.
+    grid = (min(every, multiprocessors(call.x) * (config.resident // made.warps)),)
+    room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * config.resident) // 8 * 8}
+    output = _output(call, config, made, flow_kernel, grid, partials, begun, **room)
+    return _behind(_statistics(call, config, made, partials, begun), output, partials)
 
 
-def _ring(call: Call, config: Config, pdl: bool) -> Chain | None:
+def _ring(call: Call, config: Config) -> Chain | None:
     """Two launches, the first without work on x; None where the second one does not take the call."""
-    x, vector = call.x, VECTOR_BYTES // call.x.itemsize
-    elements, channel, _, _ = _sizes(call)
-    part = 32 * config.warps * config.tiles * vector
-    parts = -(-elements // part)
+    part = config.tiles * vector_width(config.warps, call.x.itemsize)
+    parts = -(-call.elements // part)
     every = parts * call.groups
-    blocks = min(every, multiprocessors(x) * (config.resident // config.warps))
+    blocks = min(every, multiprocessors(call.x) * (config.resident // config.warps))
     # A block says its last part of a group before it writes the first one: else all would wait for each other.
-    fits = channel % vector == 0 and channel >= part and parts <= config.ahead * blocks + 1
-    if not fits or every > MAX_TICKETS or x.is_cpu or find_spec("cutlass") is None:
+    fits = call.channel >= part and parts <= config.ahead * blocks + 1 and every <= MAX_TICKETS
+    if not fits or not _takes_vectors(call):
         return None
     from .ring import RingLaunch  # the DSL takes a second to import
 
     words = torch.empty(every, dtype=torch.int64, device="meta")
-    launch = RingLaunch(
-        **_cute(call, config, pdl),
-        tiles=config.tiles,
-        otherwise=stretch(call, Config("stretch"), pdl),
-        blocks=blocks,
-        stages=config.stages,
-        ahead=config.ahead,
-        resident=config.resident,
-        store=config.store,
-        patience=PATIENCE,
-    )
-    return _behind(_fresh(words, pdl), launch, words, reads_x=False)
+    block = min(FRESH, triton.next_power_of_2(every))
+    options = {"PDL": config.pdl, "num_warps": 4, "launch_pdl": config.pdl}
+    fresh = Launch.make(fresh_kernel, (-(-every // block),), words, every, BLOCK=block, **options)
+    otherwise = _stretch(call, Config("stretch", pdl=config.pdl))
+    launch = RingLaunch(**_cute(call, config, otherwise), blocks=blocks, patience=PATIENCE)
+    return _behind(fresh, launch, words, reads_x=False)
 
 
-def _cute(call: Call, config: Config, pdl: bool) -> dict[str, Any]:
-    """What both CuTe DSL kernels are told alike; each has another chain behind it, for an x that is not aligned."""
-    elements, channel, groups, group_channels = _sizes(call)
+def _takes_vectors(call: Call) -> bool:
+    """Whether the CuTe DSL kernels can run: no vector is of two channels, x is on no CPU, the DSL is installed."""
+    return call.channel * call.x.itemsize % VECTOR_BYTES == 0 and not call.x.is_cpu and find_spec("cutlass") is not None
+
+
+def _cute(call: Call, config: Config, otherwise: Chain) -> dict[str, Any]:
+    """What both CuTe DSL kernels are told alike; `otherwise` takes an x that is not aligned."""
+    elements, channel, *groups = call.sizes
+    vector = VECTOR_BYTES // call.x.itemsize
     return {
         "dtypes": (call.x.dtype, call.weight.dtype, call.bias.dtype),
-        "sizes": (elements, channel, call.groups, groups, group_channels),
+        "sizes": (elements // vector, channel // vector, call.groups, *groups),
         "eps": float(call.eps),
-        "warps": config.warps,
-        "pdl": pdl,
+        "config": config,
+        "otherwise": otherwise,
     }
 
 
-def _fresh(words: torch.Tensor, pdl: bool) -> Launch:
-    """The launch that says of no part that it has statistics."""
-    count = words.numel()
-    options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
-    block = min(FRESH, triton.next_power_of_2(count))
-    return Launch.make(fresh_kernel, (-(-count // block),), words, count, BLOCK=block, **options)
-
-
-def _resident(call: Call, config: Config, made: Cut) -> tuple[int, dict[str, Any]]:
-    """Programs that are on the GPU at once, and what makes sure that they have room; others would find no work."""
-    room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * config.resident) // 8 * 8}
-    return multiprocessors(call.x) * (config.resident // made.warps), room
+def _parts(call: Call, config: Config) -> Parts:
+    return cut(call.elements, call.channel, call.x.itemsize, config.warps, config.tiles)
 
 
 def _behind(first: Launch, second: Step, partials: torch.Tensor, reads_x: bool = True) -> Chain:
@@ -224,78 +284,38 @@ def _behind(first: Launch, second: Step, partials: torch.Tensor, reads_x: bool =
     return Chain((first, second), places, outputs=(0,), scratch=(partials,))  # like x
 
 
-def _parts(call: Call, config: Config) -> Cut:
-    return cut(call.elements, call.channel, call.x.itemsize, config.warps, config.tiles)
-
-
-def _statistics(call: Call, config: Config, made: Cut, pdl: bool, partials: torch.Tensor, begun: int) -> Launch:
+def _statistics(call: Call, config: Config, made: Parts, partials: torch.Tensor, begun: int) -> Launch:
     """The launch that takes those of the first `begun` parts."""
+    grid = made.number, *rows_of_programs(-(-begun // made.number))
+    numbers = call.elements, call.groups, made.number, begun
     others = partials.numel() - begun  # which it makes ready for the next launch
-    return Launch.make(
-        statistics_kernel,
-        (made.parts, *rows_of_programs(-(-begun // made.parts))),
-        partials,
-        call.x,
-        call.elements,
-        call.groups,
-        made.parts,
-        begun,
-        BLOCK=made.block,
-        TILES=made.tiles,
-        FULL=made.full,
-        V=made.shared,
-        PDL=pdl,
-        HINTS=config.hints,
-        SLOTS=triton.next_power_of_2(-(-partials.numel() // begun)) if others else 0,
-        num_warps=made.warps,
-        launch_pdl=pdl,
-    )
+    slots = triton.next_power_of_2(-(-partials.numel() // begun)) if others else 0
+    how = _every(config, made)
+    return Launch.make(statistics_kernel, grid, partials, call.x, *numbers, HINTS=config.hints, SLOTS=slots, **how)
 
 
 def _output(
-    call: Call,
-    config: Config,
-    made: Cut,
-    pdl: bool,
-    kernel: "JITFunction[Any]",
-    grid: tuple[int, ...],
-    partials: torch.Tensor,
-    *numbers: int,
-    **more: object,
+    call: Call, config: Config, made: Parts, kernel: Any, grid: Any, partials: torch.Tensor, *begun: int, **more: Any
 ) -> Launch:
     """The launch that writes y."""
-    return Launch.make(
-        kernel,
-        grid,
-        call.x,
-        *call[:3],
-        partials,
-        *_sizes(call),
-        call.groups,
-        made.parts,
-        *numbers,
-        EPS=float(call.eps),
-        BLOCK=made.block,
-        TILES=made.tiles,
-        FULL=made.full,
-        V=made.shared,
-        TWO=call.channel >= made.block * made.tiles,
-        PARTS=triton.next_power_of_2(made.parts),
-        PDL=pdl,
-        STORE=config.store,
-        FAST=_fast(call),
-        num_warps=made.warps,
-        launch_pdl=pdl,
-        **more,
-    )
+    tensors = call.x, *call[:3], partials  # y is like x
+    numbers = *call.sizes, call.groups, made.number, *begun
+    two, parts = call.channel >= made.cut.block * made.cut.tiles, triton.next_power_of_2(made.number)
+    how = {"TWO": two, "PARTS": parts, "REVERSE": config.reverse, "HINTS": config.hints} | more
+    return Launch.make(kernel, grid, *tensors, *numbers, **how, **_writing(call, config, made))
 
 
-def _fast(call: Call) -> bool:
-    """Whether the digits of the output leave room for approximations, which the interpreter does not have.
+def _every(config: Config, made: Parts) -> dict[str, Any]:
+    """Constants of all kernels that read x, and compiler options."""
+    return {"CUT": made.cut, "PDL": config.pdl, "num_warps": made.warps, "launch_pdl": config.pdl}
 
-    One element is its own mean, and x * scale - mean * scale with a scale of 1 / sqrt(eps) would not be 0.
-    """
-    return call.x.itemsize == 2 and call.elements > 1 and not is_interpreted(whole_kernel)
+
+def _writing(call: Call, config: Config, made: Parts) -> dict[str, Any]:
+    """The same of those that write y."""
+    # Approximations are for outputs whose digits leave room for them; the interpreter does not have them. One element
+    # is its own mean, and x * scale - mean * scale with a scale of 1 / sqrt(eps) would not be 0.
+    fast = call.x.itemsize == 2 and call.elements > 1 and not is_interpreted(whole_kernel)
+    return {"HOW": Writing(float(call.eps), config.store, fast)} | _every(config, made)
 
 
 def multiprocessors(x: torch.Tensor) -> int:

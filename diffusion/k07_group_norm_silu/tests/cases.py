@@ -2,8 +2,8 @@
 
 import torch
 
-from diffusion.k07_group_norm_silu.bench import reference
-from diffusion.k07_group_norm_silu.solution import triton_group_norm_silu
+from ..bench import reference
+from ..solution import triton_group_norm_silu
 
 
 def normal(*shape, dtype=torch.float16, device="cpu", offset=0.0):

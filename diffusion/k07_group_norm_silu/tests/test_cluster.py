@@ -1,18 +1,20 @@
-"""The cluster's launch; its kernel is executed in `core/tests/test_ptx.py`, and on a GPU in `test_kernel.py`."""
+"""The cluster's launch; its kernel is executed in `test_ptx.py`, and on a GPU in `test_kernel.py`."""
 
 import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-from diffusion.k07_group_norm_silu.solution import dsl
-from diffusion.k07_group_norm_silu.solution.cluster import RESIDENT_WARPS, ClusterLaunch
-from diffusion.k07_group_norm_silu.solution.dsl import divisor
-from diffusion.k07_group_norm_silu.solution.tuning import CLUSTER_TILES
-from kda_core.aot import resources
-from kda_core.cubin import CubinLaunch, kernel_name
-from kda_core.launch import MISS, Chain, Launch
+from kda_runtime.bound import bind
+from kda_runtime.cubin import CubinLaunch, kernel_name
+from kda_runtime.launch import MISS, Chain, Launch
+from kda_runtime.plans import plain_entry
+from kda_tools.lab.inspect.aot import resources
 
+from ..solution import dsl
+from ..solution.cluster import RESIDENT_WARPS, ClusterLaunch
+from ..solution.dsl import divisor
+from ..solution.plans import CLUSTER_TILES, Config
 from .cases import make, normal
 
 REGISTERS = 65536
@@ -22,8 +24,8 @@ FLOAT16, BFLOAT16, FLOAT32 = (torch.float16,) * 3, (torch.bfloat16,) * 3, (torch
 
 def described(dtypes=FLOAT16, blocks=8, warps=8, tiles=1, otherwise=None):
     """Of x [2, 8, 4, 16] with 4 groups."""
-    sizes = (2 * 64, 64, 8, 4, 2)
-    return ClusterLaunch(dtypes, sizes, 0.5, warps, tiles, True, otherwise or Chain((), ()), blocks)
+    config = Config("cluster", warps, tiles, blocks=blocks)
+    return ClusterLaunch(dtypes, (2 * 8, 8, 8, 4, 2), 0.5, config, otherwise or Chain((), ()))
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
@@ -67,7 +69,8 @@ def test_numbers_of_a_launch():
 
 
 def test_one_compilation_serves_all_sizes():
-    one, other = described(), ClusterLaunch(FLOAT16, (800, 80, 3, 3, 10), 1e-6, 8, 1, True, Chain((), ()), 8)
+    config = Config("cluster", 8, 1, blocks=8)
+    one, other = described(), ClusterLaunch(FLOAT16, (100, 10, 3, 3, 10), 1e-6, config, Chain((), ()))
     assert one != other
     assert (one.variant, one.constants) == (other.variant, other.constants)
     assert described(tiles=2).variant != one.variant
@@ -86,13 +89,16 @@ def bound(monkeypatch):
 
 def test_call_is_one_launch(bound):
     x, weight, bias = make((2, 8, 4, 16))
-    entry = Chain((described(),), ((0, 1, 2, 3),), (0,)).entry((x, weight, bias), (4, 0.5), device=0)
+    chain = Chain((described(),), ((0, 1, 2, 3),), (0,))
+    entry = plain_entry(chain, (x, weight, bias), (4, 0.5))
     y = entry(x, weight, bias, 4, 0.5)
-    ((launch, device, given),) = bound
+    ((launch, _, given),) = bound
     assert given == tuple(tensor.data_ptr() for tensor in (y, x, weight, bias))
-    assert (launch.name, device) == ("cluster_kernel", 0)
+    assert launch.name == "cluster_kernel"
     assert launch.cubin.endswith(b"sm_90a")
     assert entry(normal(2, 8, 64), weight, bias, 4, 0.5) is MISS
+    bind(*chain.launches, device=0)(1, 2, 3, 4)
+    assert bound[1][1:] == (0, (1, 2, 3, 4))
 
 
 def test_tensors_are_launched_by_their_addresses(bound):

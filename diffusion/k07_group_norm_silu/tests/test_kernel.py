@@ -1,12 +1,11 @@
-"""The kernels over their whole envelope: on a GPU, or in Triton's interpreter (`core/tests/test_interpreted.py`)."""
+"""The kernels over their whole envelope: on a GPU or, by `core/tools/tests/test_interpreted.py`, interpreted."""
 
 import pytest
 import torch
 from torch import nn
 
-from diffusion.k07_group_norm_silu.solution import apply_group_norm_silu, triton_group_norm_silu, why_not
-from diffusion.k07_group_norm_silu.solution.tuning import TUNED, Config
-
+from ..solution import apply_group_norm_silu, triton_group_norm_silu, why_not
+from ..solution.plans import TUNED, Config
 from .cases import assert_op, make, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

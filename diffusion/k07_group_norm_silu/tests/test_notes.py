@@ -9,9 +9,10 @@ import pytest
 import torch
 import triton
 
-from diffusion.k07_group_norm_silu.solution.plans import FLOW, Call, plan
-from diffusion.k07_group_norm_silu.solution.tuning import TUNED, Config
-from kda_core import sass
+from kda_runtime.launch import Launch
+from kda_tools.lab.inspect import sass
+
+from ..solution.plans import FLOW, TUNED, Call, Config, plan
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS = ("hunyuanvideo-vae-1x512x9x128x40", "hunyuanvideo-vae-1x512x9x128x128")
@@ -103,7 +104,8 @@ def code(kernel: str) -> str:
     x, weight = (torch.empty(one, dtype=torch.float16, device="meta") for one in (shape, shape[1]))
     with TUNED.forced(config):
         launch = plan(Call(x, weight, weight, 32, 1e-5)).launches[-1]
-    assert f" {getattr(launch, 'tiles', None) or launch.constexprs['TILES']} tiles" in kernel
+    cut = launch.constexprs["CUT"] if isinstance(launch, Launch) else launch.config
+    assert f" {cut.tiles} tiles" in kernel
     found = sass.contents(launch.compile("sm_90a").cubin)
     return f"| {kernel} | {size} | {found.code.instructions} | {found.registers} | {found.local_bytes} |"
 

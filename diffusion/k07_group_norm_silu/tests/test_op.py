@@ -1,12 +1,17 @@
-"""The ops around their kernels; `core/tests/test_conformance.py` has what is the same for every task."""
+"""The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
 import pytest
 import torch
 from torch import nn
 
-from diffusion.k07_group_norm_silu.baseline import eager
-from diffusion.k07_group_norm_silu.bench import reference, tune
-from diffusion.k07_group_norm_silu.solution import (
+from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_runtime.checks import given
+from kda_runtime.launch import MISS, Launch
+from kda_runtime.plans import plain_entry
+
+from ..baseline import eager
+from ..bench import reference, tune
+from ..solution import (
     apply_group_norm_silu,
     group_norm_silu,
     launches,
@@ -14,18 +19,7 @@ from diffusion.k07_group_norm_silu.solution import (
     triton_group_norm_silu,
     why_not,
 )
-from diffusion.k07_group_norm_silu.solution.tuning import (
-    MAX_SECOND,
-    MAX_SLOTS,
-    TUNED,
-    Config,
-    cut,
-    head,
-    rows_of_programs,
-)
-from kda_core.launch import MISS, Launch
-from kda_core.workloads import TensorSpec, Workload
-
+from ..solution.plans import MAX_SECOND, MAX_SLOTS, TUNED, Config, cut, head, rows_of_programs
 from .cases import assert_op, make, normal
 
 OP, MODULE_OP = "triton_group_norm_silu", "apply_group_norm_silu"
@@ -81,7 +75,7 @@ def test_what_the_kernels_do_not_cover(tensors, reason):
     made = call(**tensors)
     assert reason in group_norm_silu._uncovered(made)
     if made.x.device == made.weight.device:
-        assert launches(OP, made.tensors, SCALARS) == []
+        assert launches(OP, given(made), SCALARS) == []
 
 
 # --- what has no meaning
@@ -139,7 +133,7 @@ def test_modules_on_the_cpu():
 )
 def test_modules_that_are_not_fused_run_as_they_are(norm, activation, reason, monkeypatch):
     x = normal(2, 8, 3, dtype=torch.float32)
-    monkeypatch.setattr(group_norm_silu, "triton_group_norm_silu", None)
+    monkeypatch.setitem(vars(group_norm_silu.OP), "call", None)
     with torch.no_grad():
         assert reason in why_not(MODULE_OP, x, norm, activation)
         assert torch.equal(apply_group_norm_silu(x, norm, activation), activation(norm(x)))
@@ -175,21 +169,21 @@ def meta(*shape, dtype=torch.float16):
 @pytest.mark.parametrize("item", [2, 4])
 @pytest.mark.parametrize(("warps", "tiles"), [(4, 0), (4, 4), (16, 8), (1, 1)])
 def test_cuts_cover_the_group_once(elements, item, warps, tiles):
-    made = cut(elements, elements, item, warps, tiles)
-    assert (made.parts - 1) * made.tiles * made.block < elements <= made.parts * made.tiles * made.block
-    assert made.parts == 1 or tiles
+    made, used, parts = cut(elements, elements, item, warps, tiles)
+    assert (parts - 1) * made.tiles * made.block < elements <= parts * made.tiles * made.block
+    assert parts == 1 or tiles
     # What is said to be full is, in every part.
-    last = elements - (made.parts - 1) * made.tiles * made.block
+    last = elements - (parts - 1) * made.tiles * made.block
     assert made.full * made.block <= last
-    assert made.full == made.tiles or made.parts > 1 or (made.full + 1) * made.block > last
+    assert made.full == made.tiles or parts > 1 or (made.full + 1) * made.block > last
     # One 16-byte vector of a tile to a thread, at most 4096 parts where 16 warps with 8 vectors suffice.
-    assert made.block * item <= made.warps * 32 * 16
-    assert not tiles or made.parts <= 4096 or made.warps == 16
+    assert made.block * item <= used * 32 * 16
+    assert not tiles or parts <= 4096 or used == 16
 
 
 @pytest.mark.parametrize(("channel", "item", "shared"), [(240, 2, 8), (6, 2, 2), (35, 2, 1), (12, 4, 4), (1, 4, 1)])
 def test_vectors_never_cross_a_channel(channel, item, shared):
-    assert cut(4 * channel, channel, item, 4, 4).shared == shared
+    assert cut(4 * channel, channel, item, 4, 4).cut.shared == shared
 
 
 @pytest.mark.parametrize("count", [1, 32, MAX_SECOND, MAX_SECOND + 1, 100_000, 2**30])
@@ -244,15 +238,15 @@ def test_groups_beyond_one_program_are_shared():
 @pytest.mark.parametrize(("groups", "fast"), [(8, False), (4, True)])
 def test_one_element_is_compared_with_its_mean_exactly(groups, fast):
     (launch,) = launches(OP, meta(1, 8, 1), {"num_groups": groups})
-    assert launch.constexprs["FAST"] is fast
+    assert launch.constexprs["HOW"].fast is fast
 
 
 def test_cluster_takes_whole_vectors_alone():
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
     with TUNED.forced(Config("cluster", warps=8, blocks=16)):
         (launch,) = launches(OP, meta(1, 32, 16_384), {"num_groups": 2})
-        assert (launch.name, launch.tiles) == ("cluster_kernel", 8)
-        assert launch.sizes == (16 * 16_384, 16_384, 2, 2, 16)
+        assert (launch.name, launch.config.tiles) == ("cluster_kernel", 8)
+        assert launch.sizes == (16 * 2048, 2048, 2, 2, 16)  # vectors of 8 elements
         assert len(launches(OP, meta(1, 32, 16_388), {"num_groups": 2})) == 2  # 4 elements share a vector's channel
         assert len(launches(OP, meta(1, 64, 32_776), {"num_groups": 2})) == 2  # more than the registers hold
         # More channels than shared memory has; a program holds such a group, as it does those of odd pictures.
@@ -313,20 +307,20 @@ def test_candidates_are_tried_where_their_own_method_takes_the_call():
 @pytest.mark.parametrize("method", ["stretch", "flow"])
 def test_launches_are_one_entry(monkeypatch, method):
     seen = []
-    monkeypatch.setattr(Launch, "bind", lambda *_: lambda *pointers: seen.append(pointers))
-    given = call()  # two batches of four groups
+    monkeypatch.setattr(Launch, "run", lambda _, *given: seen.append(tuple(tensor.data_ptr() for tensor in given)))
+    arguments = call()  # two batches of four groups
     with TUNED.forced(Config(method, warps=1)):
-        made = plans.plan(given)
-    entry = made.entry(given[:3], given[3:], device=0)
-    first, second = entry(*given), entry(*given)
+        made = plans.plan(arguments)
+    entry = plain_entry(made, arguments[:3], arguments[3:])
+    first, second = entry(*arguments), entry(*arguments)
     assert first.data_ptr() != second.data_ptr()
-    assert (first.shape, first.stride(), first.dtype) == (given.x.shape, given.x.stride(), given.x.dtype)
-    x, weight, bias = (tensor.data_ptr() for tensor in given[:3])
+    assert (first.shape, first.stride(), first.dtype) == (arguments.x.shape, arguments.x.stride(), arguments.x.dtype)
+    x, weight, bias = (tensor.data_ptr() for tensor in arguments[:3])
     for y, (statistics, output) in ((first, seen[:2]), (second, seen[2:])):
         partials, source = statistics
         assert source == x
         assert output == (y.data_ptr(), x, weight, bias, partials)
-    for other in (call(x=normal(2, 8, 3, 6)), call(x=given.x.bfloat16()), call(eps=1e-6), call(num_groups=2)):
+    for other in (call(x=normal(2, 8, 3, 6)), call(x=arguments.x.bfloat16()), call(eps=1e-6), call(num_groups=2)):
         assert entry(*other) is MISS
     assert len(seen) == 4
 
@@ -366,7 +360,7 @@ class TestOnGpu:
 
     def test_second_call_runs_the_plan_of_the_first(self, monkeypatch):
         assert_op(*make(SHAPE, device="cuda"))
-        monkeypatch.setattr(group_norm_silu, "_run", None)
+        monkeypatch.setitem(vars(group_norm_silu.OP), "run", None)
         assert_op(*make(SHAPE, device="cuda"))
 
     def test_misaligned_views(self):

@@ -1,15 +1,17 @@
-"""The ring's launch; its kernel is executed in `core/tests/test_ptx.py`, and on a GPU in `test_kernel.py`."""
+"""The ring's launch; its kernel is executed in `test_ptx.py`, and on a GPU in `test_kernel.py`."""
 
 import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-from diffusion.k07_group_norm_silu.bench.tune import RINGS
-from diffusion.k07_group_norm_silu.solution.dsl import divisor
-from diffusion.k07_group_norm_silu.solution.ring import RingLaunch, shared_bytes
-from kda_core.aot import resources
-from kda_core.launch import Chain, Launch
+from kda_runtime.launch import Chain, Launch
+from kda_tools.lab.inspect.aot import resources
+
+from ..bench.tune import RINGS
+from ..solution.dsl import divisor
+from ..solution.plans import Config
+from ..solution.ring import RingLaunch, shared_bytes
 
 REGISTERS = 65536
 """Of a multiprocessor."""
@@ -21,20 +23,14 @@ FLOAT16 = (torch.float16,) * 3
 def described(cuts=(4, 8, 16, 3, 2), parts=3, rest=0, otherwise=None):
     """Of a group with so many parts and `rest` vectors more, 2 batches of 4 groups of 5 channels."""
     warps, tiles, resident, stages, ahead = cuts
-    channel = (parts * warps * tiles * 32 + rest) * 8 // 5
+    channel = (parts * warps * tiles * 32 + rest) // 5
     return RingLaunch(
         dtypes=FLOAT16,
         sizes=(5 * channel, channel, 8, 4, 5),
         eps=0.5,
-        warps=warps,
-        tiles=tiles,
-        pdl=True,
+        config=Config("ring", warps, tiles, resident=resident, stages=stages, ahead=ahead),
         otherwise=otherwise or Chain((), ()),
         blocks=7,
-        stages=stages,
-        ahead=ahead,
-        resident=resident,
-        store="",
         patience=9,
     )
 

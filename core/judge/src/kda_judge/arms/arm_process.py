@@ -1,0 +1,185 @@
+"""The judge's hold on an arm: start its process, ask it, and put a name to every way it can fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kda_judge.arms.process_tree import detached, trees
+from kda_judge.arms.protocol import (
+    ArmFailure,
+    ArmSpec,
+    Channel,
+    ChannelClosed,
+    ChannelError,
+    ChannelTimeout,
+    Ready,
+    Reply,
+)
+from kda_judge.contract.task_import import import_path
+from kda_judge.evidence.run_record import Verdict
+
+REFUSALS = ("ValueError:", "TypeError:", "AssertionError:", "NotImplementedError:")
+"""Errors that say something about the arguments. CUDA's are RuntimeErrors, and leave a worker that is of no use."""
+LOG_TAIL = 12
+"""Lines of an arm's own output that an error message carries."""
+START_TIMEOUT_S = 180.0
+"""Importing an arm, torch and a CUDA context included."""
+STOP_S = 60.0
+"""For a supervisor to end its worker's tree, in which the driver may still be freeing memory; then it is killed."""
+
+
+class Fault(Exception):
+    """An arm failed: the verdict it brings and why, in words."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.reason = reason
+
+
+class Refusal(Fault):
+    """An arm raised what says that it does not take such a call; its worker goes on."""
+
+
+class ArmProcess:
+    """One arm's worker. Start, `ask`, and after a fault `start` again."""
+
+    def __init__(self, spec: ArmSpec, timeout_s: float, environment: dict[str, str]):
+        self.spec = spec
+        self._timeout_s = timeout_s
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._log: Any = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs and was not given up on."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker's supervisor while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def strays(self) -> Fault | None:
+        """The fault of an arm that started processes in a session of their own which still run."""
+        found = [command for tree in processes({"": self}).values() for command in detached(tree)]
+        if not found:
+            return None
+        text = f"left processes running in a session of their own: {'; '.join(found)}"
+        return Fault(Verdict.INVALID, f"arm {self.spec.name!r} {text}")
+
+    def start(self) -> None:
+        """Start the process without waiting for its imports; `hello` waits."""
+        self.stop()
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kda_judge.arms.arm_worker", str(theirs.fileno()), self.spec.model_dump_json()],
+            # Without bytecode of their own: what lies beside an arm's source after the run was put there.
+            env={**os.environ, **self._environment, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            # A session of its own: Ctrl-C reaches the judge alone.
+            start_new_session=True,
+        )
+        theirs.close()
+        self._channel = Channel(ours)
+
+    def hello(self) -> None:
+        """Wait until the arm is imported."""
+        self.ask("hello", Ready, START_TIMEOUT_S)
+
+    def ask(
+        self,
+        command: str,
+        reply: type[Reply],
+        timeout_s: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        refusable: bool = False,
+        **arguments: Any,
+    ) -> tuple[Reply, float]:
+        """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault.
+
+        `meanwhile` is called while the worker is at it. With `refusable` an error of `REFUSALS` is a Refusal.
+        """
+        if self._channel is None:
+            raise Fault(Verdict.ERROR, f"arm {self.spec.name!r} is not running")
+        try:
+            return self._channel.ask(command, reply, timeout_s or self._timeout_s, meanwhile, **arguments)
+        except ArmFailure as failure:
+            where = _arm_frame(failure.failure.traceback)
+            if refusable and str(failure).startswith(REFUSALS):
+                raise Refusal(Verdict.ERROR, f"arm {self.spec.name!r} raised {failure}{where}") from None
+            raise self.give_up(Verdict.ERROR, f"raised {failure}{where}") from None
+        except ChannelTimeout as error:
+            raise self.give_up(Verdict.TIMEOUT, f"{error} to {command!r}") from None
+        except ChannelError as error:
+            raise self.give_up(Verdict.ERROR, f"wrote garbage on the judge's channel: {error}") from None
+        except ChannelClosed:
+            raise self.give_up(Verdict.ERROR, f"{self._ending()} during {command!r}{self._tail()}") from None
+
+    def stop(self) -> None:
+        """Kill the process and everything it started; safe to call twice."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)  # the arm may have stopped it
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def give_up(self, verdict: Verdict, text: str) -> Fault:
+        """End the worker, whose state is unknown after a fault, and put the fault into words."""
+        self.stop()
+        return Fault(verdict, f"arm {self.spec.name!r} {text}")
+
+    def _ending(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "closed its channel but went on running"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()[-LOG_TAIL:]
+        return "".join(f"\n    | {line}" for line in lines)
+
+
+def processes(arms: Mapping[str, ArmProcess]) -> dict[str, list[int]]:
+    """For each that is alive: its supervisor, the worker behind it, and all that these have started."""
+    roots = {name: arm.pid for name, arm in arms.items() if arm.alive and arm.pid is not None}
+    found = trees(roots.values())
+    return {name: found[root] for name, root in roots.items()}
+
+
+def _arm_frame(traceback: str) -> str:
+    """Where the arm raised: the last file and line of the traceback."""
+    frames = [line.strip() for line in traceback.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return ""
+    file, _, rest = frames[-1].removeprefix('File "').partition('"')
+    return f" ({Path(file).name}{rest})"

@@ -1,0 +1,346 @@
+"""One arm's process: imports the arm, runs what the judge tells it, hands back outputs and times.
+
+Started as `python -m kda_judge.arms.arm_worker FD SPEC`: FD is the worker's end of the judge's socket pair,
+SPEC an `ArmSpec` as JSON. Expected outputs never exist here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import socket
+import sys
+import traceback
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import MethodType
+from typing import Any
+
+from kda_judge.arms.arena import attach, view
+from kda_judge.arms.arm_import import callable_of, import_arm
+from kda_judge.arms.process_tree import supervise
+from kda_judge.arms.protocol import (
+    ArmSpec,
+    Called,
+    Captured,
+    Channel,
+    ChannelClosed,
+    Counted,
+    Failure,
+    Output,
+    Place,
+    Ready,
+    RowSpec,
+    Timed,
+)
+from kda_judge.contract.strict_models import Strict
+from kda_judge.contract.workloads import ITEM_SIZE, span
+
+HELD_BYTES = 4 << 30
+"""Of earlier outputs that a worker keeps: nine calls of norm_scale_shift's largest row were 16 GB in each of four."""
+
+
+@dataclass
+class OpenRow:
+    """What the worker holds while a row is open."""
+
+    spec: RowSpec
+    sets: list[tuple[Any, ...]]
+    canary: tuple[Any, ...] | None
+    slices: tuple[Any, ...] | None
+    op: Any
+    device_op: Any
+    """What the CUDA graph captures: the op, or for the limit worker the streaming copy."""
+    graphs: dict[bool, Any] = field(default_factory=dict)
+    """By whether the inputs are cold."""
+    last: Any = None
+    """What the last timed call returned, until `collect`."""
+    held: tuple[Any, ...] = ()
+    """Outputs of the single calls since the row was opened or timed, of `HELD_BYTES` before the last one, kept so that
+    no later one gets their memory."""
+
+    def sequence(self, count: int, canary: int | None, cold: bool = False) -> list[tuple[Any, ...]]:
+        """Argument tuples of `count` calls: the hot input sets in turn, or all of them; the canary in its place."""
+        sets = self.sets if cold else self.sets[: self.spec.hot]
+        calls = (sets * -(-count // len(sets)))[:count]
+        if canary is not None:
+            assert self.canary is not None
+            calls[canary] = self.canary
+        return calls
+
+
+class Worker:
+    """The state of one worker: the arm, the mapped arena, the open row."""
+
+    def __init__(self, spec: ArmSpec) -> None:
+        import torch
+
+        from kda_judge.arms.clocks import Clock
+        from kda_judge.arms.output_guards import guarded
+
+        self._torch = torch
+        self._guarded = guarded
+        self._spec = spec
+        self._clock = Clock(spec.device)
+        self._cores = os.sched_getaffinity(0)
+        # As serving frameworks run: with gradients on, some ops take a slower path through the dispatcher.
+        torch.set_grad_enabled(False)
+        self._memory = Memory(spec.device)
+        for name, method in vars(type(self)).items():  # what an arm makes of the class has no effect
+            if callable(method) and name != "__init__":
+                setattr(self, name, MethodType(method, self))
+        self._module: Any = None if spec.limit else import_arm(spec)
+        self._arena: Any = None
+        self._base = 0
+        self._open: OpenRow | None = None
+
+    def attach(self, handle: dict[str, str | int]) -> Ready:
+        """Map the judge's arena."""
+        self._arena = attach(handle)
+        self._base = self._arena.data_ptr()
+        return Ready()
+
+    def row(self, row: dict[str, Any]) -> Ready:
+        """Open a row: build the argument tuples of every input set."""
+        spec = RowSpec.model_validate_json(json.dumps(row))
+        sets = [self._arguments(inputs) for inputs in spec.sets]
+        canary, slices = (self._arguments(one) if one is not None else None for one in (spec.canary, spec.slices))
+        if self._spec.limit:
+            from kda_judge.arms.limit_arm import floors
+
+            op, device_op = floors(spec, self._spec.device)
+        else:
+            op = device_op = callable_of(self._module, self._spec, spec.op)
+        self._open = OpenRow(spec, sets, canary, slices, op, device_op)
+        return Ready()
+
+    def verify(self, slices: bool = False, twice: bool = False) -> Called:
+        """Call the op once on the first input set or on the slices, between guards; copy out what it returned.
+
+        With `twice` the op is called once more right behind, on the same values: the second result is another one.
+        """
+        row = self._row
+        arguments = row.slices if slices else row.sets[0]
+        assert arguments is not None
+        with self._guarded(self._spec, row.spec.outputs) as guards:
+            for _ in range(1 + twice):
+                result = row.op(*arguments, **row.spec.scalars)
+                self._clock.synchronize()
+                answer = self._hand_back(result)
+                made = tuple(item for item in _items(result) if isinstance(item, self._torch.Tensor))
+                row.held = _newest(row.held, HELD_BYTES) + made
+        return answer.model_copy(update={"overrun": guards.broken()})
+
+    def wall(self, count: int, canary: int | None) -> Timed:
+        """Time `count` back-to-back calls; call number `canary` runs on the canary set."""
+        row = self._row
+        row.last = None
+        if self._spec.limit:  # its loop is in C
+            total, events, _ = self._clock.wall(row.op, [(count,)], {})
+        else:
+            total, events, row.last = self._clock.wall(row.op, row.sequence(count, canary), row.spec.scalars)
+        return Timed(calls=count, total_us=total, events_us=events)
+
+    def latency(self, count: int) -> Timed:
+        """Time `count` calls, each with a synchronise behind it."""
+        row = self._row
+        if self._spec.limit:
+            return Timed(calls=count, total_us=self._clock.latency(row.op, [(1,)] * count, {}))
+        return Timed(calls=count, total_us=self._clock.latency(row.op, row.sequence(count, None), row.spec.scalars))
+
+    def capture(self, count: int, canary: int | None, cold: bool) -> Captured:
+        """Capture `count` calls into a CUDA graph; an op that cannot be captured says why."""
+        from kda_judge.arms.clocks import Graph
+
+        row = self._row
+        try:
+            row.graphs[cold] = Graph(row.device_op, row.sequence(count, canary, cold), row.spec.scalars)
+        except Exception as error:  # noqa: BLE001  # whatever stops a capture, the row goes on without `device`
+            return Captured(ok=False, note=f"{type(error).__name__}: {error}".splitlines()[0])
+        return Captured(ok=True)
+
+    def replay(self, times: int, cold: bool) -> Timed:
+        """Replay the captured graph."""
+        row = self._row
+        graph = row.graphs[cold]
+        total, events = graph.replay(times)
+        row.last = graph.out
+        return Timed(calls=times * graph.calls, total_us=total, events_us=events)
+
+    def collect(self) -> Called:
+        """Hand back what the last timed call returned."""
+        row = self._row
+        answer = self._hand_back(row.last)
+        row.last = None
+        return answer
+
+    def profile(self, count: int) -> Counted:
+        """Count the kernels of `count` calls."""
+        from kda_judge.arms.clocks import count_kernels
+
+        row = self._row
+        names = count_kernels(row.op, row.sequence(count, None), row.spec.scalars)
+        return Counted(calls=count, kernels=len(names))
+
+    def pin(self, core: int | None) -> Ready:
+        """Stay on one core while timing; None gives every core back (compilers want them)."""
+        if self._open is not None:
+            self._open.held = ()
+        if core is not None:
+            # What exists now stays: later collections (between timed regions) skip it and take no time.
+            gc.collect()
+            gc.freeze()
+        os.sched_setaffinity(0, {core} if core is not None else self._cores)
+        return Ready()
+
+    def close(self) -> Ready:
+        """Let go of the row, the graph and the arena."""
+        if self._open is not None and self._open.graphs:
+            self._open = None
+            gc.collect()  # a graph's pool is freed with its last reference, which may sit in a cycle
+        self._open = self._arena = None
+        if self._spec.device.startswith("cuda"):
+            self._torch.cuda.synchronize()
+            self._torch.cuda.empty_cache()
+        return Ready()
+
+    @property
+    def _row(self) -> OpenRow:
+        if self._open is None:
+            raise RuntimeError("no row is open")
+        return self._open
+
+    def _arguments(self, inputs: dict[str, Place | None]) -> tuple[Any, ...]:
+        return tuple(None if place is None else view(self._arena, place) for place in inputs.values())
+
+    def _hand_back(self, result: Any) -> Called:
+        """Describe what the op returned and copy it to its place when it fits."""
+        if result is None:
+            return Called(returned="None")
+        returned = result if isinstance(result, (tuple, list)) else (result,)
+        kind = f"{type(result).__name__} of {len(returned)}" if isinstance(result, (tuple, list)) else "tensor"
+        tensors = [item for item in returned if isinstance(item, self._torch.Tensor)]
+        if len(tensors) != len(returned):
+            other = next(item for item in returned if not isinstance(item, self._torch.Tensor))
+            return Called(
+                returned=f"{kind} with a {type(other).__name__}" if returned is result else type(other).__name__
+            )
+        wanted = self._row.spec.outputs
+        # First of all, by address and past torch: an arm may have patched what is asked of its tensors below.
+        copied = len(tensors) == len(wanted) and all(
+            self._memory.copy(tensor, self._base + place.offset, place)
+            for tensor, place in zip(tensors, wanted, strict=True)
+        )
+        self._clock.synchronize()  # the driver does not wait for a copy inside the GPU
+        taken = [_reach(held) for held in self._row.held]
+        facts = []
+        for tensor in tensors:
+            facts.append(self._describe(tensor, taken))
+            taken.append(_reach(tensor))
+        return Called(returned=kind, outputs=tuple(facts), copied=copied)
+
+    def _describe(self, tensor: Any, taken: list[range]) -> Output:
+        own, base = _reach(tensor), self._base
+        return Output(
+            type="Tensor" if type(tensor) is self._torch.Tensor else f"{type(tensor).__name__} (subclass)",
+            shape=tuple(tensor.shape),
+            stride=tuple(tensor.stride()),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            device=str(tensor.device),
+            in_arena=_overlap(own, range(base, base + self._arena.numel())),
+            shared=any(_overlap(own, other) for other in taken),
+        )
+
+
+class Memory:
+    """Copies outputs by address. Made before the arm is imported: what it needs of torch cannot be patched later."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        tensor: Any = torch.Tensor
+        self._type = tensor
+        self._facts = (tensor.data_ptr, tensor.numel, tensor.element_size, tensor.is_contiguous)
+        self._is_here = tensor.is_cuda.__get__ if device.startswith("cuda") else tensor.is_cpu.__get__
+        self._no_modes: Any = torch._C.DisableTorchFunction
+        self._copy: Any = ctypes.memmove
+        if device.startswith("cuda"):
+            self._copy = ctypes.CDLL("libcuda.so.1").cuMemcpyDtoD_v2
+            self._copy.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t)
+            self._copy.errcheck = _demand_success
+
+    def copy(self, tensor: Any, target: int, place: Place) -> bool:
+        """Copy to a place at address `target`; False unless a plain contiguous tensor of its size on the device."""
+        if type(tensor) is not self._type:
+            return False
+        with self._no_modes():
+            pointer, numel, width, contiguous = (fact(tensor) for fact in self._facts)
+            here = self._is_here(tensor)
+        size = span(place.shape, place.stride) * ITEM_SIZE[place.dtype]
+        if not here or not contiguous or numel * width != size:
+            return False
+        if size:
+            self._copy(target, pointer, size)
+        return True
+
+
+def _demand_success(code: int, *_: Any) -> None:
+    if code:
+        raise RuntimeError(f"cuMemcpyDtoD failed with CUDA error {code}")
+
+
+def _reach(tensor: Any) -> range:
+    """Addresses between a tensor's first and last element; none for a tensor without memory."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return range(0)
+    start = tensor.data_ptr()
+    return range(start, start + span(tuple(tensor.shape), tuple(tensor.stride())) * tensor.element_size())
+
+
+def _newest(tensors: tuple[Any, ...], most_bytes: int) -> tuple[Any, ...]:
+    """The last of the tensors that have so many bytes together."""
+    sizes = accumulate(len(_reach(tensor)) for tensor in reversed(tensors))
+    return tensors[len(tensors) - sum(size <= most_bytes for size in sizes) :]
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+def _items(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def serve(channel: Channel, spec: ArmSpec) -> None:
+    """Answer commands until the judge hangs up."""
+    worker: Worker | None = None
+    while True:
+        message = channel.receive(None)
+        ident, command = message.pop("id"), message.pop("command")
+        answer: Strict
+        try:
+            if command == "hello":
+                worker = Worker(spec)
+                answer = Ready()
+            else:
+                assert worker is not None
+                answer = getattr(worker, command)(**message)
+        except Exception as error:  # noqa: BLE001  # whatever the arm raises is the judge's to see
+            answer = Failure(error=f"{type(error).__name__}: {error}"[:2000], traceback=traceback.format_exc()[-8000:])
+        channel.send({"id": ident, **answer.model_dump(mode="json")})
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of the process."""
+    descriptor = int(arguments[0])
+    supervise(descriptor)
+    channel = Channel(socket.socket(fileno=descriptor))
+    with contextlib.suppress(ChannelClosed):
+        serve(channel, ArmSpec.model_validate_json(arguments[1]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,232 @@
+"""What the machine allows, measured as one more arm of the same run, without anything that solutions use.
+
+- The host's floor: a C loop (`host_floor.c`) that allocates the op's outputs and launches an empty kernel. No call that
+  returns new tensors and launches anything can cost the host less.
+- The device's floor: a stream that reads and writes as many bytes as the op must, in place for in-place ops, the
+  fastest of `streams` at that very size. It is timed as a CUDA graph like the arms, so the fixed cost of a kernel is
+  in it. A plain copy is no ceiling for an op that reads more than it writes, and `Tensor.copy_` is none at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kda_judge.arms.clocks import Graph
+from kda_judge.arms.protocol import Place, RowSpec, Traffic
+
+WORD = 4
+"""Bytes of the int32 elements that the stream moves."""
+SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8))
+"""Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread."""
+HINTS = ("", "evict_first")
+"""Of loads and stores; evict-first helps beyond L2 and hurts within."""
+PERSISTENT = (0, 4, 8)
+"""Programs per multiprocessor that take tiles in turn, which helps where the L2 holds everything; 0: one per tile."""
+MOST_TILES = 4
+"""Tiles that a program copies, at most, so that reads and writes are shared out evenly in their ratio."""
+TRIAL_CALLS = 10
+TRIAL_US, MOST_REPLAYS, TRIALS = 200, 20, 3
+"""A trial is so long, or so many replays; the shortest of so many counts."""
+MOST_OUTPUTS = 16
+"""As in host_floor.c."""
+EMPTY = """.version 6.3
+.target sm_75
+.address_size 64
+.visible .entry empty({parameters}) {{ ret; }}
+"""
+"""An empty kernel that is passed an address per output; the driver compiles it for any GPU since Turing."""
+
+Op = Callable[..., Any]
+
+
+class Output(ctypes.Structure):
+    """`Output` of host_floor.c."""
+
+    _fields_ = (
+        ("dims", ctypes.c_int64),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+def host_floor(outputs: tuple[Place, ...], device: torch.device) -> Callable[[int], None]:
+    """So many calls, in C: allocate tensors like these and launch an empty kernel on the current stream.
+
+    Raises:
+        RuntimeError: the loop could not be built, loaded or run.
+    """
+    if len(outputs) > MOST_OUTPUTS:
+        raise RuntimeError(f"the host's floor: expected at most {MOST_OUTPUTS} outputs, got {len(outputs)}")
+    floor, allocator = _library(), _allocator()
+    parameters = ", ".join(f".param .u64 p{i}" for i in range(len(outputs)))
+    _demand(floor.prepare(ctypes.c_void_p(allocator._handle), EMPTY.format(parameters=parameters).encode(), b"empty"))
+    arrays = [[(ctypes.c_int64 * len(of))(*of) for of in (place.shape, place.stride)] for place in outputs]
+    described = (Output * MOST_OUTPUTS)(
+        *(
+            Output(len(place.shape), *pair, getattr(allocator, f"aoti_torch_dtype_{place.dtype}")())
+            for place, pair in zip(outputs, arrays, strict=True)
+        )
+    )
+    kind = getattr(allocator, f"aoti_torch_device_type_{device.type}")()
+
+    def run(count: int, held: object = arrays) -> None:  # noqa: ARG001  # `described` holds addresses of these alone
+        stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
+        number, index = ctypes.c_int64(len(outputs)), device.index or 0
+        _demand(floor.run(ctypes.c_int64(count), described, number, kind, index, ctypes.c_void_p(stream)))
+
+    return run
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The compiled loop, by the C compiler that Triton needs as well."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "host_floor.so"
+        command = ["cc", "-O2", "-shared", "-fPIC", str(Path(__file__).with_name("host_floor.c")), "-ldl"]
+        try:
+            subprocess.run([*command, "-o", str(library)], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", "") or error
+            raise RuntimeError(f"the host's floor: its C loop could not be built: {said}") from None
+        return ctypes.CDLL(str(library))
+
+
+@cache
+def _allocator() -> ctypes.CDLL:
+    """PyTorch's, through the C interface of AOTInductor."""
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def _demand(code: int) -> None:
+    words = {-1: "the driver or torch lacks a function", -2: "an allocation failed"}
+    if code:
+        raise RuntimeError(f"the host's floor: {words.get(code, f'CUDA error {code}')}")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turn(  # type: ignore[no-untyped-def]
+    dst,
+    src,
+    zero,
+    both,
+    reads,
+    writes,
+    p,
+    BLOCK: tl.constexpr,
+    COPIED: tl.constexpr,
+    READ: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """Turn p of all: copy so many tiles, read so many besides, and write so many besides."""
+    lane = tl.arange(0, BLOCK)
+    # `zero` is only known at run time: storing what was just loaded would be compiled away in place.
+    more = tl.zeros((BLOCK,), tl.int32) ^ zero
+    for i in tl.static_range(READ):
+        at = both + (p * READ + i) * BLOCK + lane
+        more ^= tl.load(src + at, mask=at < reads, other=0, eviction_policy=HINT)
+    loaded = ()
+    for i in tl.static_range(COPIED):
+        at = (p * COPIED + i) * BLOCK + lane
+        loaded += (tl.load(src + at, mask=at < both, other=0, eviction_policy=HINT),)  # type: ignore[assignment]
+    for i in tl.static_range(COPIED):
+        at = (p * COPIED + i) * BLOCK + lane
+        tl.store(dst + at, loaded[i] ^ more, mask=at < both, eviction_policy=HINT)
+    for i in tl.static_range(WRITTEN):
+        at = both + (p * WRITTEN + i) * BLOCK + lane
+        tl.store(dst + at, loaded[i % COPIED] ^ more, mask=at < writes, eviction_policy=HINT)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _stream(  # type: ignore[no-untyped-def]
+    dst,
+    src,
+    zero,
+    both,
+    reads,
+    writes,
+    turns,
+    BLOCK: tl.constexpr,
+    COPIED: tl.constexpr,
+    READ: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    HINT: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Read the first `reads` words of src and write the first `writes` of dst; the first `both` of these are a copy."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    p = tl.program_id(0).to(tl.int64)
+    if PERSISTENT:
+        for turn in range(p, turns, tl.num_programs(0)):
+            _turn(dst, src, zero, both, reads, writes, turn, BLOCK, COPIED, READ, WRITTEN, HINT)
+    else:
+        _turn(dst, src, zero, both, reads, writes, p, BLOCK, COPIED, READ, WRITTEN, HINT)
+
+
+def floors(row: RowSpec, device: str) -> tuple[Op, Op]:
+    """The host's floor, a function of a number of calls, and the device's, a call that ignores its arguments."""
+    return host_floor(row.outputs, torch.device(device)), fastest_stream(row.traffic, in_place=bool(row.inplace))
+
+
+def fastest_stream(traffic: Traffic, in_place: bool) -> Op:
+    """The fastest kernel that reads and writes so many bytes of the current device's memory, and does nothing else."""
+    reads, writes = (max(size // 16 * 16, 16) // WORD for size in (traffic.read, traffic.written))
+    words = max(reads, writes if in_place else 0)
+    source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
+    target = source if in_place else source.new_empty(writes)
+    # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
+    pdl = torch.cuda.get_device_capability()[0] >= 9
+    best: tuple[float, Op] | None = None
+    for grid, turns, constants in streams(reads, writes, torch.cuda.get_device_properties().multi_processor_count):
+
+        def stream(*_: object, grid: int = grid, turns: int = turns, constants: Any = constants, **__: object) -> None:
+            sizes = (min(reads, writes), reads, writes)
+            _stream[grid,](target, source, 0, *sizes, turns, PDL=pdl, launch_pdl=pdl, **constants)
+
+        graph = Graph(stream, [()] * TRIAL_CALLS, {})
+        graph.replay(1)
+        times = min(max(round(TRIAL_US / graph.replay(1)[1]), 1), MOST_REPLAYS)
+        time = min(graph.replay(times)[1] / times for _ in range(TRIALS))
+        if best is None or time < best[0]:
+            best = (time, stream)
+    assert best is not None
+    return best[1]
+
+
+def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, dict[str, int | str]]]:
+    """Grids, turns and constants of `_stream` that are tried for so many words."""
+    both = min(reads, writes)
+    for share, (block, warps), hint, each in itertools.product(shares(reads, writes), SHAPES, HINTS, PERSISTENT):
+        parts = zip((both, reads - both, writes - both), share, strict=True)
+        turns = max(-(-words // (tiles * block)) for words, tiles in parts if tiles)
+        programs = each * multiprocessors or turns
+        if programs < turns or not each:
+            names = dict(zip(("COPIED", "READ", "WRITTEN"), share, strict=True))
+            yield programs, turns, {**names, "BLOCK": block, "HINT": hint, "PERSISTENT": each > 0, "num_warps": warps}
+
+
+def shares(reads: int, writes: int) -> list[tuple[int, int, int]]:
+    """Tiles that a turn copies, reads besides, and writes besides: one copied, and whatever fits the ratio best."""
+    both, more = min(reads, writes), abs(reads - writes)
+    found = []
+    for copied in range(1, MOST_TILES + 1):
+        besides = min(-(-more * copied // both), 2 * MOST_TILES)
+        found.append((copied, besides, 0) if reads > writes else (copied, 0, besides))
+    # The turns that it takes, in tiles: where the ratio does not fit, some have nothing to do.
+    idle = [abs(share[1] + share[2] - more * share[0] / both) / share[0] for share in found]
+    return list(dict.fromkeys([found[0], found[idle.index(min(idle))]]))

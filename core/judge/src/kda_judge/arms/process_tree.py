@@ -1,0 +1,104 @@
+"""A worker's whole process tree, which ends with it: what left its group or its session, daemons too.
+
+The worker runs as the child of a supervisor, a fork made before anything of the arm is there. Linux hands every orphan
+below the supervisor to it (prctl(2), PR_SET_CHILD_SUBREAPER), so that nothing leaves the tree while it lives. An arm
+that kills it ends its own worker, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""From linux/prctl.h."""
+CPUCLOCK_SCHED = 2
+"""From linux/posix-timers.h: with a process id in the other bits, the clock that clock_getcpuclockid(3) gives."""
+ZOMBIE = "Z"
+
+
+def die_with_parent(by: signal.Signals) -> None:
+    """Have this process sent `by` when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
+
+
+def supervise(channel: int) -> None:
+    """Return in a child. The caller stays behind as its supervisor, and ends as it ends, after all that it started.
+
+    SIGTERM, and the end of the judge, end the child. `channel` is the descriptor of its end of the judge's socket pair.
+    """
+    asked = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, asked)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    die_with_parent(signal.SIGTERM)
+    supervisor, worker = os.getpid(), os.fork()
+    if worker == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
+        os.setpgid(0, 0)  # what it sends its own group does not reach the supervisor
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(1)
+        return
+    os.close(channel)  # it closes with the worker
+    status = None
+    while status is None:
+        if signal.sigwait(asked) == signal.SIGTERM:
+            os.kill(worker, signal.SIGKILL)
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == worker:
+                status = ended[1]
+                break
+    with suppress(ChildProcessError):
+        while True:
+            for process in trees([os.getpid()])[os.getpid()][1:]:
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            os.waitpid(-1, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def trees(roots: Iterable[int]) -> dict[int, list[int]]:
+    """For each process: itself, and all that run below it, parents before their children and the oldest first."""
+    children: dict[int, list[int]] = {}
+    for process in sorted(int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+        with suppress(OSError):
+            state, parent, *_ = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            if state != ZOMBIE:
+                children.setdefault(int(parent), []).append(process)
+    found = {root: [root] for root in roots}
+    for tree in found.values():
+        for process in tree:
+            tree.extend(children.get(process, ()))
+    return found
+
+
+def detached(tree: Iterable[int]) -> list[str]:
+    """The command lines of those in another session than the first."""
+    first, *rest = tree
+    found = []
+    for process in rest:
+        with suppress(OSError):
+            if os.getsid(process) != os.getsid(first):
+                command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(command.decode(errors="replace").strip())
+    return found
+
+
+def cpu_s(processes: Iterable[int]) -> float:
+    """Processor time that all threads of the processes have used; those that are gone count as nothing."""
+    total = 0.0
+    for process in processes:
+        with suppress(OSError):
+            total += time.clock_gettime(~process << 3 | CPUCLOCK_SCHED)
+    return total

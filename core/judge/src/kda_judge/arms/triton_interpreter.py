@@ -1,0 +1,92 @@
+"""Triton's interpreter, made to convert bfloat16 as a GPU does.
+
+A GPU rounds float32 to the nearest bfloat16, ties to even. The interpreter of Triton 3.6 to 3.9 cuts the lower half
+off: errors of bfloat16 outputs are twice as large, and an op with an inner rounding is another op. It also widens
+subnormal bfloat16 to other float32 values. Its float16 is NumPy's and right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+from kda_judge.contract.errors import MissingRequirement
+
+PROBE = (0x3F80_0001, 0x3F80_8000, 0x3F81_8000, 0xBF80_8001, 0x3FFF_8000, 0x7F7F_FFFF, 0x0000_8001, 0xFF80_0000)
+"""Bits of float32 values: below, at (twice) and above a tie, two that carry into the exponent (one up to infinity), a
+subnormal one, and an infinity."""
+NEAREST = (0x3F80, 0x3F80, 0x3F82, 0xBF81, 0x4000, 0x7F80, 0x0001, 0xFF80)
+"""Bits of the nearest bfloat16 values, as `cvt.rn.bf16.f32` of PTX gives them."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _probe(nearest, wide, values, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, COUNT)
+    rounded = tl.load(values + at).to(tl.bfloat16)
+    tl.store(nearest + at, rounded)
+    tl.store(wide + at, rounded.to(tl.float32))
+
+
+def convert_as_a_gpu_does() -> None:
+    """Replace the conversions of this process's interpreter; nothing where TRITON_INTERPRET=1 is not set.
+
+    Raises:
+        MissingRequirement: this Triton's interpreter is built otherwise, and still does not convert as a GPU does.
+    """
+    if not knobs.runtime.interpret:
+        return
+    try:
+        if _converts_rightly():
+            return
+        _replace_cast()
+        found = "" if _converts_rightly() else "a kernel still converts as before"
+    except Exception as error:  # noqa: BLE001  # whatever a changed private interface raises
+        found = f"{type(error).__name__}: {error}"
+    if found:
+        raise MissingRequirement(
+            f"triton {triton.__version__}: its interpreter does not convert bfloat16 as a GPU does, and its conversion "
+            f"cannot be replaced ({found}): use triton 3.6 to 3.9"
+        )
+
+
+def nearest_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Bits (uint16) of the bfloat16 values nearest to float32 `values`, ties to even; NaN is 0x7FFF, as from PTX."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    halves = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(bits.view(np.float32)), 0x7FFF, halves).astype(np.uint16).reshape(values.shape)
+
+
+def widened(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The float32 values of bfloat16 `bits` (uint16)."""
+    return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32).reshape(bits.shape)
+
+
+def _replace_cast() -> None:
+    """Put the two functions above below every conversion of the interpreter but those that ask for a rounding mode."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast = InterpreterBuilder.cast_impl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        one, other = src.dtype.scalar, dst_type.scalar
+        if one == tl.float32 and other == tl.bfloat16:
+            return TensorHandle(nearest_bfloat16(src.data), other)
+        if one == tl.bfloat16 and other == tl.float32:
+            return TensorHandle(widened(src.data), other)
+        return cast(self, src, dst_type)
+
+    InterpreterBuilder.cast_impl = cast_impl
+
+
+def _converts_rightly() -> bool:
+    values = torch.from_numpy(np.array(PROBE, dtype=np.uint32).view(np.float32))
+    nearest = torch.zeros(len(NEAREST), dtype=torch.bfloat16)
+    wide = torch.zeros(len(NEAREST))
+    _probe[(1,)](nearest, wide, values, COUNT=len(NEAREST))
+    bits = tuple(nearest.view(torch.uint16).tolist())
+    return bits == NEAREST and torch.equal(wide.view(torch.int32) >> 16, nearest.view(torch.int16).to(torch.int32))

@@ -1,0 +1,73 @@
+"""Read TOML into strict pydantic models, with errors that name the file, the key, what was expected and what came."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tomli
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kda_judge.contract.errors import UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Strict(BaseModel):
+    """Base of every model read from a file: frozen, no coercion, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse `path`; a missing or malformed file is a UsageError that names it."""
+    try:
+        return tomli.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: file not found") from None
+    except OSError as error:
+        raise UsageError(f"{path}: expected a file of TOML, got: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits; too deep
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+
+
+def validate(model: type[Model], data: object, where: Path | str) -> Model:
+    """Validate `data` as `model`.
+
+    The data goes through JSON because pydantic's strict mode then still takes an array for a tuple
+    and a string for an enum, which TOML cannot spell otherwise.
+    """
+    try:
+        return model.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        raise UsageError("\n".join(f"{where}: {line}" for line in _explain(error, model))) from None
+    except (ValueError, RecursionError) as error:  # of `dumps`, as of `loads`
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        if item["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(item["loc"][-1]), _all_keys(model), n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            lines.append(f"unknown key {key!r}{hint}")
+        elif item["type"] == "missing":
+            lines.append(f"missing key {key!r}")
+        else:
+            whole = item["type"] == "value_error" and isinstance(item["input"], dict)
+            # A check of a whole table says itself what it got; the table would bury it.
+            lines.append(f"key {key!r}: {item['msg']}" + ("" if whole else f", got {item['input']!r}"))
+    return lines
+
+
+def _all_keys(model: type[BaseModel]) -> set[str]:
+    """Every field name of `model` and of the models inside it, for near-miss suggestions."""
+    names: set[str] = set()
+    for part in model.model_json_schema().get("$defs", {}).values():
+        names |= set(part.get("properties", {}))
+    return names | set(model.model_fields)

@@ -1,0 +1,1 @@
+"""What a run leaves behind: records, their statistics, where they came from, and what the machine did meanwhile."""

@@ -1,0 +1,173 @@
+"""A task's `docs/ledger.jsonl`: one JSON line per recorded run, only ever appended to."""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kda_judge.contract.errors import LedgerError, UsageError
+from kda_judge.evidence.derive import rounded
+from kda_judge.evidence.ledger_migrations import MIGRATIONS, is_known, migrate
+from kda_judge.evidence.run_record import SCHEMA_VERSION, RunRecord
+
+
+def encode(record: RunRecord) -> bytes:
+    """The record as its ledger line: rounded, compact JSON, `NaN` and `Infinity` as Python spells them."""
+    data = rounded(record).model_dump(mode="json")
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def append(path: Path, record: RunRecord) -> None:
+    """Add one line and wait until it is on disk; makes the file and its folder.
+
+    Writers exclude each other by a lock on the file. A last line that some crash left unfinished is not continued:
+    the new record starts on a line of its own, so that it is kept and `read` names the broken one.
+    """
+    line = encode(record)
+    _decode(line, "the new record")
+    with _locked(path) as file:
+        _write(file, line)
+
+
+def read(path: Path) -> list[RunRecord]:
+    """Every record, in file order and in the form of the current schema version; none when the file does not exist.
+
+    Waits for a writer that is at it, so that no half line is seen.
+
+    Raises:
+        LedgerError: a line that is broken, unfinished or of an unknown schema version, or a run id that occurs twice;
+            names file and line. Nothing is ever skipped.
+    """
+    return [record for record, _ in _lines(_content(path), path).values()]
+
+
+def merge(path: Path, other: Path, unfit: Callable[[RunRecord], str | None]) -> int:
+    """Append the lines of `other` whose run id `path` lacks, byte for byte; returns how many.
+
+    A ledger never loses a line again, so each new one has to be fit for it: `unfit` says why one is not. What a
+    transfer does to the ends of lines is mended: they may be CRLF, and the last one may be missing. Lines of an older
+    schema version stay what they are.
+
+    Raises:
+        UsageError: `other` does not exist, or holds no line.
+        LedgerError: either file is broken, both hold the same run id with different content, or a new line is unfit;
+            nothing is appended then.
+    """
+    if not other.is_file():
+        raise UsageError(f"{other}: file not found")
+    received = _content(other)
+    if not received.strip():
+        raise UsageError(f"{other}: expected the line of a run, or several, got an empty file")
+    theirs = _lines(received if received.endswith(b"\n") else received + b"\n", other)
+    known = _lines(_content(path), path)
+    refused = [
+        f"{other}:{number}: run {run_id} is refused: {why}"
+        for number, (run_id, (record, _)) in enumerate(theirs.items(), start=1)
+        if run_id not in known and (why := unfit(record))
+    ]
+    if refused:  # before the lock, which makes the file where there is none
+        raise LedgerError("\n".join([*refused, f"nothing was appended to {path}"]))
+    with _locked(path) as file:
+        ours = _lines(_all_of(file), path)
+        for run_id in theirs.keys() & ours.keys():
+            if theirs[run_id][1] != ours[run_id][1]:
+                raise LedgerError(f"{other}: run {run_id} differs from the line of that run in {path}; one was edited")
+        new = [line for run_id, (_, line) in theirs.items() if run_id not in ours]
+        if new:
+            _write(file, b"".join(new))
+    return len(new)
+
+
+def _content(path: Path) -> bytes:
+    """The file's bytes between two writers; none when it does not exist."""
+    if not path.exists():
+        return b""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return _all_of(file)
+    finally:
+        os.close(file)
+
+
+def _all_of(file: int) -> bytes:
+    with os.fdopen(os.dup(file), "rb") as stream:
+        stream.seek(0)
+        return stream.read()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file opened for appending, exclusively locked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    created = not path.exists()
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+        if created:
+            _sync_folder(path.parent)
+    finally:
+        os.close(file)
+
+
+def _write(file: int, lines: bytes) -> None:
+    """Append all of `lines`, or nothing: what a full disk took of them is cut off again."""
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        lines = b"\n" + lines
+    try:
+        written = 0
+        while written < len(lines):
+            written += os.write(file, lines[written:])
+        os.fsync(file)
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _lines(content: bytes, path: Path) -> dict[str, tuple[RunRecord, bytes]]:
+    """Run id -> the record and its line, which ends in a newline alone."""
+    found: dict[str, tuple[RunRecord, bytes]] = {}
+    numbers: dict[str, int] = {}
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        record = _decode(line, f"{path}:{number}")
+        if record.run_id in found:
+            raise LedgerError(f"{path}:{number}: run {record.run_id} is already on line {numbers[record.run_id]}")
+        found[record.run_id] = (record, line.rstrip(b"\r\n") + b"\n")
+        numbers[record.run_id] = number
+    return found
+
+
+def _decode(line: bytes, where: str) -> RunRecord:
+    if not line.endswith(b"\n"):
+        raise LedgerError(f"{where}: unfinished line of {len(line)} bytes: expected a newline at its end")
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise LedgerError(f"{where}: not valid JSON: {error}") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not is_known(version):
+        known = f"{min(MIGRATIONS)} to {SCHEMA_VERSION}"
+        raise LedgerError(f"{where}: expected an object with schema_version {known}, got {version!r}")
+    try:
+        # An old line goes through JSON once more: only there does a strict model take an array for a tuple.
+        return RunRecord.model_validate_json(line if version == SCHEMA_VERSION else json.dumps(migrate(data)))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise LedgerError(f"{where}: {'; '.join(problems[:3])}{more}") from None
+    except ValueError as error:
+        raise LedgerError(f"{where}: {error}") from None

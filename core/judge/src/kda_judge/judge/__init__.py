@@ -1,0 +1,1 @@
+"""One row from its inputs to its verdict."""

@@ -1,0 +1,32 @@
+"""Whether an arm's clock runs slow: the judge's clock over long loops, against what the worker claims for them.
+
+What a command costs beside its calls is the same for short loops and long ones. So where a sample's loop takes the
+judge longer than the worker claims, by more than short loops do, much longer loops decide: of them the cost is next to
+nothing, and only time that was not claimed grows with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+SHAVED = 0.015
+"""Share of a loop's time that may be missing from the claim. List and events of a long loop cost up to half of it."""
+LONGER = 6
+"""Times the calls of a sample. An honest arm that is suspect all the same makes one such loop a generation."""
+LOOPS = 5
+"""All of which have to take longer than claimed: on a busy host the judge may come late, but not each time."""
+LEAST_US = 5_000
+"""Shorter samples are not judged: a CPU makes one call, of which nothing is kept."""
+
+
+def suspect(long_us: Sequence[float], short_us: float, claimed_us: Sequence[float]) -> bool:
+    """Whether longer loops have to decide.
+
+    Args:
+        long_us: time by the judge's clock less the claim, of each sample's loop.
+        short_us: the same of short loops.
+        claimed_us: what was claimed for the sample's loops.
+    """
+    claimed = median(claimed_us)
+    return claimed >= LEAST_US and median(long_us) - short_us > SHAVED * claimed

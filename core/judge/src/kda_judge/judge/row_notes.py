@@ -1,0 +1,79 @@
+"""What the judge notes while a run goes on; `verdict.py` turns it into results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kda_judge.arms.arm_process import Fault
+from kda_judge.arms.protocol import Traffic
+from kda_judge.contract.workloads import Workload
+from kda_judge.evidence.run_record import Distance, Metric, OutputError
+
+
+@dataclass
+class ArmNotes:
+    """One arm on one row."""
+
+    checks: int = 0
+    """Calls whose outputs were compared in full."""
+    errors: dict[str, OutputError] = field(default_factory=dict)
+    """Output -> worst error so far."""
+    distance: dict[str, Distance] = field(default_factory=dict)
+    """Output -> how far the subject's was from this arm's."""
+    incorrect: str | None = None
+    """The first failed comparison, in words."""
+    excused: bool = False
+    """An opponent on a row that is about the subject alone: outside the tolerance, or where it refuses, it goes on, and
+    bounds nothing."""
+    outside: str | None = None
+    """Of an excused arm the first output outside the tolerance, or what it raised, in words."""
+    fault: Fault | None = None
+    samples: dict[Metric, list[list[float]]] = field(default_factory=dict)
+    """Metric -> one list per generation."""
+    graphs: list[Metric] = field(default_factory=list)
+    """What this generation replays CUDA graphs for."""
+    calls: int | None = None
+    """N of the latest generation."""
+    clock_ratios: dict[Metric, list[float]] = field(default_factory=dict)
+    """Per sample: time by the judge's clock over the time that the worker claims."""
+    protocol_us: dict[Metric, list[float]] = field(default_factory=dict)
+    """Per sample: time by the judge's clock less the time that the worker claims, microseconds."""
+    claimed_us: dict[Metric, list[float]] = field(default_factory=dict)
+    """Per sample: the time that the worker claims, microseconds."""
+    kernels: dict[str, float] = field(default_factory=dict)
+    """Kernels per call in `verified` (single) and `timed` (many) calls."""
+    no_graph: str | None = None
+    """Why the calls could not be captured into a CUDA graph."""
+    restarts: int = 0
+    replaced: int | None = None
+    """Loops whose inputs were replaced while they ran, and whose last output was compared; None: not tried."""
+    replay_shares: list[float] = field(default_factory=list)
+    """Per sample of `device`: time between the events around the replays over the host's time for them."""
+    idle_s: float = 0.0
+    """How long others were timed."""
+    idle_cpu_s: float = 0.0
+    """Processor time that the arm used meanwhile."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether going on with this arm makes sense."""
+        return self.fault is None and self.incorrect is None
+
+
+@dataclass
+class RowNotes:
+    """One row."""
+
+    row: Workload
+    traffic: Traffic
+    footprint: int
+    """Bytes of the tensors that one call touches: how hard a limit the copy rate is depends on them."""
+    arms: dict[str, ArmNotes]
+    oracle_dtype: str = "float64"
+    complete: bool = False
+    """Every check was made; an interrupted run leaves rows without."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an arm ended early."""
+        return not all(arm.usable for arm in self.arms.values())

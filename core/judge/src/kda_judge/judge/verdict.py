@@ -1,0 +1,218 @@
+"""From the judge's notes to a row's result: who failed, and whether the times are physically possible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from statistics import median
+from typing import Literal
+
+from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Correctness, Limit, Metric, RowResult, Settings, Verdict
+from kda_judge.judge.row_notes import ArmNotes, RowNotes
+
+FASTER_THAN_DEVICE = 0.95
+"""Share of the `device` time below which a call's other times cannot be true: the GPU's part is in them."""
+FASTER_THAN_STREAM = ((1, 0.85), (2, 0.95))
+"""Tensors larger than so many L2 caches -> share of the stream's time below which moving their bytes cannot be true.
+
+What of the stream the cache holds is its own. Beyond that no solution passed it by more than 1% (H200, 2026-11-22).
+"""
+EVENTS_OF_WALL = 0.8
+"""Share of the wall that the calls' stream must be in use: less, and their work is on another stream."""
+EVENTS_OF_REPLAY = 0.8
+"""Share of the host's time for a replay that lies between the events around it: graphs back to back fill it."""
+FASTER_THAN_HOST = 0.8
+"""The host floor is the cheapest launch known to us, not a law: a better launcher may pass it by this much."""
+CLOCK_TOLERANCE = 1.10
+"""Median time of a command by the judge's clock over what the worker claims, apart from what the protocol adds for the
+limits' worker, whose claims are our own: 0.6 to 1 ms on a fast host, twice that on a slow one."""
+ABSOLUTE = re.compile(r"(?:(?<=-[ILo])|(?<![\w./~-]))/(?!/)(?:[^\s/'\":,;()\[\]]+/)+")
+"""The folders of an absolute path, a compiler's option before it included; ratios and addresses of the web are none."""
+NOT_TIMED = {
+    "cpu": "correct on the CPU; a GPU would add the timing against upstream, correctness at full size, and the verdict",
+    "cuda": "correct; not timed, as only correctness was asked for",
+}
+"""Why a correct row has no measured verdict."""
+
+
+def result(
+    notes: RowNotes,
+    settings: Settings,
+    kind: Literal["cuda", "cpu"],
+    l2_bytes: int,
+    timed: bool = True,
+    counted: bool = True,
+) -> RowResult:
+    """One row's result. A measured row leaves as NOT_FASTER without a reason: `derive` decides it from its samples.
+
+    Args:
+        notes: what the judge noted.
+        settings: the run's settings.
+        kind: where it ran.
+        l2_bytes: size of the GPU's L2 cache.
+        timed: False for a run that only verified.
+        counted: False where kernels are not counted: in a quick run, and before the checks behind all timing.
+    """
+    limit = _limit(notes)
+    measured = kind == "cuda" and timed
+    verdict, reason = _failure(notes, settings) or (
+        _judged(notes, settings, limit, l2_bytes, counted and not settings.quick)
+        if measured
+        else (Verdict.CORRECT, NOT_TIMED[kind] + _outside(notes))
+    )
+    return RowResult(
+        id=notes.row.id,
+        op=notes.row.op,
+        production=notes.row.production,
+        verdict=verdict,
+        reason=without_folders(reason),
+        arms={name: _arm(arm, notes.oracle_dtype, measured) for name, arm in notes.arms.items()},
+        limit=limit if measured else None,
+        input_shapes={name: spec.shape for name, spec in notes.row.inputs.items()},
+    )
+
+
+def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
+    failure = arm.incorrect or (str(arm.fault) if arm.fault else None) or arm.outside
+    samples = {metric: tuple(tuple(part) for part in parts) for metric, parts in arm.samples.items() if any(parts)}
+    return ArmRow(
+        correctness=Correctness(
+            passed=failure is None,
+            checks=arm.checks,
+            outputs=tuple(arm.errors.values()),
+            failure=without_folders(failure) if failure else None,
+            oracle="float32" if oracle == "float32" else "float64",
+        ),
+        distance=tuple(arm.distance.values()),
+        # A CPU's times say nothing about a kernel and are not kept.
+        samples=samples if measured else {},
+        calls_per_sample=arm.calls if measured else None,
+        kernels_per_call=arm.kernels.get("timed"),
+        no_graph=without_folders(arm.no_graph) if arm.no_graph else None,
+        clock_ratio={metric: median(ratios) for metric, ratios in _ratios(arm)} if measured else {},
+        restarts=arm.restarts,
+        replaced=arm.replaced,
+    )
+
+
+def without_folders(text: str) -> str:
+    """What an arm said, without the folders of absolute paths: they are the machine's, and records are published."""
+    return ABSOLUTE.sub("", text)
+
+
+def _limit(notes: RowNotes) -> Limit | None:
+    arm = notes.arms.get(LIMIT_ARM)
+    if arm is None:
+        return None
+    wall, device = _median(arm, Metric.WALL), _median(arm, Metric.DEVICE)
+    if wall is None or device is None:
+        return None
+    return Limit(bytes_moved=notes.traffic.moved, device_us=device, host_us=wall)
+
+
+def _failure(notes: RowNotes, settings: Settings) -> tuple[Verdict, str] | None:
+    """The first thing wrong with the pair that decides, or None."""
+    for name in (settings.subject, settings.against[0]):
+        arm = notes.arms[name]
+        if arm.incorrect is not None:
+            return Verdict.INCORRECT, f"{name}: {arm.incorrect}"
+        if arm.fault is not None:
+            return arm.fault.verdict, arm.fault.reason
+    if not notes.complete:
+        return Verdict.INVALID, "interrupted before every check of this row was made"
+    return None
+
+
+def _outside(notes: RowNotes) -> str:
+    """Which opponents of a correct subject are not."""
+    return "".join(f"; {name} is not: {arm.outside}" for name, arm in notes.arms.items() if arm.outside)
+
+
+def _judged(
+    notes: RowNotes, settings: Settings, limit: Limit | None, l2_bytes: int, counted: bool
+) -> tuple[Verdict, str]:
+    """INVALID when a time cannot be true, else a measured verdict that the samples still have to decide."""
+    for name in (settings.subject, *settings.against):
+        # Another opponent that failed leaves no ratio; one that measured something impossible would leave a wrong one.
+        if notes.arms[name].usable:
+            share = _copy_share(notes.footprint, l2_bytes)
+            impossible = _impossible(notes.arms[name], limit, share, _protocol_us(notes), counted)
+            if impossible is not None:
+                return Verdict.INVALID, f"{name}: {impossible}"
+    if limit is None:
+        return Verdict.INVALID, f"the machine's limit was not measured: {notes.arms[LIMIT_ARM].fault}"
+    return Verdict.NOT_FASTER, ""
+
+
+def _copy_share(footprint: int, l2_bytes: int) -> float:
+    """Share of the stream's time that tensors of this size take at least; 0 where the L2 holds them."""
+    return max((share for caches, share in FASTER_THAN_STREAM if footprint > caches * l2_bytes), default=0.0)
+
+
+def _protocol_us(notes: RowNotes) -> dict[Metric, float]:
+    """What a command costs beside the time that it claims, by the one worker that runs nothing but our own code."""
+    arm = notes.arms.get(LIMIT_ARM)
+    return {metric: median(times) for metric, times in arm.protocol_us.items()} if arm is not None else {}
+
+
+def _impossible(
+    arm: ArmNotes, limit: Limit | None, copy_share: float, protocol_us: Mapping[Metric, float], counted: bool
+) -> str | None:
+    """Why the arm's times cannot be true, or None."""
+    found = _clocks_differ(arm, protocol_us) or _unphysical(arm, limit, copy_share)
+    return found or (_kernels_differ(arm) if counted else None)
+
+
+def _ratios(arm: ArmNotes) -> list[tuple[Metric, list[float]]]:
+    """Of `latency` there is none: it is so short that most of what the judge sees is the protocol."""
+    return [(metric, ratios) for metric, ratios in arm.clock_ratios.items() if metric is not Metric.LATENCY]
+
+
+def _clocks_differ(arm: ArmNotes, protocol_us: Mapping[Metric, float]) -> str | None:
+    """The worker's clock against the judge's: a claim that is too long, or too short by more than the protocol."""
+    for metric, ratios in _ratios(arm):
+        ratio, claimed = median(ratios), arm.claimed_us.get(metric)
+        protocol = protocol_us.get(metric, 0.0) / median(claimed) if claimed else 0.0
+        if not 1 <= ratio <= CLOCK_TOLERANCE + protocol:
+            return f"{metric.value}: the judge's clock saw {ratio:.2f} times the time that the worker claims"
+    share = median(arm.replay_shares) if arm.replay_shares else 1.0
+    if share < EVENTS_OF_REPLAY:
+        return f"device: the events around the replays saw {share:.2f} of the time that these kept the host"
+    return None
+
+
+def _unphysical(arm: ArmNotes, limit: Limit | None, copy_share: float) -> str | None:
+    """The metrics against each other and against the machine's limits: the first that is too short."""
+    wall, device, events = (_median(arm, metric) for metric in (Metric.WALL, Metric.DEVICE, Metric.EVENTS))
+    if wall is None:
+        return "no wall samples"
+    pairs = [
+        ("wall", wall, FASTER_THAN_DEVICE, device, "the GPU alone takes"),
+        # The calls' stream was idle while they ran: their work is on another one.
+        ("events", events, FASTER_THAN_DEVICE, device, "the GPU alone takes"),
+        ("events", events, EVENTS_OF_WALL, wall, "the calls take by the host's clock"),
+    ]
+    if limit is not None:
+        pairs.append(("wall", wall, FASTER_THAN_HOST, limit.host_us, "an empty launch costs"))
+        # An arm that cannot be captured into a graph has no `device`; its wall must obey physics all the same.
+        pairs.append(("device", device, copy_share, limit.device_us, "moving the bytes takes"))
+        pairs.append(("wall", wall, copy_share, limit.device_us, "moving the bytes takes"))
+    for name, value, share, floor, what in pairs:
+        if value is not None and floor is not None and value < share * floor:
+            return f"{name} {value:.2f} us is less than {what} ({floor:.2f} us)"
+    return None
+
+
+def _kernels_differ(arm: ArmNotes) -> str | None:
+    """The profiler's count of kernels in the verified call against the timed calls."""
+    verified, timed = arm.kernels.get("verified"), arm.kernels.get("timed")
+    if verified is None or timed is None:
+        return "the profiler counted nothing"
+    if verified != timed or timed == 0:
+        return f"{verified:g} kernels in the verified call, {timed:g} per call when timed"
+    return None
+
+
+def _median(arm: ArmNotes, metric: Metric) -> float | None:
+    samples = [value for part in arm.samples.get(metric, ()) for value in part]
+    return median(samples) if samples else None

@@ -1,0 +1,91 @@
+"""Which samples make longer loops decide, and that the protocol's cost does not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kda_judge.arms.arm_process import Fault
+from kda_judge.arms.protocol import Timed
+from kda_judge.evidence.run_record import LIMIT_ARM, Metric, Verdict
+from kda_judge.judge.clock_check import LONGER, LOOPS, suspect
+from kda_judge.judge.judge import Judge
+from kda_judge.judge.row_notes import ArmNotes
+
+CLAIMED = [20_000.0, 20_100.0, 19_900.0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [(0.0, False), (0.01, False), (0.02, True), (0.04, True)],
+)
+def test_two_percent_that_were_not_claimed_are_suspect(missing, expected):
+    protocol = 600.0
+    long = [claim * missing / (1 - missing) + protocol for claim in CLAIMED]
+    assert suspect(long, protocol, CLAIMED) is expected
+
+
+def test_one_late_reply_is_not():
+    assert not suspect([600.0, 9_000.0, 610.0], 590.0, CLAIMED)
+
+
+def test_samples_of_a_moment_are_not():
+    assert not suspect([600.0], 0.0, [900.0])
+
+
+class Loops:
+    """A process whose worker claims a share of each loop's time; `late_us` are the judge's delays in turn."""
+
+    def __init__(self, claimed, late_us):
+        self.claimed, self.late_us, self.asked = claimed, list(late_us), []
+
+    def ask(self, command, reply, count, canary):
+        self.asked.append((command, count, canary))
+        passed = 20.0 * count
+        late = self.late_us[(len(self.asked) - 1) % len(self.late_us)]
+        return Timed(calls=count, total_us=self.claimed * passed), (passed + 500.0 + late) / 1e6
+
+    def give_up(self, verdict, text):
+        return Fault(verdict, text)
+
+
+def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0)):
+    """What the judge says to an arm of 1000 calls of 20 us a sample, and the loops that it asked for."""
+    judge = Judge.__new__(Judge)
+    judge._settings = SimpleNamespace(samples=3)
+    case = SimpleNamespace(most_calls=lambda calls: calls, restore=lambda: None, row=SimpleNamespace(inplace=()))
+    excess = 500.0 + 20_000 * (1 - claimed) + late_us[0]
+    arm = ArmNotes(
+        calls=1000,
+        protocol_us={Metric.WALL: [excess] * 3, Metric.LATENCY: list(short_us)},
+        claimed_us={Metric.WALL: [20_000 * claimed] * 3},
+    )
+    process = Loops(claimed, late_us)
+    others = {} if limit is None else {LIMIT_ARM: limit}
+    try:
+        judge._hold_to_clock(case, SimpleNamespace(arms={"arm": arm, **others}), arm, process)
+    except Fault as fault:
+        return fault, process.asked
+    return None, process.asked
+
+
+@pytest.mark.parametrize("limit", [None, ArmNotes(), ArmNotes(protocol_us={Metric.LATENCY: [480.0] * 3})])
+def test_who_claims_two_percent_less_is_invalid(limit):
+    fault, asked = hold(0.98, limit=limit)
+    assert fault.verdict is Verdict.INVALID
+    assert str(fault).startswith("claims 2.0% less time than passed by the judge's clock")
+    assert asked == [("wall", LONGER * 1000, None)] * LOOPS
+
+
+def test_an_honest_arm_is_asked_nothing():
+    assert hold(1.0) == (None, [])
+
+
+def test_an_honest_arm_whose_replies_come_late_is_asked_until_one_does_not():
+    assert hold(1.0, [4_000.0, 5_000.0, 0.0]) == (None, [("wall", LONGER * 1000, None)] * 3)
+
+
+def test_short_replies_that_are_slow_hide_nothing_from_the_limits_worker():
+    """An arm may claim nothing of its short loops, so that the protocol looks dear."""
+    dear = (2_000.0,) * 3
+    assert hold(0.97, short_us=dear) == (None, [])
+    assert hold(0.97, limit=ArmNotes(protocol_us={Metric.LATENCY: [500.0] * 3}), short_us=dear)[0] is not None

@@ -1,0 +1,355 @@
+"""Ways around the judge, and ways to lose a run, that were open once: each must stay closed."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from core.judge.tests.conftest import listen_to_interrupts
+from core.judge.tests.processes import until, workers_of
+from kda_judge.arms.arm_process import ArmProcess, processes
+from kda_judge.arms.arm_worker import Memory, _newest
+from kda_judge.arms.protocol import ArmSpec, Place
+from kda_judge.bench import Request, frozen_rows, open_session, run
+from kda_judge.contract.errors import KdaError
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import Settings, Verdict
+from kda_judge.judge import judge, verdict
+from kda_judge.judge.idle_arms import busy, watched
+from kda_judge.judge.judge import Judge
+from kda_judge.judge.row_notes import ArmNotes, RowNotes
+
+ENV = {**os.environ, "PYTHONPATH": import_path()}
+RUN = ("bench", "axpy", "--device", "cpu", "--rows", "out*", "--generations", "1")
+
+
+def bench(task, source, rows="out", measure=True):
+    (task.path / "faulty" / "arm.py").write_text(source)
+    config = task.path / "config.toml"
+    config.write_text(config.read_text() + '\n[arms.arm]\nmodule = "faulty.arm"\ndevices = ["cpu"]\n')
+    fresh = Task(task.path)
+    session = open_session(Request(task=fresh, rows=[f"{rows}*"], subject="arm", device="cpu", generations=1))
+    return run(session, frozen_rows(session), measure=measure, progress=lambda *_: None)
+
+
+def kda(task, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "kda_tools", *arguments],
+        cwd=task.path.parents[1],
+        env=ENV,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+GOOD = "def axpy(x, y, *, factor):\n    return factor * x + y\n"
+SLOW = "import time\ndef axpy(x, y, *, factor):\n    first = factor * x\n    time.sleep({})\n    return first + y\n"
+"""Reads its inputs one after the other, and takes its time between them."""
+
+
+def test_validate_on_a_gpu_is_not_invalid(toy):
+    notes = RowNotes(
+        toy.workloads[0], 1, 1, {"solution": ArmNotes(checks=9), "eager": ArmNotes(checks=9)}, complete=True
+    )
+    settings = Settings(
+        subject="solution",
+        against=("eager",),
+        generations=3,
+        samples=12,
+        target_sample_us=1,
+        seeds=(1,),
+        families=(),
+        cold=False,
+        isolate="none",
+    )
+    found = verdict.result(notes, settings, "cuda", 1, timed=False)
+    assert (found.verdict, found.reason) == (
+        Verdict.CORRECT,
+        "correct; not timed, as only correctness was asked for",
+    )
+
+
+def test_the_opponents_outputs_are_not_in_the_arena(toy):
+    """`validate`: the arm computes nothing and stops the copy; what the opponent left is compared instead."""
+    record = bench(
+        toy,
+        "import torch\ntorch.Tensor.copy_ = lambda self, *a, **k: self\n"
+        "def axpy(x, y, *, factor):\n    return torch.zeros(x.shape)\n",
+        measure=False,
+    )
+    assert record.rows[0].verdict is Verdict.INCORRECT
+
+
+def test_one_arms_damage_is_not_the_others(toy):
+    record = bench(
+        toy,
+        "def axpy(x, y, *, factor):\n    out = factor * x + y\n"
+        "    y.as_strided((y.shape[0] - 1, 32), (48, 1), 16).zero_()\n    return out\n",
+        measure=False,
+    )
+    assert record.rows[0].arms["eager"].correctness.passed
+
+
+@pytest.mark.parametrize("seconds", ["2e-3", "5e-3", "6e-2"])
+def test_inputs_that_change_during_a_call_are_not_held_against_it(toy, seconds, monkeypatch):
+    compared = []
+    monkeypatch.setattr(Judge, "_compare", _spied(Judge._compare, compared))
+    assert bench(toy, SLOW.format(seconds)).rows[0].verdict is Verdict.CORRECT
+    # Twice of both arms; one whose calls are too long for a loop is not tried.
+    assert len(compared) - (2 * (9 + 3 + 1) + 1) == (2 if seconds == "6e-2" else 4)
+
+
+def test_one_call_that_was_held_up_is_no_proof(toy, monkeypatch):
+    """Wrong in two trials and right in two: as a call is that began before the new values and ended last."""
+    compared = []
+    calls = 2 * (9 + 1 + 3) + 1  # compared before: of both arms in draws, sample and audit; of one on slices
+    monkeypatch.setattr(Judge, "_compare", _spied(Judge._compare, compared, wrong=(calls, calls + 1)))
+    assert bench(toy, GOOD).rows[0].verdict is Verdict.CORRECT
+    assert compared[calls : calls + 4] == ["late", "late", None, None]
+
+
+def test_a_claim_of_more_time_than_passed_costs_its_row_and_not_the_run(toy):
+    longer = (
+        "import sys\nworker = sys.modules['__main__']\ntimed = worker.Timed\n"
+        "worker.Timed = lambda **facts: timed(**{**facts, 'total_us': 3 * facts['total_us']})\n"
+    )
+    found = bench(toy, longer + GOOD).rows[0]
+    assert (found.verdict, found.reason) == (Verdict.INVALID, "arm 'arm' claims more time than passed")
+
+
+LESS = (
+    "import sys\nworker = sys.modules['__main__']\ntimed = worker.Timed\n"
+    "worker.Timed = lambda **facts: timed(**{{**facts, 'total_us': facts['total_us'] * {share}}})\n"
+)
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.1, Verdict.INVALID), (0.7, Verdict.CORRECT)])
+def test_a_claim_of_less_time_does_not_hide_a_loop(toy, share, verdict):
+    """Where the loop's end is not known well enough to look at its last output, that is the arm's doing."""
+    row = bench(toy, LESS.format(share=share) + SLOW.format("1e-3")).rows[0]
+    assert row.verdict is verdict
+    assert row.arms["eager"].replaced == 2
+    if verdict is Verdict.INVALID:
+        assert re.fullmatch(r"arm 'arm' claims less than half of the time that passed in [5-9] of 9 loops", row.reason)
+        assert row.arms["arm"].replaced < 2
+    else:
+        assert row.arms["arm"].replaced == 2
+
+
+@pytest.mark.parametrize(("longest_s", "compared"), [(1.0, 2), (0.0, 0)])
+def test_a_judge_that_comes_too_late_is_not_held_against_the_arm(toy, longest_s, compared, monkeypatch):
+    """Loops grow beyond its delay; where they may not, the record says that nothing was compared."""
+    counts, sleep, ask = [], time.sleep, ArmProcess.ask
+    monkeypatch.setattr(judge, "REPLACED_LONGEST_S", longest_s)
+    monkeypatch.setattr("kda_judge.judge.judge.time.sleep", lambda seconds: sleep(seconds + 0.15))
+
+    def noted(process, command, *rest, **named):
+        if process.spec.name == "arm" and command == "wall":
+            counts.append(named["count"])
+        return ask(process, command, *rest, **named)
+
+    monkeypatch.setattr(ArmProcess, "ask", noted)
+    row = bench(toy, SLOW.format("1e-3")).rows[0]
+    assert row.verdict is Verdict.CORRECT
+    assert row.arms["arm"].replaced == compared
+    assert (max(counts) > 64) == bool(compared)  # 64 calls of 1 ms are a loop
+
+
+def _spied(original, compared, wrong=()):
+    def compare(*given, **named):
+        found = original(*given, **named)
+        compared.append("late" if len(compared) in wrong else found.failure)
+        return dataclasses.replace(found, broken="late") if compared[-1] == "late" else found
+
+    return compare
+
+
+def test_what_a_worker_hands_back_is_copied_by_address():
+    source, target = torch.randn(3, 4), torch.zeros(3, 4)
+    place = Place(offset=0, shape=(3, 4), stride=(4, 1), dtype="float32")
+    memory = Memory("cpu")
+    refused = (source.t(), source[:2], source.to("meta"), torch.nn.Parameter(source))
+    assert not any(memory.copy(tensor, target.data_ptr(), place) for tensor in refused)
+    assert not bool(target.any())
+    assert memory.copy(source, target.data_ptr(), place)
+    assert torch.equal(source, target)
+    nothing = Place(offset=0, shape=(0, 4), stride=(4, 1), dtype="float32")
+    assert memory.copy(source[:0], 0, nothing)
+
+
+def test_workers_keep_outputs_of_so_many_bytes_and_the_newest():
+    tensors = tuple(torch.empty(count) for count in (4, 1, 2))
+    kept = [len(_newest(tensors, most)) for most in (0, 8, 12, 27, 28)]
+    assert kept == [0, 1, 2, 2, 3]
+    assert _newest(tensors, 12)[-1] is tensors[-1]
+
+
+def test_what_idle_arms_do_is_measured(toy):
+    """Processor time as the kernel counts it: of a process that spins in a thread, of one that waits, and of none."""
+    spin = "import threading\nthreading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()\n"
+    (toy.path / "faulty" / "spins.py").write_text(spin + GOOD)
+    modules = {"spins": "faulty.spins", "waits": "solution"}
+    arms = {
+        name: ArmProcess(ArmSpec(name=name, folder=str(toy.path), module=module, device="cpu"), 20, {})
+        for name, module in modules.items()
+    }
+    notes = {name: ArmNotes() for name in (*arms, "asked")}
+    assert processes(arms) == {}
+    try:
+        for arm in arms.values():
+            arm.start()
+            arm.hello()
+        with watched("asked", arms, notes):
+            time.sleep(0.5)
+        with watched("spins", arms, notes):
+            time.sleep(0.1)
+    finally:
+        for arm in arms.values():
+            arm.stop()
+    assert notes["spins"].idle_s == pytest.approx(0.5, abs=0.2)
+    assert notes["waits"].idle_s == pytest.approx(0.6, abs=0.2)
+    assert busy("waits", notes["waits"]) is None
+    fault = busy("spins", notes["spins"])
+    assert re.fullmatch(r"arm 'spins' kept \d+% of a processor busy while others were timed", str(fault))
+    assert busy("spins", ArmNotes(idle_s=0.04, idle_cpu_s=0.04)) is None
+
+
+def test_a_run_whose_files_vanish_keeps_its_record(toy):
+    record = bench(
+        toy, "import shutil, pathlib\nshutil.rmtree(pathlib.Path(__file__).parents[1] / 'solution')\n" + GOOD
+    )
+    assert record.rows[0].verdict is Verdict.CORRECT
+    assert "solution changed on disk during the run" in record.noisy
+
+
+def test_an_honest_run_leaves_the_files_as_they_were(toy):
+    stale = toy.path / "solution" / "__pycache__" / "old.pyc"
+    stale.parent.mkdir(exist_ok=True)
+    stale.write_bytes(b"compiled earlier")
+    assert bench(toy, GOOD).noisy == ()
+    assert not stale.exists()
+
+
+@contextmanager
+def hanging(toy, tmp_path):
+    """A `kda bench` whose solution has been called, and does not return."""
+    called = tmp_path / "called"
+    (toy.path / "solution" / "__init__.py").write_text(
+        "import pathlib, time\n"
+        "def axpy(x, y, *, factor):\n"
+        f"    pathlib.Path({str(called)!r}).touch()\n"
+        "    time.sleep(99)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "kda_tools", *RUN],
+        cwd=toy.path.parents[1],
+        env=ENV,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=listen_to_interrupts,
+    ) as process:
+        try:
+            assert until(called.exists, seconds=60)
+            assert workers_of(toy)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_does_not_wait_for_a_hung_arm(toy, tmp_path):
+    with hanging(toy, tmp_path) as process:
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_killed_judge(toy, tmp_path, by):
+    with hanging(toy, tmp_path) as process:
+        process.send_signal(by)
+        process.wait(10)
+        assert until(lambda: not workers_of(toy), seconds=1)
+
+
+def test_a_broken_solution_exits_5_and_keeps_its_record(toy, tmp_path):
+    (toy.path / "solution" / "__init__.py").write_text("raise ImportError('libfoo')\n")
+    ran = kda(toy, *RUN, "--json", str(tmp_path / "r.json"))
+    assert (ran.returncode, (tmp_path / "r.json").exists()) == (5, True)
+
+
+def test_a_wrong_solution_without_the_hook_exits_1(toy):
+    (toy.path / "solution" / "__init__.py").write_text("def axpy(x, y, *, factor):\n    return x + y\n")
+    assert kda(toy, *RUN).returncode == 1
+
+
+def test_a_json_path_that_cannot_be_written_is_refused_first(toy):
+    ran = kda(toy, *RUN, "--json", "nowhere/r.json")
+    assert (ran.returncode, "Traceback" in ran.stderr) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    raise RuntimeError('boom')",
+        "    return factor * x.double() + y.double()",
+        "    return ((factor * x.double() + y.double())[:-1],)",
+        "    return (factor * x.bfloat16() + y.bfloat16(),)",
+        "    out = factor * x.double() + y.double()\n    out[0, 0] = float('nan')\n    return (out,)",
+    ],
+    ids=["raises", "bare tensor", "wrong shape", "bfloat16", "nan"],
+)
+def test_a_bad_oracle_is_named(toy, body):
+    (toy.path / "bench" / "reference.py").write_text(f"def axpy(x, y, *, factor):\n{body}\n\naxpy_ = squash = axpy\n")
+    wrong = "def axpy(x, y, *, factor):\n    out = factor * x + y\n    out[0, 0] = 12345.0\n    return out\n"
+    with pytest.raises(KdaError, match="reference"):
+        bench(toy, wrong if "nan" in body else GOOD)
+
+
+def test_no_seeds_means_nothing_was_checked(toy):
+    config = toy.path / "config.toml"
+    config.write_text(config.read_text().replace("generations = 2", "generations = 2\nseeds = []"))
+    with pytest.raises(KdaError, match="seeds"):
+        bench(toy, "def axpy(x, y, *, factor):\n    return x\n", measure=False)
+
+
+def test_shrinking_does_not_hide_a_broken_row(toy):
+    rows = toy.path / "bench" / "workloads.toml"
+    rows.write_text(rows.read_text().replace("shape = [64, 16], dtype", "shape = [72, 16], dtype", 1))
+    with pytest.raises(KdaError, match=r"workloads.toml.*72"):
+        bench(toy, GOOD)
+
+
+def test_a_dtype_without_a_tolerance_is_named(toy):
+    rows = toy.path / "bench" / "workloads.toml"
+    rows.write_text(rows.read_text().replace("float32", "float16"))
+    with pytest.raises(KdaError, match=r"tolerance.float16"):
+        bench(toy, GOOD)
+
+
+def test_an_in_place_op_that_returns_something_is_refused(toy):
+    config = toy.path / "config.toml"
+    config.write_text(config.read_text().replace('returns = "none"', 'returns = "outputs"'))
+    with pytest.raises(KdaError, match="returns = 'none'"):
+        bench(toy, GOOD)
+
+
+def test_a_gpu_beside_a_cpu_torch(toy, monkeypatch):
+    from core.judge.tests.records_factory import gpu_reading
+    from kda_judge.evidence import gpu_state
+
+    if torch.cuda.is_available():
+        pytest.skip("torch has CUDA")
+    monkeypatch.setattr(gpu_state, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_state, "read_state", lambda *_: gpu_reading())
+    with pytest.raises(KdaError, match=r"torch .* cannot use it"):
+        open_session(Request(task=toy))

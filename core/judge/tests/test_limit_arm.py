@@ -1,0 +1,137 @@
+"""The host's floor, against a stub of libcuda, and the device's: what a stream reads and writes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kda_judge.arms import limit_arm
+from kda_judge.arms.protocol import Place
+from kda_judge.contract.task_import import import_path
+
+STUB = """
+#include <stdint.h>
+#include <stdio.h>
+int cuModuleLoadData(void **module, const void *image) { printf("image: %s\\n", (const char *)image); return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = (void *)0x79; return FAIL; }
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned s,
+                   void *stream, void **params, void **extra)
+{
+    printf("launch: %p %u %u %u %u %u %u %u %p", f, gx, gy, gz, bx, by, bz, s, stream);
+    for (int i = 0; i < COUNT; i++)
+        printf(" %d", *(int64_t *)params[i] != 0);
+    printf("\\n");
+    fflush(stdout);
+    return 0;
+}
+"""
+SCRIPT = """
+import torch
+from kda_judge.arms.limit_arm import host_floor
+from kda_judge.arms.protocol import Place
+like = (Place(offset=0, shape=(3, 5), stride=(5, 1), dtype="bfloat16"),
+        Place(offset=0, shape=(), stride=(), dtype="int64"))
+host_floor(like[:{count}], torch.device("cpu"))({calls})
+"""
+
+
+def run(folder: Path, count: int, calls: int, fail: int = 0) -> "subprocess.CompletedProcess[str]":
+    (folder / "stub.c").write_text(STUB)
+    build = ["cc", "-shared", "-fPIC", "-w", f"-DCOUNT={count}", f"-DFAIL={fail}", "stub.c", "-o", "libcuda.so.1"]
+    subprocess.run(build, cwd=folder, check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": import_path()}
+    script = SCRIPT.format(count=count, calls=calls)
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_host_floor_allocates_the_outputs_and_launches_in_every_call(tmp_path, count):
+    ran = run(tmp_path, count, calls=3)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count(".param .u64") == count
+    launches = [line for line in ran.stdout.splitlines() if line.startswith("launch")]
+    assert launches == ["launch: 0x79 1 1 1 32 1 1 0 (nil)" + " 1" * count] * 3
+
+
+def test_what_the_driver_refuses_is_an_error(tmp_path):
+    ran = run(tmp_path, 1, calls=1, fail=500)
+    assert "RuntimeError: the host's floor: CUDA error 500" in ran.stderr
+
+
+def test_without_a_driver_or_with_too_many_outputs_there_is_no_floor(tmp_path):
+    place = Place(offset=0, shape=(2,), stride=(1,), dtype="float32")
+    with pytest.raises(RuntimeError, match="expected at most 16 outputs, got 17"):
+        limit_arm.host_floor((place,) * 17, torch.device("cpu"))
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="the driver or torch lacks a function"):
+            limit_arm.host_floor((place,), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "expected"),
+    [
+        (100, 100, [(1, 0, 0)]),
+        (200, 100, [(1, 1, 0)]),
+        (150, 100, [(1, 1, 0), (2, 1, 0)]),
+        (108, 100, [(1, 1, 0), (4, 1, 0)]),
+        (100, 200, [(1, 0, 1)]),
+        (10**6, 4, [(1, 8, 0)]),
+    ],
+)
+def test_reads_and_writes_are_shared_out_in_their_ratio(reads, writes, expected):
+    assert limit_arm.shares(reads, writes) == expected
+
+
+EVERY_WORD = """
+import torch
+from kda_judge.arms import limit_arm
+
+for reads, writes in ((5000, 5000), (6400, 5000), (5000, 9004), (9000, 8)):
+    source, tried = torch.arange(1, reads + 1, dtype=torch.int32), 0
+    for programs, turns, constants in list(limit_arm.streams(reads, writes, 1))[::7]:
+        target = torch.zeros(writes + 1, dtype=torch.int32)
+        missing = source.clone()
+        sizes = (min(reads, writes), reads, writes, turns)
+        limit_arm._stream[programs,](target, missing, 0, *sizes, PDL=False, **constants)
+        assert (target[:-1] != 0).all() and target[-1] == 0, (reads, writes, constants)
+        if reads == writes:
+            assert torch.equal(target[:-1], source)
+        # A word that no one reads can be changed without effect; here each of the last ones, which are read by few.
+        missing[-1] ^= 1 << 30
+        other = torch.zeros_like(target)
+        limit_arm._stream[programs,](other, missing, 0, *sizes, PDL=False, **constants)
+        assert writes < 16 or not torch.equal(target, other), (reads, writes, constants)
+        tried += 1
+    assert tried >= 2
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the stream itself")
+def test_a_stream_reads_and_writes_every_word():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": import_path()}
+    ran = subprocess.run(
+        [sys.executable, "-c", EVERY_WORD], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.gpu
+def test_the_host_floor_on_a_gpu_is_below_one_launch_of_pytorch():
+    places = (Place(offset=0, shape=(64, 64), stride=(64, 1), dtype="float16"),)
+    floor = limit_arm.host_floor(places, torch.device("cuda:0"))
+    x = torch.zeros(64, 64, dtype=torch.float16, device="cuda")
+
+    def seconds(call, count):
+        import time
+
+        call(10)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call(count)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    assert 0 < seconds(floor, 2000) < seconds(lambda count: [torch.add(x, 1) for _ in range(count)], 2000)

@@ -1,0 +1,217 @@
+"""Launches of kernels that were compiled to machine code elsewhere, such as CuTe DSL's: the like of `launch.Launch`.
+
+A `CubinLaunch` is bound to the same C object as a kernel of Triton's, and so takes part in a `launch.Chain`. What that
+object leaves (a misaligned address, another current device, a thread without a context), and everything where the C
+half cannot be used, reaches the driver from Python, through ctypes. No private interface is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from kda_runtime.launch import ALIGNMENT, MISS, Run
+
+NON_PORTABLE_CLUSTER, MOST_SHARED_BYTES = 14, 8
+"""CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+PORTABLE_BLOCKS, USUAL_SHARED_BYTES = 8, 48 * 1024
+"""Beyond these, of a cluster and of a block, a function has to be told that it may."""
+CLUSTER, DEPENDENT = 4, 6
+"""CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+NO_HOOKS: tuple[object, ...] = (None, None, None, [], [])
+"""In the place of Triton's launch hooks, which are for its own kernels."""
+
+
+class Address(Enum):
+    """A parameter that is a pointer: each call gives it."""
+
+    ALIGNED = "divisible by 16"
+    ANY = "any"
+
+
+@dataclass(frozen=True)
+class CubinLaunch:
+    """One launch of the only kernel in a cubin, of blocks in one dimension."""
+
+    name: str
+    cubin: bytes = field(repr=False)
+    grid: tuple[int, int, int]
+    """In blocks, also where there are clusters."""
+    threads: int
+    params: tuple[Address | bytes, ...]
+    """The kernel's parameters in order; a number as the 1 to 8 bytes that it is."""
+    cluster: int = 1
+    """Blocks of a cluster, in the grid's first dimension."""
+    dynamic_shared_bytes: int = 0
+    dependent: bool = False
+    """Programmatic dependent launch."""
+    otherwise: Run | None = None
+    """Takes the addresses instead where one is not aligned as `params` says, on the kernel's device."""
+
+    def bind(self, device: int | None = None) -> Run:
+        """Load it on a CUDA device (default: the current one) and return the cheapest way to launch."""
+        index = torch.cuda.current_device() if device is None else device
+        function = _loaded(self.cubin, index, self.cluster, self.dynamic_shared_bytes)
+        self._check_params(function)
+        slow = functools.partial(self._launch, function, index)
+        try:
+            from kda_runtime import native
+        except ImportError:  # a plain export leaves the C launcher out
+            return slow
+        module = native.load(MISS).module
+        if module is None:
+            return slow
+        bound: Run = module.bind((*self._described(function, index, slow), native.current_device()))
+        return bound
+
+    def run(self, *tensors: torch.Tensor) -> None:
+        """Launch on the current stream of their device."""
+        self.bind(tensors[0].device.index)(*(tensor.data_ptr() for tensor in tensors))
+
+    def run_at(self, *addresses: int) -> None:
+        """The same for the addresses of tensors on the current device."""
+        self.bind()(*addresses)
+
+    def _described(self, function: int, device: int, slow: Run) -> tuple[object, ...]:
+        """As `native.c` takes it, but for the function that gives the current device."""
+        places = [i for i, param in enumerate(self.params) if isinstance(param, Address)]
+        return (
+            self.name,
+            function,
+            self.grid,
+            self.threads,
+            self.cluster,
+            self.dynamic_shared_bytes,
+            self.dependent,
+            False,
+            device,
+            b"".join(self._packed([0] * len(places))),
+            bytes(map(_size, self.params)),
+            bytes(places),
+            bytes(self.params[place] is Address.ALIGNED for place in places),
+            slow,
+            *NO_HOOKS,
+        )
+
+    def _packed(self, addresses: Sequence[int]) -> list[bytes]:
+        """The parameters, 8 bytes each."""
+        rest = iter(addresses)
+        values = (next(rest).to_bytes(8, "little") if isinstance(p, Address) else p for p in self.params)
+        return [value.ljust(8, b"\0") for value in values]
+
+    def _check_params(self, function: int) -> None:
+        """The kernel's own idea of its parameters must be this one."""
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        found: list[int] = []
+        get, kernel = _driver().cuFuncGetParamInfo, ctypes.c_void_p(function)
+        while not get(kernel, ctypes.c_size_t(len(found)), ctypes.byref(offset), ctypes.byref(size)):
+            found.append(size.value)
+        expected = list(map(_size, self.params))
+        if found != expected:
+            raise ValueError(f"kernel {self.name}: expected parameters of {expected} bytes, its cubin has {found}")
+
+    def _launch(self, function: int, device: int, *addresses: int) -> None:
+        """Launch from Python, on the current stream of a device."""
+        pointers = [param for param in self.params if isinstance(param, Address)]
+        crooked = [a for p, a in zip(pointers, addresses, strict=True) if p is Address.ALIGNED and a % ALIGNMENT]
+        with torch.cuda.device(device):
+            if not crooked:
+                _make_context(device)
+                self._reach_driver(function, device, self._packed(addresses))
+            elif self.otherwise is not None:
+                self.otherwise(*addresses)
+            else:
+                raise ValueError(f"kernel {self.name}: expected an address divisible by 16, got {crooked[0]:#x}")
+
+    def _reach_driver(self, function: int, device: int, values: Sequence[bytes]) -> None:
+        if 0 in self.grid:
+            return  # the driver calls an empty grid an error
+        attributes = (_Attribute * 2)()
+        used = [(DEPENDENT, (1,))] * self.dependent + [(CLUSTER, (self.cluster, 1, 1))] * (self.cluster > 1)
+        for attribute, (number, words) in zip(attributes, used, strict=False):
+            attribute.number, attribute.value[: len(words)] = number, words
+        config = _Config(
+            size=(*self.grid, self.threads, 1, 1),
+            shared=self.dynamic_shared_bytes,
+            stream=torch._C._cuda_getCurrentRawStream(device),
+            attributes=ctypes.addressof(attributes),
+            count=len(used),
+        )
+        held = [ctypes.create_string_buffer(value, 8) for value in values]
+        params = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
+        _call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), params, None)
+
+
+def _size(param: Address | bytes) -> int:
+    return 8 if isinstance(param, Address) else len(param)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("number", ctypes.c_uint), ("padding", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint * 6),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver; RuntimeError where it fails."""
+    if code := getattr(_driver(), name)(*arguments):
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{name}: CUDA error {code}: {(text.value or b'unknown').decode()}")
+
+
+def _make_context(device: int) -> None:
+    """PyTorch's context, which is the device's primary one, for a thread that has none."""
+    context = ctypes.c_void_p()
+    _call("cuCtxGetCurrent", ctypes.byref(context))
+    if context.value is None:
+        _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        _call("cuCtxSetCurrent", context)
+
+
+def kernel_name(cubin: bytes) -> bytes:
+    """The name of a cubin's only kernel: in ELF each has a section."""
+    names: list[bytes] = sorted(set(re.findall(rb"\0\.text\.([\w$]+)(?=\0)", cubin)))
+    if len(names) != 1:
+        raise ValueError(f"expected a cubin with one kernel, got {[name.decode() for name in names]}")
+    return names[0]
+
+
+@functools.cache
+def _loaded(cubin: bytes, device: int, cluster: int, shared_bytes: int) -> int:
+    """The only kernel of a cubin as a function of the device, allowed what it asks for. It stays loaded."""
+    module, function, name = ctypes.c_void_p(), ctypes.c_void_p(), kernel_name(cubin)
+    with torch.cuda.device(device):
+        _make_context(device)
+        _call("cuModuleLoadData", ctypes.byref(module), cubin)
+        _call("cuModuleGetFunction", ctypes.byref(function), module, name)
+        if cluster > PORTABLE_BLOCKS:
+            _call("cuFuncSetAttribute", function, NON_PORTABLE_CLUSTER, 1)
+        if shared_bytes > USUAL_SHARED_BYTES:
+            _call("cuFuncSetAttribute", function, MOST_SHARED_BYTES, shared_bytes)
+    assert function.value is not None
+    return function.value

@@ -1,0 +1,131 @@
+"""Launches of kernels that come as machine code: both makes run against a stub of libcuda."""
+
+import pytest
+
+SCRIPT = r"""
+from dataclasses import replace
+from struct import pack
+from kda_runtime.cubin import Address, CubinLaunch
+
+CUBIN = b"\x7fELF\0.nv.info.cubin$kernel_0\0.text.cubin$kernel_0\0.rela.text.cubin$kernel_0\0"
+error = ctypes.c_int.in_dll(stub, "stub_error")
+other_params = ctypes.c_int.in_dll(stub, "stub_other_params")
+params = (Address.ALIGNED, pack("<i", -7), Address.ANY)
+plain = CubinLaunch("one", CUBIN, (6, 1, 1), 96, params)
+wide = replace(plain, grid=(32, 1, 1), cluster=16, dynamic_shared_bytes=60_000, dependent=True)
+
+def raises(kind, function, *given):
+    try:
+        function(*given)
+    except kind as raised:
+        return str(raised)
+    raise AssertionError("nothing was raised")
+
+run = plain.bind()
+say("how", lambda: print(type(run).__name__))
+say("plain", run, Y, X + 2)
+knobs.runtime.launch_enter_hook.add(print)
+say("hooked", run, Y, X + 2)
+knobs.runtime.launch_enter_hook.remove(print)
+say("wide", lambda: (wide.bind()(Y, X), wide.bind()(Y, X)))
+say("small cluster", replace(wide, cluster=8, dynamic_shared_bytes=49_152).bind(), Y, X)
+other = replace(plain, otherwise=lambda *given: print("otherwise", *map(hex, given)))
+say("misaligned", other.bind(), Y + 2, X)
+print("misaligned alone:", raises(ValueError, run, Y + 2, X))
+error.value = 201
+if type(run).__name__ == "Launch":
+    say("no context", run, Y, X)
+error.value = 700
+print("driver error:", raises(RuntimeError, run, Y, X))
+other_params.value = 1
+print("other parameters:", raises(ValueError, plain.bind))
+other_params.value = 0
+print("no kernel:", raises(ValueError, replace(plain, cubin=b"\0.text.a\0.text.b\0").bind))
+say("empty grid", lambda: (replace(plain, grid=(0, 1, 1)).bind()(Y, X), print("nothing")))
+
+x = torch.zeros(1000)
+chain = Chain((plain,), ((0, 1),), (0,))
+entry = entry_of(chain, [x], (0.5,))
+say("entry is", lambda: print(type(entry).__name__))
+y = say("entry", entry, x, 0.5)
+print(f"entry gives: args {y.data_ptr():x} -7 {x.data_ptr():x}")
+print("entry misses:", entry(x, 0.25) is MISS, entry(x[1:], 0.5) is MISS)
+devices = 2
+say("elsewhere", plain.bind(), Y, X)
+
+@triton.jit
+def three(a, b, c):
+    tl.store(a, tl.load(c))
+
+# What takes the place of a launch for addresses: through scratch of its own, into outputs that are there.
+devices = 1
+real = torch.empty_like
+torch.empty_like = lambda like, device=None: real(like, device="cpu")
+step = Launch.make(three, (1,), x, x, x, num_warps=1)
+say("at addresses", Chain((step,), ((0, 1, 2),), (0,), (torch.empty(8, device="meta"),)).run_at, Y, X)
+"""
+
+
+@pytest.fixture(scope="module", params=["native", "triton"])
+def launched(stub, request):
+    lines = stub.run(SCRIPT, KDA_LAUNCH=request.param)
+    makes = {"native": ("Launch", "Entry"), "triton": ("partial", "function")}
+    assert (lines["how"], lines["entry is"]) == makes[request.param]
+    return lines
+
+
+GEOMETRY = "grid 6 1 1 block 96 1 1 shared 0 stream 0x5000 function 0x7a"
+
+
+def test_parameters_reach_the_driver_in_order(launched):
+    assert launched["plain"] == f"{GEOMETRY} args 7f0000001000 -7 7f0000002002"
+    assert launched["elsewhere"] == f"{GEOMETRY} args 7f0000001000 -7 7f0000002000"
+
+
+def test_hooks_of_triton_are_not_for_it(launched):
+    assert launched["hooked"] == launched["plain"]
+
+
+def test_clusters_dependent_launch_and_shared_memory(launched):
+    one = (
+        "grid 32 1 1 block 96 1 1 shared 60000 stream 0x5000 function 0x7a attribute 6=1 attribute 4=16,1,1"
+        " args 7f0000001000 -7 7f0000002000"
+    )
+    # More than 8 blocks, and more than 48 KB, have to be allowed once.
+    assert launched["wide"] == f"sets 14=1, sets 8=60000, {one}, {one}"
+    assert "attribute 4=8,1,1" in launched["small cluster"]
+    assert "sets" not in launched["small cluster"]
+
+
+def test_entry_allocates_launches_and_returns_the_output(launched):
+    assert launched["entry"] == f"{GEOMETRY} {launched['entry gives']}"
+    assert launched["entry misses"] == "True True"
+
+
+def test_misaligned_address_is_left_to_others(launched):
+    assert launched["misaligned"] == "otherwise 0x7f0000001002 0x7f0000002000"
+    assert launched["misaligned alone"] == "kernel one: expected an address divisible by 16, got 0x7f0000001002"
+
+
+def test_errors_name_the_kernel_and_what_was_expected(launched):
+    assert launched["driver error"].endswith("CUDA error 700: stub")
+    assert launched["other parameters"] == (
+        "kernel one: expected parameters of [8, 4, 8] bytes, its cubin has [8, 4, 8, 4]"
+    )
+    assert launched["no kernel"] == "expected a cubin with one kernel, got ['a', 'b']"
+
+
+def test_thread_without_a_context_is_given_one(launched):
+    """The C half leaves it to Python, which makes one first."""
+    if launched["how"] == "Launch":
+        assert launched["no context"].startswith(GEOMETRY)
+
+
+def test_empty_grid_launches_nothing(launched):
+    assert launched["empty grid"] == "nothing"
+
+
+def test_chain_at_addresses_has_scratch_of_its_own(launched):
+    y, scratch, x = launched["at addresses"].split(" args ")[1].split()[:3]
+    assert (y, x) == ("7f0000001000", "7f0000002000")
+    assert scratch not in (y, x)

@@ -1,5 +1,0 @@
-"""The static site: a page per task made of its ledger, and the repository's own documents around them."""
-
-from kda_core.site.builder import build
-
-__all__ = ["build"]

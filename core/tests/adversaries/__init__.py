@@ -1,5 +1,0 @@
-"""Arms that cheat or fail, and what the judge has to say to each: `python -m core.tests.adversaries` shows the table.
-
-`arms/` holds one file per adversary, `table.py` what is expected of the judge, `suite.py` the run through the real
-judge with real workers, `page.py` the record and docs/adversaries.md.
-"""

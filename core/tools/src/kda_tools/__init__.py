@@ -1,0 +1,3 @@
+"""The `kda` command and everything around the judge: lab, publishing, project care."""
+
+__version__ = "0.2.0"

@@ -1,0 +1,34 @@
+"""The `kda` command. Imports nothing heavy: `kda --help` answers at once."""
+
+import sys
+import traceback
+
+import typer
+
+# Importing a module registers its commands, in the order of the help text.
+from kda_tools.cli import measure, explain, apply, project, model, model_trace, model_denoise  # noqa: F401  # isort: skip
+from kda_judge.contract.errors import ExitCode, KdaError
+from kda_tools.cli.base import app
+from kda_tools.cli.outlive import outliving
+
+
+def main() -> None:
+    """Entry point: runs the app and turns what the user can act on into one message and its exit code."""
+    with outliving():
+        _run()
+
+
+def _run() -> None:
+    try:
+        app()
+    except KdaError as error:
+        typer.echo(f"kda: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001  # Python's own code for it, 1, means incorrect rows here
+        from kda_tools.cli.failures import explained
+
+        if (told := explained(error)) is None:
+            traceback.print_exc()
+            sys.exit(ExitCode.INTERNAL)
+        typer.echo(f"kda: {told}", err=True)
+        sys.exit(told.exit_code)

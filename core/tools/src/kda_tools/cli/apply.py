@@ -1,0 +1,66 @@
+"""`kda apply`: a command with solutions in place of the framework's functions."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.cli.base import Json, app, writable
+
+FORMS = ("portable", "runtime")
+
+
+@app.command()
+def apply(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What to run, with its arguments.")
+    ] = None,
+    ops: Annotated[
+        list[str] | None,
+        typer.Option("--ops", metavar="NAMES", help="Only these tasks: k03,k05 or their ops; may be repeated."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--form", help="portable: as exported, torch and triton alone. runtime: with kda-runtime.")
+    ] = "portable",
+    gpus: Annotated[
+        int, typer.Option(min=0, help="Idle GPUs to choose among several; 0, or a CUDA_VISIBLE_DEVICES: choose none.")
+    ] = 1,
+    json: Json = None,
+) -> None:
+    """Run COMMAND with the solutions in place of the functions of the installed SGLang; none of its files changes.
+
+    At its end it says, on standard error, which calls were taken, which fell back to SGLang's own function, and why.
+    The exit code is the command's, 3 where nothing could be replaced.
+    """
+    from kda_judge.contract.tasks import all_tasks
+    from kda_tools.models import apply_run, apply_site
+    from kda_tools.project.export.sources import collect
+    from kda_tools.project.preflight import demand_release, environment
+
+    if form not in FORMS:
+        raise UsageError(f"--form: expected {' or '.join(FORMS)}, got {form!r}")
+    program = apply_run.found_command(command or [])
+    tasks = apply_site.chosen_tasks(all_tasks(), ops or [])
+    writable(json)
+    plan = apply_site.replacements(tasks)
+    if not plan:
+        raise UsageError(f"--ops: {', '.join(task.op for task in tasks)} has no arm on a release of sglang to replace")
+    functions: dict[str, list[str]] = {}
+    for one in plan:
+        functions.setdefault(one.version, []).append(one.function)
+    known = list(functions)
+    demand_release(program[0], known, absent_ok=True)
+    runtime = form == "runtime"
+    solutions = {op: collect(task, runtime).files for task in tasks if (op := task.op) in {one.task for one in plan}}
+    with TemporaryDirectory(prefix="kda-apply-") as temporary:
+        site, counts = Path(temporary) / "site", Path(temporary) / "counts"
+        counts.mkdir()
+        apply_site.write(site, plan, solutions, runtime)
+        done = apply_run.run(program, site, counts, functions, form, environment(gpus))
+    if json is not None:
+        json.write_text(done.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    typer.echo("\n".join(apply_run.lines(done)), err=True)
+    apply_run.demand_applied(done, known)
+    raise typer.Exit(done.exit_code)

@@ -1,0 +1,98 @@
+"""What every command shares: the app, common arguments, and how paths and the command itself are written down."""
+
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import kda_judge
+from kda_judge import __version__
+
+app = typer.Typer(
+    name="kda",
+    help="Evidence-first optimisation of the GPU kernels that serving frameworks really run.",
+    epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, stale results, or rows that moved; "
+    "2 bad usage; 3 something is missing (GPU, network, pinned file); 4 a broken or refused ledger line; "
+    "5 an arm failed; 70 a bug in kda; 130 interrupted; 141 nobody read the output to its end.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kda {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version; doctor says more.")
+    ] = False,
+) -> None:
+    """Options of `kda` itself."""
+    from kda_judge.contract.tasks import checkout_root
+
+    if (told := foreign(checkout_root())) is not None:
+        typer.echo(told, err=True)
+
+
+def foreign(root: Path | None) -> str | None:
+    """A warning where the checkout at `root` has a harness and another one is running."""
+    if root is None:
+        return None
+    theirs, ours = root / "core" / "judge" / "src" / "kda_judge", Path(kda_judge.__file__).parent
+    if not theirs.is_dir() or theirs.samefile(ours):
+        return None
+    return f"kda: warning: this is the harness in {ours}, not that of the checkout {root}; `nox` runs a checkout's own"
+
+
+MOST = 10_000
+"""Generations, samples or rounds that may be asked for."""
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="Op or folder: qknorm_rope, diffusion/k03_qknorm_rope.")]
+Rows = Annotated[
+    list[str] | None, typer.Option("--rows", metavar="PATTERN", help="Only rows whose id matches; may be repeated.")
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the run's record there.")]
+TaskOption = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Look in this task's ledger alone.")]
+DeviceName = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto (a GPU if there is one), cpu, cuda, or cuda:INDEX.")
+]
+
+
+def seconds(value: float | None) -> float | None:
+    """Callback of options that are a time: refuses what is none."""
+    if value is not None and not 0 <= value < math.inf:
+        raise typer.BadParameter(f"expected seconds, 0 or more, got {value:g}")
+    return value
+
+
+def command_line() -> str:
+    """The command for the record, without the folders of absolute paths: they are the machine's, not the run's."""
+    return shlex.join(["kda", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
+
+
+def relative(path: Path) -> str:
+    """The path as a reader in this folder would write it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def writable(json: Path | None) -> None:
+    """Refuse a --json path that cannot be written before the run, not after it."""
+    from kda_judge.contract.errors import UsageError
+
+    if json is None:
+        return
+    folder = json.absolute().parent
+    if not folder.is_dir() or json.is_dir():
+        raise UsageError(f"--json {json}: expected a file in a folder that exists")
+    if not os.access(json if os.path.lexists(json) else folder, os.W_OK):
+        raise UsageError(f"--json {json}: expected a place that may be written to")

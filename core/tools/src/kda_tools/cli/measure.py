@@ -1,0 +1,364 @@
+"""Commands that run arms through the judge, and compare what came of it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kda_judge.contract.errors import ExitCode
+from kda_tools.cli.base import (
+    MOST,
+    DeviceName,
+    Json,
+    Rows,
+    TaskName,
+    TaskOption,
+    app,
+    command_line,
+    relative,
+    seconds,
+    writable,
+)
+
+if TYPE_CHECKING:
+    from kda_judge.bench import Session
+    from kda_judge.contract.tasks import Task
+    from kda_judge.evidence.run_record import RunRecord
+    from kda_judge.judge.judge import Progress
+
+
+@app.command()
+def bench(
+    task: TaskName,
+    rows: Rows = None,
+    arm: Annotated[str, typer.Option("--arm", help="The arm under test.")] = "solution",
+    against: Annotated[
+        list[str] | None, typer.Option("--against", metavar="ARM", help="Opponent; may be repeated, the first decides.")
+    ] = None,
+    port: Annotated[
+        list[str] | None,
+        typer.Option("--port", metavar="NAME=DIR", help="A further arm: the folder of a package, such as an export."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: one generation, one seed, few samples; never published.")
+    ] = False,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="I/N", help="Every N-th row from the I-th; recorded parts join.")
+    ] = None,
+    aa: Annotated[bool, typer.Option("--aa", help="Also time the first opponent against itself.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append the run to the task's ledger; implies --aa.")
+    ] = False,
+    json: Json = None,
+    device: DeviceName = "auto",
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a busy GPU; marked noisy.")] = False,
+    generations: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Times the workers are started afresh.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, max=MOST, help="Samples per row, arm and generation.")] = None,
+) -> None:
+    """Verify and measure a task. Without a GPU: verify, compile, and say what a GPU would add."""
+    from kda_judge.bench import Request, open_session
+    from kda_judge.contract.errors import MissingRequirement, UsageError
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.project.export.portable import portable
+
+    if record and (port or quick):
+        raise UsageError(
+            "--record: a task's ledger holds whole runs of its own arms; keep one with --port or --quick by --json FILE"
+        )
+    found = find_task(task)
+    with portable(found, arm, _ports(port or [])) as ports:
+        session = open_session(
+            Request(
+                task=found,
+                rows=_part(found, rows or [], part),
+                subject=arm,
+                against=against or [],
+                device=device,
+                quick=quick,
+                again=aa or record,
+                allow_busy=allow_busy,
+                generations=generations,
+                samples=samples,
+                ports=ports,
+            )
+        )
+        if record and session.kind == "cpu":
+            raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
+        writable(json)
+        result = _measure(session)
+    _keep(found, result, json, record)
+    code = _exit_code(result)
+    if session.kind == "cpu" and code is ExitCode.OK:
+        _compile(found, rows or [])
+    raise typer.Exit(code)
+
+
+@app.command()
+def rerun(
+    run: Annotated[str, typer.Argument(metavar="RECORD", help="Id of a recorded run, or how it begins.")],
+    task: TaskOption = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare also when files, pins or the GPU are not the record's.")
+    ] = False,
+    record: Annotated[bool, typer.Option("--record", help="Append the new run to the task's ledger.")] = False,
+    json: Json = None,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a busy GPU; marked noisy.")] = False,
+) -> None:
+    """Measure a recorded run once more, with its own settings, and say which rows moved."""
+    from kda_tools.project.export.portable import portable
+    from kda_tools.project.rerun import find_run, same_session
+
+    found, old = find_run(_tasks(task), run)
+    with portable(found, old.settings.subject, {}) as ports:
+        session = same_session(found, old, allow_busy, anyway, ports)
+        writable(json)
+        new = _measure(session).model_copy(update={"rerun_of": old.run_id})
+    _keep(found, new, json, record)
+    agreement = _compare(old, new)
+    raise typer.Exit(_exit_code(new) or agreement)
+
+
+@app.command()
+def compare(
+    old: Annotated[str, typer.Argument(metavar="A", help="Id of a recorded run, or how it begins.")],
+    new: Annotated[str, typer.Argument(metavar="B", help="The run to compare with it.")],
+    task: TaskOption = None,
+) -> None:
+    """Compare two recorded runs of a task: which rows moved, by how much, and what else differs."""
+    from kda_judge.contract.errors import UsageError
+    from kda_tools.project.rerun import find_run
+
+    tasks = _tasks(task)
+    (one, before), (other, after) = find_run(tasks, old), find_run(tasks, new)
+    if one.op != other.op:
+        raise UsageError(
+            f"expected two runs of one task, got {before.run_id} of {one.op}, {after.run_id} of {other.op}"
+        )
+    raise typer.Exit(_compare(before, after))
+
+
+@app.command()
+def validate(
+    task: TaskName,
+    rows: Rows = None,
+    full: Annotated[bool, typer.Option("--full", help="The whole grid also without a GPU.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Only files and published numbers; runs no kernel.")] = False,
+    json: Json = None,
+    device: DeviceName = "auto",
+    limit_s: Annotated[
+        float | None,
+        typer.Option(
+            "--limit-s", metavar="SECONDS", callback=seconds, help="Begin no row after it; the others stay unchecked."
+        ),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Only rows, on a GPU; append what they showed to docs/grid.jsonl.")
+    ] = False,
+    rest: Annotated[
+        bool, typer.Option("--rest", help="With --record: rows that no recorded run of this state has checked.")
+    ] = False,
+) -> None:
+    """Check a task: its files, its published numbers, and every row and regression-grid row against the oracle."""
+    from kda_judge.bench import Request, open_session, run
+    from kda_judge.contract.errors import UsageError
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.lab.grid.grid_record import failures
+    from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
+    from kda_tools.lab.grid.run_grid import demand_gpu, left
+    from kda_tools.publish.list_views import print_grid
+    from kda_tools.publish.progress import showing
+
+    if record and static:
+        raise UsageError("--record: expected without --static, which runs no row")
+    if rest and not record:
+        raise UsageError("--rest: expected with --record: rows that were recorded are left out")
+    found = find_task(task)
+    if not static:  # before the other checks, which may take a minute: what it cannot do it should say at once
+        session = grid_session(open_session(Request(task=found, rows=rows or [], device=device, allow_busy=True)))
+        if record:
+            demand_gpu(session)
+        writable(json)
+        chosen = grid_rows(session, full)
+        if rest and not (chosen := left(session, chosen)):
+            typer.echo(f"{found.op}: nothing left to check: {_coverage(session)}")
+            raise typer.Exit(ExitCode.OK)
+    # A recorded run is followed by others, and each leaves docs/grid.md behind its lines until `kda publish`.
+    wrong = [] if record else _check_files(found)
+    code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
+    if not static:
+        with showing(chosen, 1) as progress:
+            result = run(session, chosen, measure=False, progress=progress, command=command_line(), limit_s=limit_s)
+        print_grid(result)
+        _keep(found, result, json, into_ledger=False)
+        if record:
+            _keep_grid(session, result, len(chosen))
+        code = max(code, _exit_code(result))
+        if missing := len(chosen) - len(result.rows):
+            why = "interrupted" if result.partial else f"--limit-s {limit_s:g}"
+            typer.echo(f"{found.op}: {len(result.rows)} of {len(chosen)} rows checked, {missing} not: {why}")
+        failed = ["files and published numbers (named before the rows)"] if wrong else []
+        failed += [f"{len(bad)} of {len(result.rows)} rows"] if (bad := failures(result)) else []
+        if failed:
+            typer.echo(f"{found.op}: failed: {'; '.join(failed)}")
+    raise typer.Exit(code)
+
+
+@app.command()
+def compile(
+    task: TaskName,
+    rows: Rows = None,
+    arm: Annotated[str, typer.Option("--arm", help="The arm whose kernels are compiled.")] = "solution",
+) -> None:
+    """Compile every kernel of a task ahead of time for each target GPU, and read off how it will use memory there."""
+    from kda_judge.contract.tasks import find_task
+
+    _compile(find_task(task), rows or [], arm)
+
+
+def _check_files(task: "Task") -> list[str]:
+    """Print what is wrong with the task's files and published numbers, and return it."""
+    from kda_tools.project.validate import problems, remarks, uncompared
+
+    wrong = problems(task)
+    for line in wrong:
+        typer.echo(line, err=True)
+    typer.echo(f"{task.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
+    for line in remarks(task):
+        typer.echo(line)
+    if not wrong and (reason := uncompared(task)):
+        typer.echo(f"{task.op}: plots not compared: {reason}")
+    return wrong
+
+
+def _keep_grid(session: "Session", result: "RunRecord", asked: int) -> None:
+    """Append what the rows of a grid showed to the task's log, and say how much of the grid is checked by now."""
+    from kda_judge.evidence import record_log
+    from kda_tools.lab.grid.grid_record import log
+    from kda_tools.lab.grid.run_grid import record_of
+
+    task = session.request.task
+    if not result.rows:
+        typer.echo(f"{task.op}: not recorded: no row was checked to the end")
+        return
+    record_log.append(log(task), record_of(session, result, asked))
+    typer.echo(f"recorded as {result.run_id} in {relative(log(task))}; its page: kda publish")
+    typer.echo(f"{task.op}: {_coverage(session)}")
+
+
+def _coverage(session: "Session") -> str:
+    """How much of the grid the recorded runs of this state have checked."""
+    from kda_tools.lab.grid.run_grid import coverage
+    from kda_tools.publish.grid_page import headline
+
+    joined = coverage(session)
+    return headline(joined).replace("*", "").replace("`", "") if joined else "no row is recorded yet"
+
+
+def _ports(named: list[str]) -> dict[str, Path]:
+    """`NAME=DIR`, each; a name may come once."""
+    from kda_judge.contract.errors import UsageError
+
+    found: dict[str, Path] = {}
+    for word in named:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder) or name in found:
+            raise UsageError(f"--port {word!r}: expected NAME=DIR, with another name each time")
+        found[name] = Path(folder)
+    return found
+
+
+def _part(task: "Task", rows: list[str], part: str | None) -> list[str]:
+    """The row patterns, or of what they choose every N-th row from the I-th, by its id."""
+    from kda_judge.contract.errors import UsageError
+    from kda_judge.contract.workloads import select
+
+    if part is None:
+        return rows
+    number, slash, count = part.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UsageError(f"--part {part!r}: expected I/N with I from 1 to N, like 2/3")
+    chosen = [row.id for row in select(task.workloads, rows)][int(number) - 1 :: int(count)]
+    if not chosen:
+        raise UsageError(f"--part {part}: expected a part that has rows, of {len(select(task.workloads, rows))}")
+    return chosen
+
+
+def _tasks(name: str | None) -> "list[Task]":
+    """The named task alone, or all."""
+    from kda_judge.contract.tasks import all_tasks, find_task
+
+    return [find_task(name)] if name else all_tasks()
+
+
+def _measure(session: "Session") -> "RunRecord":
+    """Run the session's frozen rows, watched, and print them."""
+    from kda_judge.bench import frozen_rows, run
+    from kda_tools.publish.list_views import print_run
+    from kda_tools.publish.progress import showing
+    from kda_tools.publish.run_view import gpu_seen
+
+    rows = frozen_rows(session)
+    with showing(rows, 2 * session.settings.generations + 1) as progress:
+        if session.kind == "cuda":
+            record = run(session, rows, progress=progress, command=command_line(), timed=progress.timed)
+        else:
+            record = run(session, rows, progress=_rehearsing(progress), command=command_line())
+    print_run(record)
+    if record.machine_watch is not None:
+        typer.echo(f"the GPU during the run: {gpu_seen(record.machine_watch)}")
+    return record
+
+
+def _rehearsing(progress: "Progress") -> "Progress":
+    """The same without a GPU, where the judge goes through its steps and keeps no time."""
+    return lambda row, phase: progress(row, phase.replace("measure", "rehearse"))
+
+
+def _compare(old: "RunRecord", new: "RunRecord") -> ExitCode:
+    """Print two runs side by side; 1 when they do not agree."""
+    from kda_tools.lab.compare_runs import compare as compare_runs
+    from kda_tools.project.rerun import notes
+    from kda_tools.publish.comparison_view import print_comparison
+    from kda_tools.terminal import console
+
+    comparison = compare_runs(old, new)
+    print_comparison(console(), comparison, notes(old, new))
+    return ExitCode.OK if comparison.agree else ExitCode.UNFIT_ROWS
+
+
+def _compile(task: "Task", rows: list[str], arm: str = "solution") -> None:
+    from kda_judge.contract.workloads import select
+    from kda_tools.lab.inspect.aot import compile_task
+    from kda_tools.publish.list_views import print_kernels
+
+    targets = [target.capability for target in task.config.targets.values()]
+    kernels = compile_task(task, select(task.workloads, rows), targets, arm)
+    if kernels is None:
+        typer.echo(f"no kernels to compile: {arm} has no launches(op, inputs, scalars)")
+    else:
+        print_kernels(kernels)
+
+
+def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:
+    from kda_judge.evidence import ledger
+
+    if into_ledger:  # first: what fails below loses no run
+        ledger.append(task.ledger, record)
+        typer.echo(f"recorded as {record.run_id} in {relative(task.ledger)}; bring the tables up to date: kda publish")
+    if json is not None:
+        json.write_bytes(ledger.encode(record))
+        typer.echo(f"record written to {json}")
+
+
+def _exit_code(record: "RunRecord") -> ExitCode:
+    """130 for a partial run, else the worst of the rows."""
+    from kda_judge.evidence.run_record import Verdict
+
+    verdicts = {row.verdict for row in record.rows}
+    if record.partial:
+        return ExitCode.INTERRUPTED
+    if verdicts & {Verdict.ERROR, Verdict.TIMEOUT} or not verdicts:
+        return ExitCode.ARM_FAILED
+    return ExitCode.UNFIT_ROWS if verdicts & {Verdict.INCORRECT, Verdict.INVALID} else ExitCode.OK

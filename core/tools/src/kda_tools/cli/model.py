@@ -1,0 +1,102 @@
+"""Commands around whole models: what one step of them takes, with upstream's ops and with the solutions."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kda_tools.cli.base import MOST, command_line, relative, writable
+from kda_tools.cli.base import app as kda
+
+app = typer.Typer(help="Whole models: what a step is made of, and what the solutions make of it.", no_args_is_help=True)
+kda.add_typer(app, name="model")
+
+
+@app.command("list")
+def list_models() -> None:
+    """List the models, their layers, tokens and releases, and where the figures come from."""
+    from kda_tools.models.known_models import load_models
+    from kda_tools.models.views import print_models
+
+    print_models(load_models())
+
+
+class Arm(str, Enum):
+    """What stands against upstream's ops."""
+
+    UPSTREAM = "upstream"
+    SOLUTION = "solution"
+    PORTABLE = "portable"
+
+
+@app.command()
+def step(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `kda model list` shows.")],
+    arm: Annotated[
+        Arm, typer.Option("--arm", help="Against upstream: the solutions, their plain exports, or nothing.")
+    ] = Arm.SOLUTION,
+    release: Annotated[
+        str | None, typer.Option("--release", metavar="VERSION", help="Of SGLang; the first that has the model.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=0, max=MOST, help="Of all kinds together; 0: all of the real model.")
+    ] = None,
+    denoise: Annotated[
+        int, typer.Option("--denoise", min=0, max=MOST, help="Steps over which the arms' latents are compared.")
+    ] = 50,
+    mode: Annotated[
+        list[str] | None, typer.Option("--mode", metavar="MODE", help="eager, graph, compile; may be repeated.")
+    ] = None,
+    processes: Annotated[int, typer.Option("--processes", max=MOST, help="Fresh processes that are timed.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Of each mode, arm and process.")] = 12,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30, help="Of weights and inputs.")] = 0,
+    offline: Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")] = False,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Append the run to the models' ledger.")] = False,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the run's record there.")] = None,
+) -> None:
+    """One denoising step of a model with random weights, upstream's ops against ours. Without a GPU: tiny, untimed."""
+    from kda_judge.evidence.record_log import append
+    from kda_tools.models.known_models import folder, load_models
+    from kda_tools.models.run_step import MODES, Plan, run
+    from kda_tools.models.step_record import log
+    from kda_tools.models.views import print_step
+
+    writable(json)
+    known_models = load_models()
+    plan = Plan(
+        model=model,
+        release=release or known_models.releases_of(model)[0],
+        arm=arm.value,
+        layers=layers,
+        seed=seed,
+        processes=processes,
+        samples=samples,
+        denoise=denoise,
+        modes=tuple(mode or MODES),
+        offline=offline,
+        allow_busy=allow_busy,
+        command=command_line(),
+    )
+    found = run(plan, known_models, folder())
+    if record:
+        append(log(folder()), found)
+    if json is not None:
+        json.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    print_step(found)
+
+
+@app.command()
+def lock() -> None:
+    """List the upstream files that the models may read, with their sha256."""
+    from kda_judge.arms import upstream
+    from kda_judge.contract.tasks import checkout_root
+    from kda_tools.models.known_models import folder, load_models
+    from kda_tools.models.lock_wheels import write_lock
+
+    known_models = load_models()
+    for release, pin in known_models.releases.items():
+        wheel = upstream.obtain(pin, upstream.cache_folder(checkout_root()), offline=False)
+        path = folder() / pin.files
+        typer.echo(f"{relative(path)}: {write_lock(known_models.lock[release], wheel, path)} files")

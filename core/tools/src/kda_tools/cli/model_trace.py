@@ -1,0 +1,57 @@
+"""`kda model trace`: what a step is made of, by any trace of torch.profiler."""
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.cli.base import MOST, relative, writable
+from kda_tools.cli.model import app
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="TRACE", help="A Chrome trace of torch.profiler, .json or .json.gz.")],
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST, help="Steps in it; without it the profiler's own, or 1 where it marked none."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Kernels and hotspots shown.")] = 20,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything there.")] = None,
+    cards: Annotated[
+        Path | None, typer.Option("--cards", metavar="DIR", help="Write draft task cards of what is new there.")
+    ] = None,
+) -> None:
+    """Say where the GPU's time of a trace went, what of it is covered already, and what is worth a task."""
+    from kda_judge.contract.tasks import checkout_root, find_tasks
+    from kda_tools.traces import cards as drafts
+    from kda_tools.traces import catalogue, trace_view
+    from kda_tools.traces.copy_limit import copy_limit
+    from kda_tools.traces.hotspots import hotspots
+    from kda_tools.traces.trace_events import collect
+    from kda_tools.traces.trace_profile import profile
+    from kda_tools.traces.trace_read import TraceFile
+
+    writable(json)
+    if cards is not None:
+        drafts.empty_folder(cards)
+    root = checkout_root()
+    if root is None:
+        raise UsageError("kda model trace: expected a checkout, whose docs/catalogue it reads; there is none here")
+    entries = catalogue.load(root)
+    found = profile(collect(TraceFile(file)), steps)
+    judged = [(spot, catalogue.judge(spot, entries, found)) for spot in hotspots(found)]
+    for line in trace_view.lines(found, judged, top):
+        typer.echo(line)
+    made = None
+    if cards is not None:
+        made = drafts.cards(found, judged, copy_limit(found.gpu, find_tasks()))
+        paths = drafts.write(made, cards)
+        typer.echo("")
+        for line in trace_view.card_lines(made, [path.name for path in paths]):
+            typer.echo(line)
+        typer.echo(f"{len(made)} card{'s'[: len(made) != 1]} in {relative(cards.absolute())}")
+    if json is not None:
+        json.write_text(json_format.dumps(trace_view.data(found, judged, made), indent=1) + "\n", encoding="utf-8")

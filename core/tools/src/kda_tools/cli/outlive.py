@@ -1,0 +1,63 @@
+"""What a command goes on through: a signal to end, a reader of its output that leaves, a full disk behind it.
+
+What was measured is kept all the same. `kda list | head -1` ends as other commands in a pipe do.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO, cast
+
+from kda_judge.contract.errors import ExitCode
+
+
+class Output:
+    """Standard output or error, which is thrown away from the first write on that fails."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or throw away."""
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or throw away."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.error = error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # what is buffered goes there, too, also when Python ends
+            os.close(nowhere)
+
+
+@contextmanager
+def outliving() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C, and go on where nobody reads; the command's own exit code stands for less than that."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # who starts us may have us ignore it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out, err = (Output(stream) if stream else None for stream in (sys.stdout, sys.stderr))  # None: closed by the shell
+    streams = [stream for stream in (out, err) if stream is not None]
+    try:
+        with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
+            yield
+    finally:
+        for stream in streams:
+            stream.flush()
+        failed = [stream.error for stream in streams if stream.error is not None]
+        if any(isinstance(error, BrokenPipeError) for error in failed):
+            sys.exit(ExitCode.UNREAD)
+        if failed:
+            print(f"kda: the output cannot be written: {failed[0].strerror}", file=sys.stderr)
+            sys.exit(ExitCode.REQUIREMENT)

@@ -1,0 +1,227 @@
+"""Commands around the tasks: find, fetch, copy, publish, keep."""
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kda_judge.contract.errors import ExitCode, UsageError
+from kda_tools.cli.base import TaskName, app, relative
+
+if TYPE_CHECKING:
+    from kda_judge.contract.tasks import Task
+
+ledger_app = typer.Typer(help="Work on a task's ledger.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+
+
+@app.command("list")
+def list_tasks(
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="List this task's arms and rows.")] = None,
+) -> None:
+    """List the tasks, or the arms and frozen rows of one."""
+    from kda_judge.contract.tasks import all_tasks, find_task
+    from kda_tools.publish.list_views import print_rows, print_tasks
+
+    if task is not None:
+        print_rows(find_task(task))
+    elif wrong := print_tasks(all_tasks()):
+        raise UsageError("\n".join(wrong))
+
+
+@app.command()
+def fetch(
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="One task; all when left out.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Extract again even when the cache is good.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Only check the cache.")] = False,
+    wheel: Annotated[
+        list[Path] | None, typer.Option("--wheel", metavar="FILE", help="Take the wheel from there; may be repeated.")
+    ] = None,
+) -> None:
+    """Bring the pinned upstream files into the cache; everything works offline afterwards."""
+    from kda_judge.arms import upstream
+    from kda_judge.contract.tasks import all_tasks, checkout_root, find_task
+
+    cache = upstream.cache_folder(checkout_root())
+    chosen = [find_task(task)] if task else all_tasks()
+    wheels = _wheels(chosen, wheel)
+    for one in chosen:
+        for name, pin in one.config.upstream.items():
+            given = wheels.get(pin.wheel)
+            root = upstream.fetch(pin, one.path / pin.files, cache, offline=offline, refresh=refresh, wheel=given)
+            count = len(upstream.read_lock(one.path / pin.files))
+            typer.echo(f"{one.op}: {name}: {count} files verified in {relative(root)}")
+
+
+@app.command()
+def lock(
+    task: TaskName,
+    also: Annotated[
+        list[str] | None,
+        typer.Option("--also", metavar="PATTERN", help="Files that no import and no include names; may be repeated."),
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="PATTERN", help="Files to leave out; may be repeated.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Take the wheels from the cache only.")] = False,
+    wheel: Annotated[
+        list[Path] | None, typer.Option("--wheel", metavar="FILE", help="Take the wheel from there; may be repeated.")
+    ] = None,
+    pin: Annotated[
+        str | None, typer.Option("--pin", metavar="NAME", help="One key under [upstream]; all when left out.")
+    ] = None,
+) -> None:
+    """List the upstream files that a task's arms import or compile, with their sha256."""
+    from kda_judge.arms import upstream
+    from kda_judge.contract.tasks import checkout_root, find_task
+    from kda_tools.project import lock_upstream
+
+    found = find_task(task)
+    pins = found.config.upstream
+    if pin is not None and pin not in pins:
+        raise UsageError(f"--pin {pin}: expected {' or '.join(pins)}")
+    wheels = _wheels([found], wheel)
+    for name in [pin] if pin is not None else pins:
+        one = pins[name]
+        source = wheels.get(one.wheel) or upstream.obtain(one, upstream.cache_folder(checkout_root()), offline=offline)
+        upstream.check_wheel(source, one)
+        locked = lock_upstream.lock(found, one, source, also or (), without or ())
+        typer.echo(f"{relative(found.path / one.files)}: {len(locked.files)} files")
+        for line in locked.missing:
+            typer.echo(f"  {line}")
+
+
+def _wheels(tasks: "Iterable[Task]", given: Iterable[Path] | None) -> dict[str, Path]:
+    """The wheels of `--wheel`, by name."""
+    pinned = {pin.wheel for task in tasks for pin in task.config.upstream.values()}
+    for path in given or ():
+        if path.name not in pinned or not path.is_file():
+            raise UsageError(f"--wheel {path}: expected a file with a pinned name, {' or '.join(sorted(pinned))}")
+    return {path.name: path for path in given or ()}
+
+
+@app.command()
+def new(
+    source: Annotated[str, typer.Argument(help="The task to copy.")],
+    name: Annotated[str, typer.Argument(help="The new op, for example gelu or llm/k01_gelu.")],
+    card: Annotated[
+        Path | None, typer.Option("--from-trace", metavar="CARD", help="A draft card of `kda model trace --cards`.")
+    ] = None,
+) -> None:
+    """Start a new task as a copy of another one."""
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.project.new_task import new_task
+
+    path = new_task(find_task(source), name, card)
+    typer.echo(f"{relative(path)}: read prompt.md, then config.toml, and change them first")
+
+
+@app.command()
+def export(
+    task: TaskName,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder; its name is the package's.")],
+    form: Annotated[
+        str, typer.Option("--form", help="plain: a package. hf: a kernel for the Hugging Face Hub.")
+    ] = "plain",
+    runtime: Annotated[
+        bool,
+        typer.Option("--runtime", help="Depend on kda-runtime and its launcher instead of torch and triton alone."),
+    ] = False,
+    check: Annotated[bool, typer.Option(help="Compare with the solution bit by bit on a sample of rows.")] = True,
+) -> None:
+    """Write a solution as a folder that works without this repository."""
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.project.export.compare import compare
+    from kda_tools.project.export.write import FORMS, discard
+    from kda_tools.project.export.write import export as write
+
+    if form not in FORMS:
+        raise UsageError(f"--form: expected {' or '.join(FORMS)}, got {form!r}")
+    found = find_task(task)
+    package = write(found, folder, form, runtime)
+    if check:
+        try:
+            typer.echo(compare(found, package))
+        except UsageError:
+            discard(folder)
+            raise
+    typer.echo(f"{relative(folder.absolute())}: README.md says how it is called")
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has, what is missing, and the command that brings it."""
+    from kda_tools.project.doctor import checks
+    from kda_tools.publish.list_views import print_checks
+
+    print_checks(checks())
+
+
+@app.command()
+def publish(
+    check: Annotated[bool, typer.Option("--check", help="Only say which files are not what the ledgers give.")] = False,
+) -> None:
+    """Generate results, plots and tables from the ledgers."""
+    from kda_judge.contract.tasks import all_tasks
+    from kda_tools.models import page
+    from kda_tools.models.known_models import find_folder
+    from kda_tools.publish.generate import publish as generate
+
+    changed = generate(all_tasks(), check=check)
+    if (models := find_folder()) is not None:
+        changed += page.publish(models, check=check)
+    for line in changed:
+        typer.echo(line)
+    if check and changed:
+        raise typer.Exit(ExitCode.UNFIT_ROWS)
+
+
+@app.command()
+def schema(
+    check: Annotated[bool, typer.Option("--check", help="Only say which schemas are not what the models say.")] = False,
+) -> None:
+    """Write the JSON Schemas of the tasks' TOML files and of the ledger's lines."""
+    from kda_tools.project.json_schemas import write
+
+    changed = write(check)
+    for line in changed:
+        typer.echo(line)
+    if check and changed:
+        raise typer.Exit(ExitCode.UNFIT_ROWS)
+
+
+@app.command()
+def site(
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to; an earlier site is replaced.")] = Path(
+        "_site"
+    ),
+) -> None:
+    """Build the static site from the ledgers and the documents; it works offline, from files."""
+    from kda_tools.publish.site import build
+
+    try:  # before the minute that building takes
+        out.mkdir(parents=True, exist_ok=True)
+        if not any(out.iterdir()):
+            out.rmdir()
+    except OSError as error:
+        raise UsageError(f"--out {out}: expected a place for a folder, got: {error.strerror}") from None
+    typer.echo(f"{build(out)} pages: {relative(out.absolute() / 'index.html')}")
+
+
+@ledger_app.command("merge")
+def merge_ledger(
+    task: TaskName,
+    other: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A ledger from another machine, or what --json wrote there.")
+    ],
+) -> None:
+    """Append the runs that FILE has and the task's ledger lacks, byte for byte; all of them, or none."""
+    from kda_judge.contract.tasks import find_task
+    from kda_judge.evidence import ledger
+    from kda_tools.publish.task_claims import unfit
+
+    found = find_task(task)
+    new = ledger.merge(found.ledger, other, partial(unfit, found))
+    typer.echo(f"{new} new run{'s'[: new != 1]} in {relative(found.ledger)}")

@@ -1,0 +1,1 @@
+"""Looking into kernels: compiling, tuning, profiling, sanitizing, grids, the PTX machine, and arms that cheat."""

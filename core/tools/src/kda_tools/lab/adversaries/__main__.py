@@ -1,0 +1,106 @@
+"""Show the suite as a table (`nox -s adversaries`). Exit code 1 when the judge says what it should not."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from concurrent.futures import as_completed
+from pathlib import Path
+from textwrap import shorten
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kda_judge.contract.errors import ExitCode, KdaError
+from kda_judge.contract.near_names import nearest
+from kda_judge.evidence import gpu_state
+from kda_tools.lab.adversaries import page, share, suite
+from kda_tools.lab.adversaries.table import ADVERSARIES, Kind
+
+SAID = 120
+"""Characters of the judge's words where all is as expected: one line per adversary."""
+WIDTH = 200
+"""Columns where output is no terminal, as in a log."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the adversaries, print the table, and keep the run where that was asked for."""
+    parser = argparse.ArgumentParser("nox -s adversaries --", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these adversaries")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="append the run to FILE and write the page beside it (.md)"
+    )
+    given = parser.parse_args(arguments)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # as Ctrl-C; who starts us may have us ignore it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    known = [one.name for one in ADVERSARIES]
+    for name in given.names:
+        if name not in known:
+            parser.error(f"no adversary {name!r}; nearest: {', '.join(nearest(name, known))}")
+    if given.record and given.names:
+        parser.error("--record: expected a run of the whole suite, got names of adversaries")
+    kind: Kind = given.device if given.device != "auto" else "cuda" if gpu_state.has_gpu() else "cpu"
+    begin = time.monotonic()
+    chosen = suite.chosen(kind, tuple(given.names), ADVERSARIES)
+    names = share.devices() if kind == "cuda" else []
+    found: dict[str, suite.Got] = {}
+    try:
+        with share.started(chosen, kind, names) if len(names) > 1 else suite.started(chosen, kind) as futures:
+            for future in as_completed(futures.values()):
+                got = future.result()
+                found[got.adversary.name] = got
+                print(f"[{len(found)}/{len(chosen)}] {line(got)}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        show(
+            [found[one.name] for one in chosen if one.name in found], kind, time.monotonic() - begin, max(1, len(names))
+        )
+        print(f"interrupted: {len(found)} of {len(chosen)} adversaries had ended", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except KdaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    results = [found[one.name] for one in chosen]
+    seconds = time.monotonic() - begin
+    gpus = max(1, len(names))
+    show(results, kind, seconds, gpus)
+    if given.record:
+        page.append(given.record, page.record(results, kind, seconds, gpus))
+        given.record.with_suffix(".md").write_text(page.page(page.read(given.record)), encoding="utf-8")
+    return ExitCode.UNFIT_ROWS if any(got.wrong for got in results) else ExitCode.OK
+
+
+def line(got: suite.Got) -> str:
+    """An ended run in one line."""
+    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in got.phases)
+    wrong = f": {got.wrong}" if got.wrong else ""
+    return f"{got.adversary.name}: {got.name} {'WRONG' if wrong else 'ok'}, {got.seconds:.0f} s ({phases}){wrong}"
+
+
+def show(results: list[suite.Got], kind: Kind, seconds: float, gpus: int = 1) -> None:
+    """Print the table."""
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    table = Table(box=None, pad_edge=False)
+    for column in ("adversary", "expected", "got", "", "what the judge said"):
+        table.add_column(column, no_wrap=column != "what the judge said", overflow="ellipsis")
+    for got in results:
+        ending = got.adversary.on(kind)
+        assert ending is not None
+        mark = Text("WRONG", "red") if got.wrong else Text("ok", "green") if ending.caught else Text("missed", "yellow")
+        said = got.wrong or shorten(f"not caught: {ending.missed}" if ending.missed else got.said, SAID)
+        table.add_row(got.adversary.name, ending.name, got.name, mark, Text(said))
+    console.print(table)
+    wrong = sum(got.wrong is not None for got in results)
+    missed = sum(not ending.caught for got in results if (ending := got.adversary.on(kind)))
+    where = "the CPU" if kind == "cpu" else "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    console.print(
+        f"{len(results)} adversaries on {where} in {seconds:.0f} s: "
+        f"{len(results) - wrong} end as expected, {missed} of these are known not to be caught, {wrong} differ"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,21 @@
+"""Claims a third of the time.
+
+Caught by: the judge's clock over long loops.
+"""
+
+import sys
+
+worker = sys.modules["__main__"]
+_Timed = worker.Timed
+
+
+def forged(**facts):
+    facts["total_us"] /= 3
+    return _Timed(**facts)
+
+
+worker.Timed = forged
+
+
+def axpy(x, y, *, factor):
+    return factor * x + y

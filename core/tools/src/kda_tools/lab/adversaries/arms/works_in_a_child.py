@@ -1,0 +1,13 @@
+"""Keeps a child of the worker's own session busy, also while the opponent is timed.
+
+Caught by: the processor time of the worker's whole tree.
+"""
+
+import subprocess
+import sys
+
+subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+
+
+def axpy(x, y, *, factor):
+    return factor * x + y

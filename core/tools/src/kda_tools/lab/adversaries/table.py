@@ -1,0 +1,221 @@
+"""Every adversary and how its row must end, on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from kda_judge.evidence.run_record import Verdict
+
+ARMS = Path(__file__).parent / "arms"
+Kind = Literal["cpu", "cuda"]
+OUT, INPLACE, LOOSE = "out-64x16", "inplace-64x16", "loose-64x16"
+LARGE, TAIL, INPLACE_LARGE = "large-4096x8192", "tail-67x16", "inplace-large-4096x8192"
+PASSES = {"cpu": (Verdict.CORRECT,), "cuda": (Verdict.FASTER, Verdict.NOT_FASTER)}
+"""How the row of an honest arm ends."""
+NOISY = "noisy"
+"""The row ends as an honest one's, and the run cannot be published."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a row must end on one kind of machine."""
+
+    verdict: Verdict | None
+    """None: as an honest arm's."""
+    words: str = ""
+    """Regular expression that the reason must hold."""
+    noisy: bool = False
+    """Not the row, but the whole run is marked: it cannot be published."""
+    missed: str = ""
+    """What the adversary gains although its row ends as an honest one's; empty where it gains nothing."""
+
+    @property
+    def caught(self) -> bool:
+        """Whether the judge's verdict is the one that the adversary deserves."""
+        return not self.missed
+
+    @property
+    def name(self) -> str:
+        """The verdict in one word, `noisy` or `passes`."""
+        return self.verdict.value if self.verdict else NOISY if self.noisy else "passes"
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """One arm of `arms/`."""
+
+    name: str
+    cpu: Ending | None
+    """None: nothing of it can show on a CPU."""
+    cuda: Ending | None
+    row: str = OUT
+    cuda_row: str | None = None
+    """Where a GPU takes another row."""
+    opponent: bool = False
+    """On a CPU: run against `eager`. Most run against themselves there, which saves the second worker's start."""
+    generations: int = 1
+    loops: bool = False
+    """On a CPU: samples as long as a GPU's, thousands of calls. Otherwise one call is a sample there."""
+
+    @cached_property
+    def docstring(self) -> str:
+        """The arm file's docstring: what it does, and `Caught by: ...`."""
+        return ast.get_docstring(ast.parse((ARMS / f"{self.name}.py").read_text(encoding="utf-8"))) or ""
+
+    @property
+    def does(self) -> str:
+        """What it does, in a sentence."""
+        return self.docstring.partition("\n\n")[0].replace("\n", " ")
+
+    def on(self, kind: Kind) -> Ending | None:
+        """How its row must end on `kind`; None where it is not run."""
+        return self.cpu if kind == "cpu" else self.cuda
+
+
+INCORRECT, ERROR, INVALID, TIMEOUT = Verdict.INCORRECT, Verdict.ERROR, Verdict.INVALID, Verdict.TIMEOUT
+
+
+def caught(
+    name: str,
+    verdict: Verdict,
+    words: str,
+    row: str = OUT,
+    cuda: Ending | None = None,
+    *,
+    opponent: bool = False,
+    loops: bool = False,
+) -> Adversary:
+    """An adversary that ends the same on both kinds of machine, but for what is given for a GPU."""
+    ending = Ending(verdict, words)
+    return Adversary(name, ending, cuda or ending, row=row, opponent=opponent, loops=loops)
+
+
+def harmless(name: str, kinds: tuple[Kind, ...] = ("cpu", "cuda"), *, loops: bool = False) -> Adversary:
+    """What it does has no effect: its row ends as an honest one's, and rightly."""
+    cpu, cuda = (Ending(None) if kind in kinds else None for kind in ("cpu", "cuda"))
+    return Adversary(name, cpu, cuda, loops=loops)
+
+
+def missed(
+    name: str,
+    gain: str,
+    cuda: Ending | None = None,
+    *,
+    row: str = OUT,
+    cuda_row: str | None = None,
+    loops: bool = False,
+) -> Adversary:
+    """Not caught on a CPU; on a GPU neither, unless another ending is given."""
+    ending = Ending(None, missed=gain)
+    return Adversary(name, ending, cuda or ending, row=row, cuda_row=cuda_row, loops=loops)
+
+
+TOO_FAST = Ending(INVALID, "us is less than")
+"""By the physical checks: wall against device, and both against the machine's limits."""
+CHANGED = Ending(None, "changed on disk during the run", noisy=True)
+BEYOND_HOST = Ending(ERROR, "claims more time between events than passed on its host")
+"""By the two clocks of a replay, which the judge compares at once."""
+TWICE = "more than twice the baseline's"
+USED = "lies in the memory of another output that is still in use"
+OVERRUN = "wrote past the beginning or the end of memory that it allocated"
+NO_TIME = "no time is kept on a CPU, and only the last output of a loop is compared"
+
+ADVERSARIES = (
+    # Results that were not computed
+    caught("remembers_by_pointer", INCORRECT, "is the previous call's result: it was remembered, not computed"),
+    caught("remembers_by_version", INCORRECT, "is the previous call's result: it was remembered, not computed"),
+    caught("remembers_by_content", INCORRECT, USED),
+    missed("copies_what_it_remembers", NO_TIME, TOO_FAST, cuda_row=LARGE, loops=True),
+    # A CPU's allocator writes into the memory that it takes back.
+    Adversary("trusts_stale_memory", None, TOO_FAST, row=LARGE),
+    caught("skips_repeated_calls", INCORRECT, "replaced while a loop of calls was running"),
+    caught("noop_in_place", INCORRECT, "output 'x'", INPLACE),
+    missed("works_only_on_the_canary", NO_TIME, TOO_FAST, row=INPLACE, cuda_row=INPLACE_LARGE, loops=True),
+    caught("returns_the_input", INCORRECT, "'out' is an alias of an input"),
+    caught("returns_a_copy_of_the_input", INCORRECT, "elements outside tolerance"),
+    caught("returns_zeros", INCORRECT, "elements outside tolerance"),
+    caught("constant", INCORRECT, TWICE, LOOSE, opponent=True),
+    caught("constant_in_the_loop", INCORRECT, TWICE, LOOSE, opponent=True, loops=True),
+    Adversary("detects_the_profiler", None, Ending(INCORRECT, TWICE), row=LOOSE),
+    Adversary("forges_the_kernel_count", None, Ending(INCORRECT, TWICE), row=LOOSE),
+    # Wrong values
+    caught("nan", INCORRECT, r"worst at \[3, 5\].*got nan; 1 not finite"),
+    caught("one_wrong_element", INCORRECT, r"1 of \d+ elements outside tolerance; worst at \[(7|63), 15\]"),
+    caught("wrong_in_a_thousandth", INCORRECT, r"\d+ of \d+ elements outside tolerance", LARGE),
+    caught("wrong_for_large_offsets", INCORRECT, "elements outside tolerance", LARGE),
+    caught("wrong_in_the_last_rows", INCORRECT, r"\d+ of \d+ elements outside tolerance", TAIL),
+    caught("wrong_on_the_second_call", INCORRECT, "elements outside tolerance.*seed 23"),
+    caught("lower_precision", INCORRECT, "elements outside tolerance"),
+    caught("coarser_within_tolerance", INCORRECT, TWICE, LOOSE, opponent=True),
+    caught("knows_the_seeds", INCORRECT, r"got 0 \[inputs: offset"),
+    caught("wrong_beyond_the_draws", INCORRECT, r"got 1e\+09 \[inputs: mixed"),
+    caught("wrong_when_unaligned", INCORRECT, r"elements outside tolerance.*\[inputs: normal, seed \d+, in slices\]"),
+    # Form
+    caught("returns_none", INCORRECT, "expected 1 tensor, got None"),
+    caught("returns_two", INCORRECT, "expected 1 tensor, got tuple of 2"),
+    caught("returns_a_number", INCORRECT, "expected 1 tensor, got float"),
+    caught("returns_in_place", INCORRECT, "expected None", INPLACE),
+    caught("wrong_shape", INCORRECT, r"output 'out': expected shape \[(8|64), 16\], got \[16, (8|64)\]"),
+    caught("wrong_dtype", INCORRECT, "expected dtype float32, got float64"),
+    caught("wrong_device", INCORRECT, "expected device (cpu|cuda:0), got meta"),
+    caught("wrong_stride", INCORRECT, r"expected stride \[16, 1\], got \[1, (8|64)\]"),
+    caught("lazy_subclass", INCORRECT, "expected type Tensor, got Lazy"),
+    caught("namesake", INCORRECT, r"expected type Tensor, got Tensor \(subclass\)"),
+    # Memory
+    caught("changes_input", INCORRECT, "input 'y' was changed"),
+    caught("writes_gaps", INCORRECT, "memory between the elements of the strided 'y' was changed"),
+    caught("out_of_bounds", INCORRECT, "wrote outside its tensors"),
+    caught("overruns_its_output", INCORRECT, OVERRUN),
+    caught("writes_before_its_output", INCORRECT, OVERRUN),
+    caught("unwritten", INCORRECT, "48 of (128|1024) elements outside tolerance"),
+    caught("one_buffer", INCORRECT, USED),
+    caught("four_buffers", INCORRECT, USED),
+    caught("exhausts_memory", ERROR, "raised .*memory"),
+    caught("killed_for_memory", ERROR, "was killed by SIGKILL during 'verify'"),
+    # Work at another time or place
+    caught("starts_a_thread", INCORRECT, "elements outside tolerance"),
+    caught("computes_at_the_copy", INCORRECT, "elements outside tolerance"),
+    caught("computes_in_a_mode", INCORRECT, "elements outside tolerance"),
+    caught("patches_the_worker", INCORRECT, "elements outside tolerance"),
+    Adversary("side_stream", None, Ending(INVALID, "events .* us is less than"), row=LARGE),
+    caught("slows_the_other_arm", INVALID, "of a processor busy while others were timed", opponent=True, loops=True),
+    caught("renices_the_other_arm", INVALID, "the priority of arm 'eager' was changed", opponent=True),
+    caught("kills_the_other_arm", ERROR, "arm 'eager' was killed by SIGKILL", opponent=True),
+    caught("leaves_a_child_behind", INVALID, "left processes running in a session of their own: sleep 30"),
+    caught("leaves_a_daemon_behind", INVALID, "left processes running in a session of their own: sleep 30"),
+    caught("kills_its_supervisor", ERROR, "was killed by SIGKILL during 'verify'"),
+    caught("works_in_a_child", INVALID, "of a processor busy while others were timed", opponent=True, loops=True),
+    # Clocks and counts
+    harmless("patches_the_clock", loops=True),
+    caught("slows_its_clock", INVALID, r"claims (49|50)\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
+    caught("forges_its_time", INVALID, r"claims 6[67]\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
+    caught("shaves_its_time", INVALID, r"claims [234]\.\d% less time than passed", loops=True),
+    caught("forges_its_calls", ERROR, r"says that it made \d+ calls of \d+"),
+    caught("claims_no_calls", ERROR, "answer to wall has the wrong form"),
+    caught("claims_no_time", ERROR, "answer to wall has the wrong form"),
+    harmless("replaces_the_event", kinds=("cuda",)),
+    Adversary("patches_elapsed_time", None, Ending(INVALID, "the events around the replays saw 0.5")),
+    harmless("patches_synchronize", kinds=("cuda",)),
+    Adversary("patches_graph_replay", None, Ending(INCORRECT, "output 'out'")),
+    # The judge's channel, processes, files
+    harmless("prints"),
+    caught("writes_to_the_channel", ERROR, "wrote garbage on the judge's channel"),
+    caught("forges_a_reply", ERROR, "wrote garbage on the judge's channel"),
+    caught("floods_the_channel", ERROR, r"a line longer than \d+ bytes"),
+    caught("raises", ERROR, r"'raises' raised RuntimeError: no such kernel image \(raises.py"),
+    caught("raises_on_import", ERROR, "ImportError: libmissing.so"),
+    caught("lacks_the_op", ERROR, "has no callable 'axpy'"),
+    caught("segfaults", ERROR, "was killed by SIGSEGV during 'verify'"),
+    caught("exits", ERROR, "exited with code 0 during 'verify'\n    | all rows FASTER"),
+    caught("hangs", TIMEOUT, r"no answer within \d+ s to 'verify'"),
+    harmless("imports_the_other_arm"),
+    harmless("imports_the_oracle"),
+    harmless("reseeds_the_generator"),
+    caught("edits_the_contract", INCORRECT, "elements outside tolerance"),
+    Adversary("edits_the_baseline", CHANGED, CHANGED, opponent=True, generations=2),
+    Adversary("poisons_the_bytecode", CHANGED, CHANGED, opponent=True, generations=2),
+)

@@ -1,0 +1,134 @@
+"""Several runs over parts of a grid, joined where they are about one state of everything that decides a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from kda_judge.evidence.run_record import Provenance, Settings, Verdict
+from kda_tools.lab.grid.grid_record import FailedRow, GridRecord, Worst, positions, worse
+
+COMPILERS = ("torch", "triton", "cutlass-dsl", "cuda")
+"""Versions that decide which machine code runs; a driver of another release runs the same."""
+WRONG = frozenset({Verdict.INCORRECT, Verdict.INVALID})
+"""Verdicts that no later run takes back: something was computed, and it was wrong. After ERROR and TIMEOUT there was
+nothing to compare, for which the machine may be to blame, so that a later check of the row counts instead."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What two runs must have in common for their rows to add up."""
+
+    gpu: str
+    total: int
+    grid: str
+    arms: tuple[str, ...]
+    parts: tuple[tuple[str, str], ...]
+    """Content hashes, pins and compilers, by name."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A row that failed in one run."""
+
+    row: FailedRow
+    record: GridRecord
+    agreed_later: bool
+    """A later run of the same state checked the row and found it to agree."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the row counts as failed for it."""
+        return self.row.verdict in WRONG or not self.agreed_later
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """All runs of one state."""
+
+    state: State
+    records: tuple[GridRecord, ...]
+    """Oldest first."""
+    checked: frozenset[int]
+    """Positions that some run checked."""
+    failures: tuple[Failure, ...]
+
+    @property
+    def failed(self) -> int:
+        """Rows that do not agree with the oracle."""
+        return len({failure.row.position for failure in self.failures if failure.stands})
+
+    @property
+    def calls(self) -> int:
+        """Compared in full, over all runs."""
+        return sum(record.calls for record in self.records)
+
+    @property
+    def opponents(self) -> dict[str, list[str]]:
+        """Arm -> rows on which it was outside the tolerance or refused in some run, each once."""
+        found: dict[str, dict[str, None]] = {}
+        for record in self.records:
+            for arm, ids in record.opponents.items():
+                found.setdefault(arm, {}).update(dict.fromkeys(ids))
+        return {arm: list(ids) for arm, ids in found.items()}
+
+    @property
+    def worst(self) -> dict[str, Worst]:
+        """By dtype, over all runs."""
+        found: dict[str, Worst] = {}
+        for record in self.records:
+            for dtype, worst in record.worst.items():
+                found[dtype] = worse(found.get(dtype), worst)
+        return dict(sorted(found.items()))
+
+
+def state(source: Provenance, settings: Settings, gpu: str, total: int, grid: str) -> State:
+    """Of a run with this provenance on that kind of GPU, over a grid of `total` rows and this fingerprint."""
+    named: Mapping[str, str] = {
+        **source.hashes,
+        **{f"pin of {arm}": pin for arm, pin in source.pins.items()},
+        **{name: source.versions[name] for name in COMPILERS if name in source.versions},
+    }
+    return State(
+        gpu=gpu,
+        total=total,
+        grid=grid,
+        arms=(settings.subject, *settings.against),
+        parts=tuple(sorted(named.items())),
+    )
+
+
+def state_of(record: GridRecord) -> State:
+    """The state that a recorded run is about."""
+    return state(record.provenance, record.settings, record.gpu, record.total, record.grid)
+
+
+def join(records: Sequence[GridRecord]) -> list[Coverage]:
+    """One coverage for each state, in the order of their latest runs; `records` are sorted, oldest first."""
+    states = [(state_of(record), record) for record in records]
+    latest = {found: number for number, (found, _) in enumerate(states)}
+    ordered = sorted(states, key=lambda pair: latest[pair[0]])
+    return [_joined(found, [record for _, record in pairs]) for found, pairs in groupby(ordered, lambda pair: pair[0])]
+
+
+def _joined(found: State, records: Sequence[GridRecord]) -> Coverage:
+    checked = [frozenset(positions(record.checked)) for record in records]
+    failed = [{row.position for row in record.failed} for record in records]
+    failures = [
+        Failure(
+            row=row,
+            record=record,
+            agreed_later=any(
+                row.position in checked[later] - failed[later] for later in range(number + 1, len(records))
+            ),
+        )
+        for number, record in enumerate(records)
+        for row in record.failed
+    ]
+    return Coverage(
+        state=found,
+        records=tuple(records),
+        checked=frozenset().union(*checked),
+        failures=tuple(failures),
+    )

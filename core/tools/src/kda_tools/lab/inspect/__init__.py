@@ -1,0 +1,1 @@
+"""What a compiler made of kernels, and the tools of the CUDA toolkit."""

@@ -1,0 +1,123 @@
+"""Run an arm under one of the CUDA toolkit's tools: find the tool, start the arm alone below it, say how both ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kda_judge.bench import Session
+from kda_judge.contract.errors import MissingRequirement
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.workloads import Workload
+from kda_tools.lab.inspect.arm_alone import Job, Visit
+
+FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
+"""Where the toolkit's tools lie when they are not on PATH, shell patterns; CUDA_HOME/bin comes before these."""
+TIMEOUT_S = 1800.0
+"""Longest run of a tool: upstream's JIT builds and every row are inside it, at up to 100 times their usual duration."""
+TAIL = 20
+"""Lines of output that an error message carries."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    output: str
+    """Standard output and error together."""
+    done: tuple[str, ...]
+    """Ids of the rows that the arm was called on to the end."""
+
+    @property
+    def tail(self) -> str:
+        """The end of the output, indented for an error message."""
+        return "".join(f"\n    | {line}" for line in self.output.strip().splitlines()[-TAIL:])
+
+
+def find(name: str, remedy: str) -> Path:
+    """The tool's executable.
+
+    Raises:
+        MissingRequirement: it is nowhere; the message says where was looked, and `remedy`.
+    """
+    home = os.environ.get("CUDA_HOME")
+    patterns = [*([f"{home}/bin"] if home else []), *FOLDERS]
+    folders = [str(found) for pattern in patterns for found in sorted(_folders(pattern), reverse=True)]
+    path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
+    if path is None:
+        raise MissingRequirement(f"{name}: not found on PATH nor in {', '.join(patterns)}. {remedy}")
+    return Path(path)
+
+
+def _folders(pattern: str) -> list[Path]:
+    parent, _, last = pattern.rpartition("/")
+    return list(Path(parent or "/").glob(last)) if Path(parent or "/").is_dir() else []
+
+
+def version(tool: Path) -> str:
+    """What `TOOL --version` calls its version, for example 2025.3.1.0; `unknown` where it says none."""
+    said = run_tool([str(tool), "--version"], {}, timeout_s=60.0)
+    number = re.search(r"[Vv]ersion (\d[\d.]*\d)", said.output)
+    return number[1] if number else "unknown"
+
+
+def visits(session: Session, rows: Sequence[Workload]) -> tuple[Visit, ...]:
+    """`rows` as the arm's process wants them."""
+    return tuple(Visit(row=row, inputs=session.config.ops[row.op].inputs) for row in rows)
+
+
+def run_below(command: Sequence[str], session: Session, job: Job, environment: dict[str, str]) -> Ran:
+    """Run `command` with the job's process as its last arguments."""
+    env = {"PYTHONPATH": import_path(), **environment}
+    if session.kind == "cpu":
+        env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory(prefix="kda-") as folder:
+        order, done = Path(folder) / "job.json", Path(folder) / "done"
+        order.write_text(job.model_dump_json(), encoding="utf-8")
+        done.touch()
+        words = [*command, sys.executable, "-m", "kda_tools.lab.inspect.arm_alone", str(order), str(done)]
+        ran = run_tool(words, env)
+        return Ran(ran.code, ran.output, tuple(done.read_text(encoding="utf-8").splitlines()))
+
+
+def run_tool(command: Sequence[str], environment: dict[str, str], timeout_s: float = TIMEOUT_S) -> Ran:
+    """Run a command to its end, in a session of its own so that its children never outlive it.
+
+    Raises:
+        MissingRequirement: it cannot be started, or does not end in time.
+    """
+    name = Path(command[0]).name
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MissingRequirement(f"{name}: cannot be started: {error}") from None
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise MissingRequirement(
+                f"{name}: no end after {timeout_s:.0f} s; run it on fewer rows, and look whether the GPU is free"
+            ) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        log.seek(0)
+        return Ran(code, log.read().decode(errors="replace"), ())

@@ -1,0 +1,66 @@
+"""Instructions that read, change and write global memory at once, loads that ask memory anew, and sums over a warp."""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kda_tools.lab.ptx.cooperating import collective
+from kda_tools.lab.ptx.decode import Array, address, dtype_of, opcode
+from kda_tools.lab.ptx.parse import Instruction
+from kda_tools.lab.ptx.run import WARP
+from kda_tools.lab.ptx.step import Active, Step
+
+if TYPE_CHECKING:
+    from kda_tools.lab.ptx.machine import Machine
+
+ORDER = r"(?:\.(?:relaxed|acquire|release|acq_rel))?"
+SCOPE = r"(?:\.(?:cta|cluster|gpu|sys))?"
+CHANGE: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "exch": lambda _, new: new,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+@opcode(rf"atom{ORDER}(?:\.global)?{SCOPE}{ORDER}\.(add|exch|min|max)\.([bsu](?:32|64))")
+def _atomic(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
+    """One thread after the other, in the order of the blocks."""
+    change, dtype = CHANGE[found[1]], dtype_of(found[2])
+    target, place, operand = where.operands
+    at, read, write = (
+        address(machine, where, place),
+        machine.source(where, operand, dtype),
+        machine.target(where, target, dtype),
+    )
+
+    def run(active: Active) -> None:
+        threads = machine.numbers(active)
+        places, operands = at(active), np.broadcast_to(read(active), threads.shape)
+        before = np.empty(len(threads), dtype)
+        for i in range(len(threads)):
+            thread = threads[i : i + 1]
+            (old,) = machine.memory.load(where, "global", thread, places[i : i + 1], dtype)
+            before[i] = old[0]
+            machine.memory.store(where, "global", thread, places[i : i + 1], [change(old, operands[i : i + 1])])
+        write(active, before)
+
+    return Step(run=run)
+
+
+@opcode(r"redux\.sync\.(add|min|max)\.([su]32)")
+def _reduce(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
+    dtype = dtype_of(found[2])
+    target, value, members = where.operands
+    read, write = machine.source(where, value, dtype), machine.target(where, target, dtype)
+    reduce = {"add": np.add, "min": np.minimum, "max": np.maximum}[found[1]]
+
+    def act(threads: Array) -> None:
+        values = np.broadcast_to(read(threads), threads.shape)
+        for warp in np.unique(threads // WARP):
+            own = threads // WARP == warp
+            write(threads[own], np.full(own.sum(), reduce.reduce(values[own]), dtype))
+
+    return collective(machine, where, members, act)

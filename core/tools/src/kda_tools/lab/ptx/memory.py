@@ -1,0 +1,197 @@
+"""What threads reach: tensors in global memory, the parameters, and the shared memory of their block and cluster.
+
+Every access has to be aligned to its width and to lie inside of one tensor's storage, the parameters, or the shared
+memory of a block; anything else is an error that names the instruction, the thread and the address. Accesses of shared
+memory are also watched for races: two threads, one of them writing, without a barrier between.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kda_tools.lab.ptx.parse import Instruction, PtxError
+from kda_tools.lab.ptx.run import WARP, Run, Shape
+
+Array = np.ndarray
+SHARED_BASE = 1024
+"""Where a block's shared memory begins in its window, as on sm_90; addresses below belong to nobody."""
+WINDOW_BITS = 24
+"""An address of shared::cluster has the block's rank in the cluster plus 1 above these bits; 0 is the own block."""
+POISON = 0xFF
+"""What uninitialised shared memory holds: NaN as a number of any width."""
+
+
+class Memory:
+    """The memory of the blocks that run at a time."""
+
+    def __init__(self, run: Run, shape: Shape, shared_bytes: int, blocks: int) -> None:
+        unique = {region.base: region for region in run.regions if region.data.size}
+        self.regions = [unique[base] for base in sorted(unique)]
+        self.bases = np.array([region.base for region in self.regions], np.int64)
+        self.params = np.frombuffer(run.params + bytes(-len(run.params) % 16), np.uint8)
+        self.param_bytes = len(run.params)
+        self.shared_bytes = shared_bytes
+        self.stride = -(-shared_bytes // 16) * 16
+        self.shared = np.full(blocks * self.stride, POISON, np.uint8)
+        self.shape = shape
+        self.ahead, self.traffic = run.ahead, run.traffic
+        self.waited = np.full(blocks * shape.threads, not run.ahead.runs)
+        """Threads that have waited for the kernel ahead."""
+        self.races = Races(blocks * self.stride, blocks, shape.threads)
+
+    def load(
+        self, where: Instruction, space: str, threads: Array, addresses: Array, dtype: np.dtype, count: int = 1
+    ) -> list[Array]:
+        """`count` neighbouring values for every thread."""
+        pieces = self._pieces(where, space, threads, addresses, dtype.itemsize * count, stores=False)
+        values = [np.empty(len(threads), dtype) for _ in range(count)]
+        for data, chosen, offsets in pieces:
+            if data is self.shared:
+                self.races.read(where, threads[chosen], offsets, dtype.itemsize * count)
+            items, index = _items(data, dtype), offsets // dtype.itemsize
+            for i, value in enumerate(values):
+                value[chosen] = items[index + i]
+        return values
+
+    def store(self, where: Instruction, space: str, threads: Array, addresses: Array, values: Sequence[Array]) -> None:
+        """Neighbouring values of every thread."""
+        width = values[0].itemsize
+        for data, chosen, offsets in self._pieces(where, space, threads, addresses, width * len(values), stores=True):
+            if data is self.params:
+                fail(where, self.shape, int(threads[0]), "stores to the parameters")
+            if data is self.shared:
+                self.races.write(where, threads[chosen], offsets, width * len(values))
+            items, index = _items(data, values[0].dtype), offsets // width
+            for i, value in enumerate(values):
+                items[index + i] = value[chosen]
+                if (other := items[index + i] != value[chosen]).any():
+                    why = "writes where another thread writes something else at the same time"
+                    fail(where, self.shape, int(threads[chosen][other][0]), why)
+
+    def block_of(self, where: Instruction, threads: Array, addresses: Array) -> Array:
+        """The block, counted from the first that runs, in whose shared memory shared::cluster addresses lie."""
+        own, rank = threads // self.shape.threads, (addresses >> WINDOW_BITS) - 1
+        if (outside := rank >= self.shape.cluster).any():
+            self._fail_at(where, "shared::cluster", threads, addresses, outside, "lies behind the last block's window")
+        return np.where(rank < 0, own, own // self.shape.cluster * self.shape.cluster + rank)
+
+    def shared_bytes_at(self, where: Instruction, threads: Array, addresses: Array, width: int) -> Array:
+        """Where in the shared memory of all blocks addresses of shared::cluster lie."""
+        ((_, _, offsets),) = self._pieces(where, "shared::cluster", threads, addresses, width, stores=False)
+        return offsets
+
+    def _pieces(
+        self, where: Instruction, space: str, threads: Array, addresses: Array, width: int, stores: bool
+    ) -> list[tuple[Array, Array | slice, Array]]:
+        """Bytes that are accessed: a buffer, which of the threads reach it, and their offsets in it."""
+        if (crooked := addresses % width != 0).any():
+            self._fail_at(where, space, threads, addresses, crooked, f"is not aligned to the {width} bytes accessed")
+        if space == "param":
+            if (outside := (addresses < 0) | (addresses + width > self.param_bytes)).any():
+                self._fail_at(where, space, threads, addresses, outside, f"is not within {self.param_bytes} bytes")
+            return [(self.params, slice(None), addresses)]
+        if space == "global":
+            return self._tensors(where, threads, addresses, width, stores)
+        block, offsets = threads // self.shape.threads, addresses - SHARED_BASE
+        if space == "shared::cluster":
+            block = self.block_of(where, threads, addresses)
+            offsets = (addresses & ((1 << WINDOW_BITS) - 1)) - SHARED_BASE
+        if (outside := (offsets < 0) | (offsets + width > self.shared_bytes)).any():
+            why = f"lies outside of the block's {self.shared_bytes} bytes from {SHARED_BASE:#x} on"
+            self._fail_at(where, space, threads, addresses, outside, why)
+        return [(self.shared, slice(None), block * self.stride + offsets)]
+
+    def _tensors(
+        self, where: Instruction, threads: Array, addresses: Array, width: int, stores: bool
+    ) -> list[tuple[Array, Array | slice, Array]]:
+        number = np.searchsorted(self.bases, addresses, side="right") - 1
+        used = np.unique(number)
+        pieces: list[tuple[Array, Array | slice, Array]] = []
+        for region in used:
+            chosen = slice(None) if len(used) == 1 else np.flatnonzero(number == region)
+            data = self.regions[max(region, 0)].data
+            offsets = addresses[chosen] - self.bases[max(region, 0)]
+            if (outside := (offsets < 0) | (offsets + width > data.size)).any():
+                tensor = f"the tensor at {self.bases[max(region, 0)]:#x} has {data.size} bytes"
+                why = f"lies outside of every tensor; {tensor}"
+                self._fail_at(where, "global", threads[chosen], addresses[chosen], outside, why)
+            base = int(self.bases[region])
+            early = ~self.waited[threads[chosen]]
+            if early.any():
+                if self.ahead.traffic is not None:
+                    early &= self.ahead.traffic.meets(base, stores, offsets, width)
+                if early.any():
+                    why = "is reached before the thread has waited for the kernel ahead, which may be using it"
+                    self._fail_at(where, "global", threads[chosen], addresses[chosen], early, why)
+            self.traffic.add(base, stores, offsets, width)
+            pieces.append((data, chosen, offsets))
+        return pieces
+
+    def _fail_at(self, where: Instruction, space: str, threads: Array, addresses: Array, bad: Array, why: str) -> None:
+        first = int(np.flatnonzero(bad)[0])
+        fail(where, self.shape, int(threads[first]), f"{space} address {int(addresses[first]):#x} {why}")
+
+
+def fail(where: Instruction, shape: Shape, thread: int, why: str) -> None:
+    """Raise the error of one thread, numbered over the blocks that run together."""
+    block, inside = divmod(thread, shape.threads)
+    raise PtxError(f"{where}: block {shape.first + block}, thread {inside}: {why}")
+
+
+def _items(data: Array, dtype: np.dtype) -> Array:
+    """The buffer as numbers; a rest that is less than one is out of reach, since accesses are aligned."""
+    return data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+class Races:
+    """Who last wrote and read each byte of shared memory, and before which barrier.
+
+    Two accesses are in order when they are one thread's, when the block passed a barrier between them, or when both are
+    of one warp, which passed a bar.warp.sync. Of several readers the last is kept, and that there were others.
+    """
+
+    SEVERAL = -2
+
+    def __init__(self, size: int, blocks: int, threads: int) -> None:
+        self.block_bytes, self.threads = size // blocks, threads
+        self.block_time = np.zeros(blocks, np.int64)
+        self.warp_time = np.zeros(-(-blocks * threads // WARP), np.int64)
+        # Thread, warp, time of the block, time of the warp.
+        self.writer = np.full((4, size), -1, np.int64)
+        self.reader = np.full((4, size), -1, np.int64)
+
+    def read(self, where: Instruction, threads: Array, offsets: Array, width: int) -> None:
+        """Note the bytes that threads read; an error where another one wrote them just now."""
+        access, at = self._access(threads, offsets, width)
+        self._check(where, self.writer, access, at, "reads what thread {} of the run wrote")
+        before = self.reader[:, at]
+        self.reader[:, at] = access
+        # Others that read at the same time, now or before: nobody may write without a barrier.
+        again = before[2] == access[2]
+        for row in (0, 1):
+            other = (self.reader[row, at] != access[row]) | (again & (before[row] != access[row]))
+            self.reader[row, at[other]] = self.SEVERAL
+
+    def write(self, where: Instruction, threads: Array, offsets: Array, width: int) -> None:
+        """Note the bytes that threads write; an error where another one read or wrote them just now."""
+        access, at = self._access(threads, offsets, width)
+        self._check(where, self.writer, access, at, "overwrites what thread {} of the run wrote")
+        self._check(where, self.reader, access, at, "overwrites what thread {} of the run read")
+        self.writer[:, at] = access
+
+    def _access(self, threads: Array, offsets: Array, width: int) -> tuple[Array, Array]:
+        at = (offsets[:, None] + np.arange(width)).reshape(-1)
+        thread = np.repeat(threads, width)
+        warp = thread // WARP
+        return np.stack([thread, warp, self.block_time[at // self.block_bytes], self.warp_time[warp]]), at
+
+    def _check(self, where: Instruction, before: Array, access: Array, at: Array, what: str) -> None:
+        thread, warp, block_time, warp_time = before[:, at]
+        ordered = (thread == access[0]) | ((warp == access[1]) & (warp_time < access[3]))
+        race = (thread != -1) & (block_time == access[2]) & ~ordered
+        if race.any():
+            first = int(np.flatnonzero(race)[0])
+            other = "several" if thread[first] == self.SEVERAL else int(thread[first])
+            who = f"thread {int(access[0][first])} of the run {what.format(other)}"
+            offset = int(at[first]) % self.block_bytes
+            raise PtxError(f"{where}: a race: {who}, byte {offset} of shared memory, without a barrier between")

@@ -1,0 +1,17 @@
+"""Calls of what a task's Python files define."""
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+from kda_judge.contract.errors import KdaError, UsageError
+
+
+def answer(module: ModuleType, name: str, *arguments: object, error: type[KdaError] = UsageError) -> Any:
+    """What the module's function of this name returns; an `error` where it is no function of such arguments."""
+    function = getattr(module, name)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as why:
+        raise error(f"{module.__file__}: {name}: expected a function of {len(arguments)} arguments: {why}") from None
+    return function(*arguments)

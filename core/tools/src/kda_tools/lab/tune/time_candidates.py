@@ -1,0 +1,299 @@
+"""Time every candidate of a sweep on its rows: through the public function, checked against the oracle first.
+
+Device time is that of a CUDA graph of calls, replayed. All candidates of a row are timed round by round, the order
+reversed from one to the next, with the streaming copy among them, so that drift hits all; the median over the rounds
+counts and their interquartile range is the spread.
+
+Wall time is that of calls one after the other, as a caller makes them, in a few rounds of their own after those: the
+host's work between device samples would change them. `host` says what it is for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kda_judge.arms.input_values import Family, make
+from kda_judge.arms.protocol import Traffic
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.workloads import INTEGRAL
+from kda_judge.judge.open_row import Case, output_spec, traffic
+from kda_judge.judge.oracle import ask_oracle, load_reference
+from kda_judge.judge.output_rules import judged
+from kda_tools.lab.tune.choose_lines import label
+from kda_tools.lab.tune.sweep_record import RowTimes, TableTimes, Walls, Wrong
+from kda_tools.lab.tune.trials import brief
+
+if TYPE_CHECKING:
+    from kda_judge.contract.tasks import Task
+    from kda_tools.lab.tune.trials import Trial
+
+ROUNDS = 7
+FEWEST_ROUNDS = 3
+"""Below it there is no interquartile range."""
+GRAPH_CALLS = 20
+SAMPLE_US = 2_000
+"""Of replays per sample; events resolve 0.5 us."""
+WALL_ROUNDS = 3
+"""Fewer than of device time: forcing a configuration takes 1 to 2 ms, and `host` has many candidates to go by."""
+WALL_US = 1_000
+"""Of calls per sample, if the device decides."""
+WALL_CALLS = 150
+"""At most per sample, which is about as long if the host decides."""
+MEMORY_SHARE = 0.5
+"""Of the free memory that graphs which are timed together may take."""
+GRAPH_BYTES = 64 << 20
+"""What a graph's memory pool takes at least, generously."""
+DIGITS = 5
+"""Significant digits of a recorded time; a round's spread is seen in the third or fourth."""
+
+Sample = Callable[[], float]
+"""One sample: device microseconds per call."""
+
+
+class Stopwatch(Protocol):
+    """How calls are timed."""
+
+    def capture(self, call: Callable[[], Any]) -> Sample:
+        """Prepare to time a call; it must not depend on anything that changes afterwards."""
+
+    def copy(self, moved: Traffic, in_place: bool) -> Sample:
+        """Prepare to time the device's floor: a stream of as many bytes."""
+
+    def wall(self, call: Callable[[], Any], device_us: float) -> float:
+        """One sample of microseconds per call by the host's clock, of a call that takes the device so long."""
+
+    def together(self, output_bytes: int) -> int:
+        """How many calls with outputs of this size can be prepared at the same time."""
+
+    def settle(self) -> None:
+        """Wait for the device; raises where a call broke it. Memory that is not in use goes back."""
+
+
+class GraphWatch:
+    """Times with CUDA graphs and events."""
+
+    def capture(self, call: Callable[[], Any]) -> Sample:
+        """A graph of `GRAPH_CALLS` calls, replayed for about `SAMPLE_US`."""
+        from kda_judge.arms.clocks import Graph
+
+        graph = Graph(call, [()] * GRAPH_CALLS, {})
+        graph.replay(1)
+        times = max(1, round(SAMPLE_US / max(graph.replay(1)[1], 1.0)))
+        return lambda: graph.replay(times)[1] / (times * graph.calls)
+
+    def copy(self, moved: Traffic, in_place: bool) -> Sample:
+        """The judge's own."""
+        from kda_judge.arms.limit_arm import fastest_stream
+
+        return self.capture(fastest_stream(moved, in_place))
+
+    def wall(self, call: Callable[[], Any], device_us: float) -> float:
+        """Calls back to back, with the judge's clock for the column `wall`."""
+        from kda_judge.arms.clocks import Clock
+
+        calls = max(1, min(WALL_CALLS, round(WALL_US / device_us)))
+        return Clock("cuda").wall(call, [()] * calls, {})[0] / calls
+
+    def together(self, output_bytes: int) -> int:
+        """As many as fit into the free memory; a graph holds two generations of outputs."""
+        import torch
+
+        free, _ = torch.cuda.mem_get_info()
+        return max(1, int(free * MEMORY_SHARE) // (2 * output_bytes + GRAPH_BYTES))
+
+    def settle(self) -> None:
+        """Synchronise and empty the allocator's cache."""
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def measure(
+    task: Task,
+    trials: Sequence[Trial],
+    watch: Stopwatch,
+    device: str,
+    rounds: int,
+    until: float | None,
+    done: Callable[[Trial, RowTimes], None],
+) -> tuple[list[TableTimes], bool]:
+    """Times of all trials, and whether all were taken.
+
+    No new row is begun after `until` (of `time.monotonic`), and Ctrl-C ends it as well: what is there is kept.
+    """
+    found: dict[str, list[RowTimes]] = {trial.sweep.table.name: [] for trial in trials}
+    complete = True
+    try:
+        for trial in trials:
+            if until is not None and time.monotonic() > until:
+                complete = False
+                break
+            times = measure_row(task, trial, watch, device, rounds)
+            found[trial.sweep.table.name].append(times)
+            done(trial, times)
+    except KeyboardInterrupt:
+        complete = False
+    grids = {trial.sweep.table.name: tuple(map(dataclasses.asdict, trial.sweep.candidates)) for trial in trials}
+    return [TableTimes(table=name, candidates=grids[name], rows=tuple(rows)) for name, rows in found.items()], complete
+
+
+def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds: int) -> RowTimes:
+    """Times of every candidate on one row; those that launch the same are timed once."""
+    row, op, reference = trial.row, task.config.ops[trial.row.op], load_reference(task)
+    moved = traffic(op, row, reference)
+    size = sum(output_spec(op, row, name).nbytes for name in op.outputs if name not in row.inplace)
+    twins, wrong = trial.twins, dict[int, str]()
+    samples, walls = dict[int, list[float]](), dict[int, list[float]]()
+    case = Case.open(op, row, device, sets=1, moved=moved)
+    try:
+        attempt = _Attempt(task, trial, case, device)
+        copies: list[float] = []
+        places = list(twins)
+        copy = watch.copy(moved, bool(row.inplace))
+        step = watch.together(size)
+        for start in range(0, len(places), step):
+            ready: dict[int, Sample] = {}
+            for place in places[start : start + step]:
+                outcome = attempt.prepare(place, watch)
+                if isinstance(outcome, str):
+                    wrong[place] = outcome
+                else:
+                    ready[place] = outcome
+            for turn in range(rounds):
+                for place in _in_turn(ready, turn):
+                    samples.setdefault(place, []).append(ready[place]())
+                copies.append(copy())
+            for turn in range(WALL_ROUNDS):
+                for place in _in_turn(ready, turn):
+                    walls.setdefault(place, []).append(attempt.wall(place, watch, samples[place][-1]))
+            del ready, outcome
+            watch.settle()
+    finally:
+        case.close()
+    first_of = {twin: first for first in samples for twin in twins[first]}
+    summaries = {place: _summary(samples[first]) for place, first in first_of.items()}
+    everyone = range(len(trial.sweep.candidates))
+    return RowTimes(
+        row=row.id,
+        features=trial.features,
+        bytes_moved=moved.moved,
+        copy_us=_rounded(median(copies)),
+        median_us=tuple(summaries[place][0] if place in summaries else None for place in everyone),
+        spread=tuple(summaries[place][1] if place in summaries else None for place in everyone),
+        wrong=tuple(
+            Wrong(candidate=twin, reason=reason) for first, reason in sorted(wrong.items()) for twin in twins[first]
+        ),
+        walls=Walls(
+            op=row.op,
+            kinds=trial.kinds,
+            median_us=tuple(
+                _rounded(median(walls[first_of[place]])) if place in first_of else None for place in everyone
+            ),
+        ),
+    )
+
+
+def _in_turn(places: Iterable[int], turn: int) -> list[int]:
+    """The order of a round: drift over one is undone by the next."""
+    return list(places)[:: 1 if turn % 2 == 0 else -1]
+
+
+class _Attempt:
+    """One row's tensors and expected outputs, on which candidates are tried one after the other."""
+
+    def __init__(self, task: Task, trial: Trial, case: Case, device: str) -> None:
+        self._trial, self._case = trial, case
+        self._op = task.config.ops[trial.row.op]
+        self._tolerance = task.config.tolerance
+        module = task.load(task.config.arms["solution"].module)
+        self._values = make(trial.row, Family.NORMAL, task.config.bench.seeds[0], device)
+        self._expected = ask_oracle(load_reference(task), self._op, trial.row, self._values)
+        places = case.input_sets[0]
+        self._arguments = [case.arena.view(places[name]) if name in places else None for name in self._op.inputs]
+        self._call = functools.partial(getattr(module, trial.row.op), *self._arguments, **trial.row.scalars)
+
+    def prepare(self, place: int, watch: Stopwatch) -> Sample | str:
+        """How to time candidate `place`, or why it is wrong."""
+        table, config = self._trial.sweep.table, self._trial.sweep.candidates[place]
+        row = self._trial.row
+        try:
+            with table.forced(config) as asked:
+                failure = self._wrong()
+                if not asked:
+                    raise UsageError(f"row {row.id!r}: {row.op} did not ask the table {table.name!r} on this device")
+                return failure or watch.capture(self._call)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001  a configuration may fail in any way; the others still count
+            try:
+                watch.settle()
+            except Exception:  # noqa: BLE001  the device answers nothing any more
+                raise UsageError(
+                    f"row {row.id!r}: candidate {label(config)} of the table {table.name!r} broke the device "
+                    f"({brief(error)}); take it out of the sweep's candidates"
+                ) from error
+            return brief(error)
+
+    def wall(self, place: int, watch: Stopwatch, device_us: float) -> float:
+        """A sample of candidate `place` by the host's clock: of later calls, for which the first one made the plan."""
+        with self._trial.sweep.table.forced(self._trial.sweep.candidates[place]):
+            self._call()
+            return watch.wall(self._call, device_us)
+
+    def _wrong(self) -> str | None:
+        """What is wrong with the outputs of one call on fresh inputs, or None."""
+        import torch
+
+        self._case.write(self._values)
+        row = self._trial.row
+        specs = {name: output_spec(self._op, row, name) for name in self._op.outputs}
+        # Outputs are likely to get memory that a right candidate has just left: NaN there shows what is not written.
+        poison = [
+            torch.full(
+                spec.shape,
+                -1 if spec.dtype in INTEGRAL else float("nan"),
+                dtype=getattr(torch, spec.dtype),
+                device=self._case.device,
+            )
+            for name, spec in specs.items()
+            if name not in row.inplace
+        ]
+        del poison
+        result = self._call()
+        returned = iter(result if isinstance(result, (tuple, list)) else (result,))
+        for (name, spec), want in zip(specs.items(), self._expected, strict=True):
+            got = self._arguments[self._op.inputs.index(name)] if name in row.inplace else next(returned, None)
+            form = f"{spec.dtype} {list(spec.shape)}"
+            if not isinstance(got, torch.Tensor) or _form(got) != form:
+                return f"output {name!r}: expected {form}, got {_form(got)}"
+            part, keys = self._case.judged_part(name, got, self._values), self._expected.keys.get(name)
+            failure = judged(name, self._op.rules.get(name), self._tolerance, part, want, 1.0, None, keys).failure
+            if failure is not None:
+                return failure
+        guard = self._case.arena.broken_guard()
+        if guard is not None:
+            self._case.arena.repair_guards()
+            return f"wrote outside its tensors, {guard} bytes into the row's memory"
+        return None
+
+
+def _form(returned: Any) -> str:
+    if hasattr(returned, "dtype"):
+        return f"{str(returned.dtype).removeprefix('torch.')} {list(returned.shape)}"
+    return "nothing" if returned is None else type(returned).__name__
+
+
+def _summary(samples: Sequence[float]) -> tuple[float, float]:
+    """Median, and interquartile range over it."""
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return _rounded(middle), _rounded((high - low) / middle)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,137 @@
+"""What each candidate of a sweep would launch on each row, and what the compiler makes of it; needs no GPU."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_tools.lab.inspect.aot import Compilable, launched, meta_tensors, resources
+
+if TYPE_CHECKING:
+    from kda_judge.contract.tasks import Task
+    from kda_judge.contract.workloads import Workload
+    from kda_tools.lab.tune.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of one sweep."""
+
+    sweep: Sweep[Any]
+    row: Workload
+    features: dict[str, float]
+    """What the solution asks the table with."""
+    launches: tuple[tuple[Compilable, ...] | None, ...]
+    """Per candidate; None where it is not tried."""
+
+    @property
+    def twins(self) -> dict[int, list[int]]:
+        """Candidate -> the candidates, itself included, that launch the same here; each one tried is in one list."""
+        found: dict[int, list[int]] = {}
+        for place, launches in enumerate(self.launches):
+            if launches is None:
+                continue
+            first = next((other for other in found if self.launches[other] == launches), place)
+            found.setdefault(first, []).append(place)
+        return found
+
+    @property
+    def kinds(self) -> tuple[str | None, ...]:
+        """Per candidate its launches by type, such as `2 Launch`; that is what tells the host's work apart."""
+        return tuple(None if launches is None else _kind(launches) for launches in self.launches)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one variant of a kernel uses on one target, or why it does not compile."""
+
+    registers: int = 0
+    shared_bytes: int = 0
+    spill_bytes: int = 0
+    failure: str | None = None
+
+
+def _kind(launches: Sequence[Compilable]) -> str:
+    counts = Counter(type(one).__name__ for one in launches)
+    return " + ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def trials(task: Task, sweep: Sweep[Any], rows: Iterable[Workload]) -> list[Trial]:
+    """The rows that ask the sweep's table and have a candidate, with what every candidate would launch there."""
+    solution = task.load("solution")
+    if not hasattr(solution, "launches"):
+        raise UsageError(f"{task.path / 'solution'}: expected a function launches(op, inputs, scalars), found none")
+    found = []
+    for row in rows:
+        inputs = meta_tensors(row)
+        launches: list[tuple[Compilable, ...] | None] = []
+        features = None
+        for config in sweep.candidates:
+            with sweep.table.forced(config) as asked:
+                made = launched(solution, row, inputs)
+            if not asked:
+                break
+            features = asked[0]
+            launches.append(made if sweep.applies(config, features) else None)
+        if features is not None and any(made is not None for made in launches):
+            found.append(Trial(sweep, row, features, tuple(launches)))
+    return found
+
+
+def compile_all(found: Sequence[Trial], targets: Sequence[str]) -> dict[tuple[str, str, str], Compiled]:
+    """Compile every variant once per target, in parallel: (target, name, variant) -> what it uses."""
+    todo = [(target, one) for target in targets for one in _variants(found)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        used = pool.map(lambda item: _compile(item[1], item[0]), todo)
+        return {(target, one.name, one.variant): result for (target, one), result in zip(todo, used, strict=True)}
+
+
+def fill_cache(found: Sequence[Trial], target: str) -> None:
+    """Compile every variant into the cache on disk, where the first call of a candidate finds it.
+
+    Triton's in parallel, and meanwhile the others one after the other: the CuTe DSL compiles in one thread at a time.
+    What a failed compilation says is left to the first call.
+    """
+    from kda_runtime.launch import Launch
+
+    def attempt(one: Compilable) -> None:
+        with suppress(Exception):
+            one.compile(target)
+
+    variants = _variants(found)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        pool.map(attempt, [one for one in variants if isinstance(one, Launch)])
+        for one in variants:
+            if not isinstance(one, Launch):
+                attempt(one)
+
+
+def _variants(found: Sequence[Trial]) -> list[Compilable]:
+    """What the trials launch, every variant once."""
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        raise MissingRequirement("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
+    launches = [one for trial in found for made in trial.launches for one in made or ()]
+    return list({(one.name, one.variant): one for one in launches}.values())
+
+
+def _compile(launch: Compilable, target: str) -> Compiled:
+    try:
+        binary = launch.compile(target)
+    except Exception as error:  # noqa: BLE001  whatever a compiler raises for a configuration is that one's failure
+        return Compiled(failure=brief(error))
+    registers, static_shared, local = resources(binary.cubin)
+    return Compiled(registers, static_shared + binary.dynamic_shared_bytes, local)
+
+
+def brief(error: Exception) -> str:
+    """An error's type and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__

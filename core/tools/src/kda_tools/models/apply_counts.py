@@ -1,0 +1,120 @@
+"""What became of calls, counted so that it survives whatever ends a process: a mapped file of numbers beside a log.
+
+Every process of `kda apply` has two files in a folder that all of them share. `NAME.jsonl` says what happened once and
+what each counter counts, `NAME.counts` holds the counters, 64 bits each, mapped into memory. A worker that is killed
+leaves both complete, and an increment costs no call into the system.
+
+Imports the standard library alone: a copy of this file runs in the processes of the command.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SLOTS = 4096
+"""Counters of a process; reasons beyond them share one, see `OTHERS`."""
+OTHERS = "other reasons"
+
+
+class Counted(NamedTuple):
+    """What a counter counts."""
+
+    function: str
+    """Name of the function that was replaced."""
+    outcome: str
+    """`taken`, `compiled` (taken inside a compiled graph), `fell_back`, or `plain` (fell back inside such a graph)."""
+    reason: str = ""
+
+
+class Counts:
+    """The counters of this process. Its files appear with the first thing that is written."""
+
+    __slots__ = ("_folder", "_lock", "_log", "_slots", "view")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._slots: dict[Counted, int] = {}
+        self._log: Path | None = None
+        self.view: Any = None
+        """The counters: `view[slot] += 1`, which no other thread can get between in CPython with its lock."""
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Write down that something happened."""
+        with self._lock:
+            self._write({"event": event, **facts})
+
+    def slot(self, counted: Counted) -> int:
+        """The index of its counter, which is made when it is first asked for."""
+        if (known := self._slots.get(counted)) is not None:
+            return known
+        with self._lock:
+            if len(self._slots) >= SLOTS - 64:  # the rest is for functions; a reason may hold any shape
+                counted = counted._replace(reason=OTHERS)
+            if counted not in self._slots:
+                self._write({"event": "counter", "slot": len(self._slots), "counted": counted})
+                self._slots[counted] = len(self._slots)
+            return self._slots[counted]
+
+    def add(self, counted: Counted) -> None:
+        """One more of these."""
+        slot = self.slot(counted)  # first: it may make the map
+        self.view[slot] += 1
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._log is None:
+            self._log = self._folder / f"{os.getpid()}-{time.time_ns()}.jsonl"
+            with self._log.with_suffix(".counts").open("w+b") as file:
+                file.truncate(8 * SLOTS)
+                self.view = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+
+    def _after_fork(self) -> None:
+        """A child counts for itself: in its parent's map increments of both would be lost."""
+        known, self._slots, self._log, self._lock = list(self._slots), {}, None, threading.Lock()
+        for counted in known:
+            self.slot(counted)
+
+
+@dataclass
+class Gathered:
+    """What all processes wrote, added up."""
+
+    processes: int = 0
+    """Processes that imported the framework."""
+    calls: Counter[Counted] = field(default_factory=Counter)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Everything else, in the order of each process."""
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """The events of this name."""
+        return [one for one in self.events if one["event"] == event]
+
+
+def gather(folder: Path) -> Gathered:
+    """Add up what the processes left; a line that a killed process cut short counts as not written."""
+    found = Gathered()
+    for log in sorted(folder.glob("*.jsonl")):
+        found.processes += 1
+        view = memoryview(log.with_suffix(".counts").read_bytes()).cast("q")
+        for line in log.read_text(encoding="utf-8").splitlines():
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if said["event"] == "counter":
+                found.calls[Counted(*said["counted"])] += view[said["slot"]]
+            else:
+                found.events.append(said)
+    return found

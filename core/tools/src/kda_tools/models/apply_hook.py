@@ -1,0 +1,209 @@
+"""What `kda apply` brings into the processes of a command: solutions in place of a framework's functions, in memory.
+
+`install` puts a finder before all others. It leaves every module alone but those of the plan. When one of these has
+been executed, its public function is replaced by one that tries the solution first and calls upstream's own wherever
+the solution would take its plain PyTorch path. Where somebody bound the function already, as modules do that import
+each other in a circle, that name is replaced too.
+
+Imports the standard library alone until the framework itself has imported PyTorch: a copy of this file runs in the
+processes of the command, beside copies of the solutions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .apply_counts import Counted, Counts  # a copy of both files is a package of another name
+
+PLAN = "plan.json"
+COUNTS = "KDA_APPLY_COUNTS"
+"""The environment variable that names the folder of counters."""
+
+
+APPLIED = "KDA_APPLY"
+"""The environment variable that says what is replaced, for whoever records what ran."""
+
+
+class FellBack(Exception):
+    """A call that the solution's kernels do not take; the text says why."""
+
+
+def install(site: Path, counts: Path) -> None:
+    """Replace functions from now on, by the plan in the folder `site`."""
+    plan = json.loads((site / PLAN).read_text(encoding="utf-8"))
+    sys.meta_path.insert(0, Finder(plan, Counts(counts)))
+
+
+class Finder(MetaPathFinder):
+    """Finds modules as the finders behind it do, and adds to the loading of some that functions are replaced."""
+
+    def __init__(self, plan: dict[str, Any], counts: Counts) -> None:
+        self._package: str = plan["package"]
+        self._releases: dict[str, list[dict[str, str]]] = plan["releases"]
+        self._counts = counts
+        self._modules: dict[str, list[dict[str, str]]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The specification of the package or of a module of the plan; None, so that others are asked, for the rest."""
+        if fullname != self._package and fullname not in self._modules:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is not self and find is not None and (spec := find(fullname, path, target)) is not None:
+                break
+        else:
+            return None
+        if spec.loader is None:  # a folder that happens to have the name
+            return spec  # type: ignore[no-any-return]
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            if fullname == self._package:  # and not before: a program may only look whether there is one
+                self._begin()
+            execute(module)
+            for entry in self._modules.get(fullname, ()):
+                self._replace(module, entry)
+
+        spec.loader.exec_module = exec_module
+        return spec  # type: ignore[no-any-return]
+
+    def _begin(self) -> None:
+        """Learn the release, and refuse one that is not in the plan."""
+        self._modules.clear()
+        try:
+            version = importlib.metadata.version(self._package)
+        except importlib.metadata.PackageNotFoundError:
+            version = "of no known version"
+        if version not in self._releases:
+            self._counts.note("refused", version=version)
+            raise ImportError(
+                f"kda apply: {self._package} {version} is not known here; known are {', '.join(self._releases)}. "
+                "Install one of these, or run the command without kda apply."
+            )
+        self._counts.note("began", version=version, command=sys.argv)
+        for entry in self._releases[version]:
+            self._modules.setdefault(entry["module"], []).append(entry)
+
+    def _replace(self, module: ModuleType, entry: dict[str, str]) -> None:
+        """Put the solution in place, or write down why not: the command goes on either way."""
+        name = entry["function"]
+        try:
+            self._demand_pinned(module, entry)
+            original = getattr(module, name)
+            solution = getattr(importlib.import_module(entry["solution"]), name)
+            replaced = replacement(solution, original, self._counts)
+        except Exception as error:  # noqa: BLE001  # whatever it is, upstream's function still works
+            self._counts.note("left", function=name, reason=f"{type(error).__name__}: {error}")
+            return
+        places = []
+        for loaded in [other for key, other in sys.modules.items() if key.partition(".")[0] == self._package]:
+            for bound in [key for key, value in list(vars(loaded).items()) if value is original]:
+                setattr(loaded, bound, replaced)
+                places.append(f"{loaded.__name__}.{bound}")
+        self._counts.note("replaced", function=name, places=places)
+
+    @staticmethod
+    def _demand_pinned(module: ModuleType, entry: dict[str, str]) -> None:
+        got = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+        if got != entry["sha256"]:
+            raise ValueError(f"{module.__file__}: expected the release's file, sha256 {entry['sha256']}, got {got}")
+
+
+def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., Any]:
+    """A function that takes `original`'s place.
+
+    Outside of a trace it calls the solution, and `original` with the same arguments where the solution would take its
+    plain path or finds no meaning in them; nothing has been written by then. In a trace of torch.compile it is the
+    solution, whose custom op decides when the graph runs and then has no way back: there the plain path is taken.
+    CUDA graphs hold what was launched while they were captured, and their replays call nothing that could count.
+    """
+    from torch.compiler import is_dynamo_compiling
+
+    op: Any = solution.kda_op
+    name: str = solution.__name__
+    taken = counts.slot(Counted(name, "taken"))
+    _watch(op, counts)
+
+    def also(*args: Any, **kwargs: Any) -> Any:
+        call = solution.kda_call(*args, **kwargs)
+        if isinstance(call, str):
+            raise FellBack(call)
+        return op.call(*call)
+
+    def meaningless(*args: Any, **kwargs: Any) -> bool:
+        """Whether a ValueError was about the arguments, and not about something that went wrong with them."""
+        try:
+            op._check(solution.kda_call(*args, **kwargs))
+        except ValueError:
+            return True
+        return False
+
+    # A function that only ends in another one's op says by itself which of its calls do not.
+    run = solution if op.name == name else also
+
+    @functools.wraps(solution)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return solution(*args, **kwargs)
+        try:
+            result = run(*args, **kwargs)
+        except FellBack as why:
+            reason = str(why)
+        except ValueError as error:
+            if not meaningless(*args, **kwargs):
+                raise
+            reason = str(error)
+        else:
+            counts.view[taken] += 1
+            return result
+        counts.add(Counted(name, "fell_back", reason))
+        return original(*args, **kwargs)
+
+    return replaced
+
+
+def _watch(op: Any, counts: Counts) -> None:
+    """Have the op's plain path refuse, or count where a graph calls it; once for all functions that end in the op."""
+    if getattr(op.plain, "kda_watched", False):
+        return
+    plain, run, implementation = op.plain, op.run, type(op)._impl.__code__
+
+    def in_graph() -> bool:
+        """Whether the custom op is nearer than `replaced` among the callers. Only calls that fall back ask."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_code is not implementation:
+            if (frame.f_code.co_name, frame.f_code.co_filename) == ("replaced", __file__):
+                return False
+            frame = frame.f_back
+        return frame.f_code is implementation
+
+    def watched_plain(call: Any) -> Any:
+        if (reason := op._why_not(call)) is None:  # a call without elements
+            return plain(call)
+        if not in_graph():
+            raise FellBack(reason)
+        counts.add(Counted(op.name, "plain", reason))
+        return plain(call)
+
+    def watched_run(call: Any) -> Any:
+        result = run(call)
+        if sys._getframe(1).f_code is implementation and op._why_not(call) is None:
+            counts.add(Counted(op.name, "compiled"))
+        return result
+
+    watched_plain.kda_watched = True  # type: ignore[attr-defined]
+    object.__setattr__(op, "plain", watched_plain)  # the dataclass is frozen, for everybody but this
+    object.__setattr__(op, "run", watched_run)

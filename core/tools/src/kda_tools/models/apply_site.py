@@ -1,0 +1,143 @@
+"""The folder that `kda apply` puts before all others on a command's PYTHONPATH: hook, plan, and copies of solutions.
+
+The plan is derived: an arm of a task that stands on a release imports the public functions from the modules where that
+release has them, and the lock file beside it has the sha256 of these modules. So a task that measures against a release
+can be applied to it, and nothing more is written down.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from kda_judge.arms.upstream import read_lock
+from kda_judge.contract.config import Pin
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.near_names import nearest
+from kda_judge.contract.tasks import Task
+from kda_tools.models import apply_counts, apply_hook
+
+PACKAGE = "sglang"
+"""The framework whose functions are replaced."""
+COPIED = "kda_applied"
+"""Package of the copies; its name is no one else's."""
+SITECUSTOMIZE = f'''"""Written by `kda apply`; Python runs it when it starts."""
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from os import environ
+from pathlib import Path
+
+site = Path(__file__).resolve().parent
+if "{apply_hook.COUNTS}" in environ:
+    from {COPIED}.apply_hook import install
+
+    install(site, Path(environ["{apply_hook.COUNTS}"]))
+# The one that this file stands before.
+spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if Path(place).resolve() != site])
+if spec is not None and spec.loader is not None:
+    spec.loader.exec_module(module_from_spec(spec))
+'''
+
+
+class Replacement(NamedTuple):
+    """One function of one release, and what takes its place."""
+
+    task: str
+    """The task's op."""
+    version: str
+    module: str
+    function: str
+    sha256: str
+    """Of the module's file."""
+
+
+def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
+    """The tasks of `--ops`: each an op, a folder, or how a folder begins (`k03`); all of them without any.
+
+    Raises:
+        UsageError: names what is no task, with those that are nearest.
+    """
+    names = [name.strip() for some in wanted for name in some.split(",") if name.strip()]
+    if not names:
+        return list(tasks)
+    chosen: dict[str, Task] = {}
+    for name in names:
+        found = [task for task in tasks if name in (task.op, task.folder, task.folder.partition("_")[0])]
+        if not found:
+            near = nearest(name, [known for task in tasks for known in (task.op, task.folder.partition("_")[0])])
+            raise UsageError(f"--ops {name}: expected a task, nearest: {', '.join(near)}")
+        chosen |= {task.op: task for task in found}
+    return list(chosen.values())
+
+
+def replacements(tasks: Iterable[Task]) -> list[Replacement]:
+    """Every function of every pinned release that the tasks have a solution for.
+
+    Raises:
+        UsageError: two tasks replace one function.
+    """
+    found: dict[tuple[str, str], Replacement] = {}
+    for task in tasks:
+        for arm in task.config.arms.values():
+            pin = task.config.upstream.get(arm.upstream or "")
+            if pin is None or pin.package != PACKAGE:
+                continue
+            for one in _of_arm(task, task.path.joinpath(*arm.module.split(".")).with_suffix(".py"), pin):
+                other = found.setdefault((one.version, one.function), one)
+                if other != one:
+                    raise UsageError(f"{one.task} and {other.task} both replace {one.function}: name one with --ops")
+    return list(found.values())
+
+
+def _of_arm(task: Task, path: Path, pin: Pin) -> Iterable[Replacement]:
+    """What the arm's module imports of upstream and exports under the same name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    exported = {
+        name
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+        for name in ast.literal_eval(node.value)
+    }
+    locked = read_lock(task.path / pin.files)
+    for node in tree.body:
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] != PACKAGE:
+            continue
+        module = str(node.module)
+        for name in [alias.name for alias in node.names if alias.name in exported and alias.asname is None]:
+            yield Replacement(task.op, pin.version, module, name, locked[f"{module.replace('.', '/')}.py"])
+
+
+def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Mapping[str, str]], runtime: bool) -> None:
+    """Fill `folder`: `solutions` has the text of every file of a solution by its path, for every op of the plan.
+
+    With `runtime` the solutions import kda_runtime, of which a copy goes with them.
+    """
+    package = folder / COPIED
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for module in (apply_hook, apply_counts):
+        shutil.copy(str(module.__file__), package)
+    for op, files in solutions.items():
+        for name, text in files.items():
+            path = package / op / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    if runtime:
+        spec = find_spec("kda_runtime")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(spec.submodule_search_locations[0], folder / "kda_runtime", ignore=ignored)
+    releases: dict[str, list[dict[str, str]]] = {}
+    for one in plan:
+        entry = {"module": one.module, "function": one.function, "sha256": one.sha256}
+        releases.setdefault(one.version, []).append({**entry, "solution": f"{COPIED}.{one.task}"})
+    text = json.dumps({"package": PACKAGE, "releases": releases}, indent=1)
+    (folder / apply_hook.PLAN).write_text(text, encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")

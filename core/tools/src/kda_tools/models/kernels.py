@@ -1,0 +1,82 @@
+"""Time on the GPU of one step, from torch.profiler: each kernel counts for what it was launched inside of."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kda_tools.models.step_record import Share
+from kda_tools.traces.kernel_classes import KernelClass, classify
+
+PREFIX = "kda::"
+"""Of the profiler's ranges that `Seams.use(annotate=True)` puts around the tasks' ops."""
+KINDS = {
+    KernelClass.ATTENTION: "attention",
+    KernelClass.GEMM: "gemm",
+    KernelClass.COPY: "copy",
+    KernelClass.CAT: "copy",
+}
+"""Classes that a page shows by themselves; all others are `other`."""
+
+
+def profiled(step: Callable[[], Any]) -> Share:
+    """One step of a warm model, profiled on this GPU."""
+    step()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as recorded:
+        step()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(path))
+        return share(json.loads(path.read_text())["traceEvents"])
+
+
+def share(events: Iterable[Mapping[str, Any]]) -> Share:
+    """Sums of the kernels of a chrome trace.
+
+    A kernel belongs to the innermost range or op on the host that was open when it was launched, found by the
+    correlation number that both carry.
+    """
+    spans: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    launches: dict[Any, tuple[Any, float]] = {}
+    kernels = []
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        category, details = event.get("cat", ""), event.get("args", {})
+        if category == "cpu_op" or (category == "user_annotation" and event["name"].startswith(PREFIX)):
+            spans[event["tid"]].append((event["ts"], event["ts"] + event["dur"], event["name"]))
+        elif category in ("cuda_runtime", "cuda_driver") and "correlation" in details:
+            launches.setdefault(details["correlation"], (event["tid"], event["ts"]))
+        elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            kernels.append((event["name"], details.get("correlation"), float(event["dur"])))
+    for row in spans.values():
+        row.sort()
+    by_kind: dict[str, float] = defaultdict(float)
+    for name, correlation, duration in kernels:
+        where = launches.get(correlation)
+        by_kind[kind(name, _open(spans[where[0]], where[1]) if where else [])] += duration
+    return Share(total_us=sum(by_kind.values()), by_kind=dict(by_kind), launches=len(kernels))
+
+
+def _open(spans: list[tuple[float, float, str]], moment: float) -> list[str]:
+    """Names of the ranges that are open at `moment`, innermost first; ranges of a thread are nested."""
+    first = bisect.bisect_right(spans, (moment, float("inf"), ""))
+    return [name for start, end, name in reversed(spans[max(0, first - 400) : first]) if start <= moment <= end]
+
+
+def kind(kernel: str, inside: list[str]) -> str:
+    """The task whose op launched a kernel, else its kind by its name and the PyTorch op around it."""
+    for name in inside:
+        if name.startswith(PREFIX):
+            return name.removeprefix(PREFIX)
+    return KINDS.get(classify(kernel, inside[0] if inside else ""), "other")

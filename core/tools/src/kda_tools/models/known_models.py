@@ -1,0 +1,140 @@
+"""The models whose step can be run, as data: `diffusion/models/models.toml`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kda_judge.contract.config import Pin
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.near_names import nearest
+from kda_judge.contract.strict_models import Strict, read_toml, validate
+from kda_judge.contract.tasks import checkout_root
+
+Size = Annotated[int, Field(gt=0, le=1 << 20)]
+FOLDER = Path("diffusion") / "models"
+"""In the checkout: the known models, the lists of upstream files, and `docs/` with the ledger and its pages."""
+
+
+class Patterns(Strict):
+    """Which files of a wheel are listed in its lock file; fnmatch patterns of paths inside the wheel."""
+
+    take: tuple[str, ...]
+    without: tuple[str, ...] = ()
+
+
+class Sizes(Strict):
+    """What one request asks for."""
+
+    height: Size
+    """Pixels."""
+    width: Size
+    frames: Size
+    text: Size
+    """Text tokens."""
+    audio: Size | None = None
+    """Tokens of sound, of models that make some."""
+
+
+class Model(Strict):
+    """One model: its class in SGLang, its widths, and the sizes of its production requests."""
+
+    title: str
+    build: str
+    """Function of `kda_tools.models.builders`."""
+    class_: str = Field(alias="class")
+    """Dotted name of the class."""
+    config: str
+    """Dotted name of its configuration."""
+    arch: dict[str, bool | int | float | str] = {}
+    """Keys of the configuration that are not its defaults."""
+    blocks: dict[str, Size] = {}
+    """Key of the configuration -> blocks of that kind in the real model."""
+    autocast: bool | dict[str, bool] = False
+    """Whether the pipeline runs the class under autocast; by release where they differ."""
+    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    sizes: Sizes
+    """Of the production rows."""
+    tiny: Sizes
+    """For a machine without a GPU."""
+    tokens: Size
+    """Tokens of the latent that `sizes` gives; for a decoder its elements of one channel."""
+    traffic: tuple[str, ...] = ()
+    """Names under which the tasks' rows list this model; none: no row does."""
+    source: str
+    """Where the figures come from."""
+    releases: tuple[str, ...] = ()
+    """Releases that have the class; all where none is named."""
+
+    @property
+    def layers(self) -> int:
+        """Blocks of the real model, all kinds together; 0 for one that cannot be shortened."""
+        return sum(self.blocks.values())
+
+    def shortened(self, layers: int) -> dict[str, int]:
+        """Blocks of each kind for `layers` in all (0: the real number), in the real proportion, at least one each."""
+        if not layers or layers >= self.layers:
+            return dict(self.blocks)
+        return {key: max(1, round(layers * count / self.layers)) for key, count in self.blocks.items()}
+
+    def under_autocast(self, release: str) -> bool:
+        """Whether this release's pipeline runs the class under autocast."""
+        return self.autocast if isinstance(self.autocast, bool) else self.autocast[release]
+
+
+class KnownModels(Strict):
+    """The whole file."""
+
+    releases: dict[str, Pin] = Field(min_length=1)
+    lock: dict[str, Patterns]
+    models: dict[str, Model] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_resolve(self) -> "KnownModels":
+        known = set(self.releases)
+        if set(self.lock) != known:
+            raise ValueError(
+                f"lock: expected one table for each of the releases {sorted(known)}, got {list(self.lock)}"
+            )
+        for name, model in self.models.items():
+            by_release = set() if isinstance(model.autocast, bool) else set(model.autocast)
+            if not set(model.releases) <= known or by_release not in (set(), known):
+                raise ValueError(f"models.{name}: releases, autocast: expected {sorted(known)}")
+        return self
+
+    def model(self, name: str) -> Model:
+        """The model of this name, or a UsageError that names the nearest ones."""
+        if name not in self.models:
+            near = ", ".join(nearest(name, self.models))
+            raise UsageError(f"unknown model {name!r}; nearest: {near}; `kda model list` shows all")
+        return self.models[name]
+
+    def releases_of(self, name: str) -> tuple[str, ...]:
+        """The releases that have the model's class."""
+        return self.model(name).releases or tuple(self.releases)
+
+    def pin(self, name: str, release: str) -> Pin:
+        """The wheel of a release, or a UsageError where that release is not known or lacks the model."""
+        if release not in (known := self.releases_of(name)):
+            raise UsageError(f"--release {release}: expected {' or '.join(known)} for {name}")
+        return self.releases[release]
+
+
+def find_folder() -> Path | None:
+    """The models' folder of the checkout; None outside of one, and in one without models."""
+    root = checkout_root()
+    return root / FOLDER if root is not None and (root / FOLDER / "models.toml").is_file() else None
+
+
+def folder() -> Path:
+    """As `find_folder`; none is a UsageError."""
+    found = find_folder()
+    if found is None:
+        raise UsageError(f"no {FOLDER / 'models.toml'}: run inside a checkout, or set KDA_ROOT")
+    return found
+
+
+def load_models(path: Path | None = None) -> KnownModels:
+    """The known models at `path`, by default the checkout's; a UsageError names file and key."""
+    path = path or folder() / "models.toml"
+    return validate(KnownModels, read_toml(path), path)

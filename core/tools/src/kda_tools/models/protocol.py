@@ -1,0 +1,59 @@
+"""What `kda model step` and its workers say to each other: one JSON file each way."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kda_judge.contract.strict_models import Amount, Count, Strict
+from kda_tools.models.calls import Call, Fallback
+from kda_tools.models.known_models import Sizes
+from kda_tools.models.step_record import Drift, Profile
+
+
+class Request(Strict):
+    """What one worker shall do, in a fresh process."""
+
+    model: str
+    release: str
+    tree: str
+    """Folder of the wheel's verified files."""
+    sizes: Sizes
+    layers: dict[str, Count]
+    seed: Count
+    arm: Literal["upstream", "solution", "portable"]
+    exports: dict[str, str]
+    """Task folder -> package of its export, of the arm `portable`."""
+    check: bool
+    """Also look at calls, outputs, memory and the profile: the first worker's work."""
+    denoise: Count
+    """Steps of the denoising; 0: none."""
+    modes: tuple[str, ...]
+    """What to time; empty without a GPU."""
+    samples: Count
+
+
+class Timed(Strict):
+    """One mode, timed in one process; a reason instead of samples where it does not run."""
+
+    refused: str | None = None
+    samples: dict[str, tuple[float, ...]] = {}
+    """`upstream`, `subject` and `again` -> microseconds of a step."""
+
+
+class Answer(Strict):
+    """What a worker found; `error` alone where it could not."""
+
+    error: str | None = None
+    kind: str | None = None
+    """Name of the error's class in `kda_judge.contract.errors`."""
+    parameters: Count = 0
+    calls: tuple[Call, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    difference: dict[str, Amount] = {}
+    drift: Drift | None = None
+    profile: Profile | None = None
+    peak_bytes: dict[str, Count] = {}
+    standins: tuple[str, ...] = ()
+    placeholders: tuple[str, ...] = ()
+    mounted: tuple[str, ...] = ()
+    timed: dict[str, Timed] = {}

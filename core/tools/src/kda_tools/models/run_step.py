@@ -1,0 +1,215 @@
+"""`kda model step`: workers in fresh processes, and the record made of what they found."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import kda_tools
+from kda_judge.contract import errors
+from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.tasks import Task, checkout_root, find_tasks
+from kda_judge.evidence import gpu_state, provenance, stats
+from kda_tools.models import known_models
+from kda_tools.models.calls import Call
+from kda_tools.models.known_models import KnownModels
+from kda_tools.models.protocol import Answer, Request, Timed
+from kda_tools.models.step_record import Mode, StepRecord
+
+FEWEST_PROCESSES = 3
+"""Of a measurement: what a process draws at its start is part of the noise."""
+MODES = ("eager", "graph", "compile")
+TINY_LAYERS = 2
+"""Without a GPU, where no number is given."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the user asked for."""
+
+    model: str
+    release: str
+    arm: Literal["upstream", "solution", "portable"]
+    layers: int | None
+    """None: all of them on a GPU, two without one."""
+    seed: int
+    processes: int
+    samples: int
+    denoise: int
+    modes: tuple[str, ...]
+    offline: bool
+    allow_busy: bool
+    command: str
+
+
+def run(plan: Plan, known: KnownModels, folder: Path) -> StepRecord:
+    """Run one model's step with upstream's ops and with the arm's.
+
+    Raises:
+        UsageError: an unknown model, release or mode, or too few processes.
+        MissingRequirement: too little memory, a package that is not installed, a GPU that is busy.
+        UpstreamError: the wheel is not what its pin says, or the class does not import.
+        ArmFailed: a worker died, or an output is not finite.
+    """
+    from kda_tools.models.boot import obtain
+
+    model, pin = known.model(plan.model), known.pin(plan.model, plan.release)
+    for mode in plan.modes:
+        if mode not in MODES:
+            raise UsageError(f"--mode {mode}: expected {', '.join(MODES)}")
+    if plan.processes < FEWEST_PROCESSES:
+        raise UsageError(f"--processes {plan.processes}: expected {FEWEST_PROCESSES} or more")
+    gpu = gpu_state.has_gpu()
+    before = gpu_state.read_state(0) if gpu else None
+    if before and (reason := gpu_state.busy(before)) and not plan.allow_busy:
+        raise MissingRequirement(f"{reason}; wait, or measure all the same with --allow-busy")
+    asked = plan.layers if plan.layers is not None else (0 if gpu else TINY_LAYERS)
+    layers = model.shortened(asked)
+    tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
+    git = provenance.git_state(checkout_root())
+    begun, utc, run_id = time.monotonic(), provenance.utc(), provenance.run_id()
+    tree = obtain(pin, folder / pin.files, offline=plan.offline)
+    with _exports(tasks if plan.arm == "portable" else []) as exports:
+        request = Request(
+            model=plan.model,
+            release=plan.release,
+            tree=str(tree),
+            sizes=model.sizes if gpu else model.tiny,
+            layers=layers,
+            seed=plan.seed,
+            arm=plan.arm,
+            exports=exports,
+            check=True,
+            denoise=plan.denoise,
+            modes=plan.modes if gpu else (),
+            samples=plan.samples,
+        )
+        first = ask(request)
+        later = request.model_copy(update={"check": False, "denoise": 0})
+        answers = [first, *(ask(later) for _ in range(plan.processes - 1 if gpu else 0))]
+    after = gpu_state.read_state(0) if gpu else None
+    machine = provenance.host(None)
+    return StepRecord(
+        run_id=run_id,
+        utc=utc,
+        seconds=round(time.monotonic() - begun, 1),
+        command=plan.command,
+        model=plan.model,
+        release=plan.release,
+        arm=plan.arm,
+        sizes=request.sizes,
+        tiny=not gpu,
+        layers=sum(layers.values()),
+        layers_of_model=model.layers,
+        parameters=first.parameters,
+        seed=plan.seed,
+        commit=git.commit,
+        dirty=git.dirty,
+        hashes=hashes(tasks, first.calls, folder),
+        wheel=f"{pin.package} {pin.version} {pin.wheel_sha256}",
+        files=hashlib.sha256((folder / pin.files).read_bytes()).hexdigest(),
+        versions=provenance.versions(before.driver if before else None) | _needed_versions(),
+        machine=machine.model_copy(update={"kind": "cuda" if gpu else "cpu", "before": before, "after": after}),
+        standins=first.standins,
+        placeholders=first.placeholders,
+        mounted=first.mounted,
+        calls=first.calls,
+        fallbacks=first.fallbacks,
+        difference=first.difference,
+        drift=first.drift,
+        modes={mode: joined([one.timed[mode] for one in answers]) for mode in request.modes},
+        profile=first.profile,
+        peak_bytes=first.peak_bytes,
+        noisy=tuple(gpu_state.noise(before, after)) if before and after else (),
+    )
+
+
+def _needed_versions() -> dict[str, str]:
+    """Versions of the packages that SGLang's model modules import."""
+    from kda_tools.models.boot import NEEDED
+
+    found = {}
+    for name in NEEDED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # a folder on the path says no version
+            found[name] = "unknown"
+    return found
+
+
+def joined(parts: Sequence[Timed]) -> Mode:
+    """One mode of all processes, with its intervals; refused where any of them was."""
+    for part in parts:
+        if part.refused is not None:
+            return Mode(refused=part.refused)
+    upstream, subject, again = (
+        tuple(part.samples[name] for part in parts) for name in ("upstream", "subject", "again")
+    )
+    return Mode(
+        upstream=upstream,
+        subject=subject,
+        again=again,
+        speedup=stats.speedup(upstream, subject),
+        noise=stats.speedup(upstream, again),
+    )
+
+
+def ask(request: Request) -> Answer:
+    """The answer of one worker in a fresh process.
+
+    Raises:
+        KdaError: of the class and with the message that the worker found; ArmFailed where it died.
+    """
+    with tempfile.TemporaryDirectory(prefix="kda-model-") as folder:
+        question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+        question.write_text(request.model_dump_json(), encoding="utf-8")
+        command = [sys.executable, "-m", "kda_tools.models.worker", str(question), str(answer)]
+        env = {**os.environ, "PYTHONPATH": import_path()}
+        ran = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if not answer.is_file():
+            said = ran.stderr.decode(errors="replace").strip().splitlines()[-3:]
+            raise ArmFailed(f"{request.model}: its worker ended with {ran.returncode}: " + " | ".join(said))
+        found = Answer.model_validate_json(answer.read_bytes())
+    if found.error is not None:
+        raise getattr(errors, found.kind or "ArmFailed")(found.error)
+    return found
+
+
+def hashes(tasks: Sequence[Task], calls: Sequence[Call], folder: Path) -> dict[str, str]:
+    """sha256 of what decides a run: the solutions that were called, this room of the tools, and the known models."""
+    called = {call.task for call in calls}
+    found = {}
+    for task in tasks:
+        if task.folder in called:
+            parts = provenance.hashes(task)
+            found[task.folder] = hashlib.sha256(f"{parts['solution']} {parts.get('library', '')}".encode()).hexdigest()
+    room = provenance.content_hash(Path(kda_tools.__file__).parent / "models", DECIDING)
+    data = provenance.content_hash(folder, ["models.toml"])
+    return found | {"models": hashlib.sha256(f"{room} {data}".encode()).hexdigest()}
+
+
+DECIDING = (
+    *("boot.py", "builders.py", "calls.py", "drift.py", "kernels.py", "natives.py", "seams.py", "standins.py"),
+    *("stepping.py", "timing.py", "worker.py"),
+)
+"""Files of this room that can change a number."""
+
+
+@contextmanager
+def _exports(tasks: Sequence[Task]) -> Iterator[dict[str, str]]:
+    """Plain exports of the tasks' solutions for as long as the run lasts."""
+    from kda_tools.project.export.write import export
+
+    with tempfile.TemporaryDirectory(prefix="kda-exports-") as folder:
+        yield {task.folder: str(export(task, Path(folder) / f"portable_{task.op}", "plain", False)) for task in tasks}

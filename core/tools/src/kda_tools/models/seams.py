@@ -1,0 +1,182 @@
+"""The places in SGLang's loaded modules that hold the tasks' ops, and the arms that can be put there.
+
+`upstream`  the release's own functions. On the CPU, where they cannot run, the tasks' eager modules stand for them.
+`solution`  the tasks' solutions; `portable`: their exports, which need torch and triton alone.
+`eager`     upstream's native PyTorch paths: layers run `forward_native`, no fusion is mounted, the ops are eager.
+`plain`     as `upstream`, but the tasks' ops are eager; `rounded`: the same, with one more rounding of every output
+            of these ops. What these two are apart is what a single rounding of them does to a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_judge.contract.tasks import Task
+from kda_tools.models import natives
+from kda_tools.models.calls import Log
+from kda_tools.models.fitting import fitted, named
+
+ARMS = ("upstream", "solution", "eager", "plain", "rounded")
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+"""How far, relatively, a rounding to the nearest may move a number."""
+
+
+@dataclass
+class Seam:
+    """One op of a task and every place that holds it."""
+
+    task: Task
+    op: str
+    arms: Mapping[str, Callable[..., Any]]
+    solution: ModuleType
+    signature: Callable[..., Any]
+    """A function with upstream's arguments by their names."""
+    places: set[tuple[str, str]] = field(default_factory=set)
+    """Modules, and the names there."""
+
+
+class Seams:
+    """All seams of a release; `use` puts an arm there."""
+
+    def __init__(
+        self, tasks: Sequence[Task], release: str, solutions: Mapping[str, ModuleType], device: torch.device
+    ) -> None:
+        self.device = device
+        self.natives = natives.Natives(device)
+        self.seams: list[Seam] = []
+        self._noise = torch.Generator(device=device)
+        self._model: torch.nn.Module | None = None
+        for task in tasks:
+            arm = next((a for a in task.config.arms.values() if a.upstream == f"sglang-{release}"), None)
+            if arm is None:
+                continue
+            upstream, eager, solution = task.load(arm.module), task.load("baseline.eager"), solutions[task.folder]
+            for op in upstream.__all__:
+                self.seams.append(self._seam(task, op, upstream, eager, solution))
+        self.find_places()
+
+    def _seam(self, task: Task, op: str, upstream: ModuleType, eager: ModuleType, solution: ModuleType) -> Seam:
+        for name, module in (("solution", solution), ("eager arm", eager)):
+            if not callable(getattr(module, op, None)):
+                raise UsageError(f"{task.folder}: its {name} has no {op}, which {upstream.__name__} has")
+        original = getattr(upstream, op)
+        signature = named(original, getattr(solution, op))
+        plain = fitted(getattr(eager, op), original)
+        arms = {
+            "upstream": original if self.device.type == "cuda" else plain,
+            "original": original,
+            "solution": fitted(getattr(solution, op), original),
+            "eager": plain,
+            "plain": plain,
+            "rounded": self._rounding(task, op, plain, signature),
+        }
+        return Seam(task, op, arms, solution, signature)
+
+    def find_places(self) -> None:
+        """Look through all loaded modules of SGLang; again after a class was imported, and after its first step.
+
+        A facade keeps what it was asked for. So it is asked now, lest it keep what some arm put there.
+        """
+        facade = sys.modules.get(natives.FACADE)
+        for seam in self.seams:
+            if facade is not None and seam.op in facade._EXPORTS:
+                getattr(facade, seam.op)
+            held = list(seam.arms.values())
+            seam.places |= {  # those that are known stay, whatever is in place there now
+                (known, name)
+                for known, module in list(sys.modules.items())
+                if known.startswith("sglang.")
+                for name, value in list(vars(module).items())
+                if any(value is one for one in held)
+            }
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Look at this model from now on."""
+        self._model = model
+        self.find_places()
+        self.natives.attach(model)
+
+    def use(self, arm: str, log: Log | None = None, annotate: bool = False) -> None:
+        """Put `arm` everywhere; counted by `log`, and named in a profile with `annotate`."""
+        if arm not in ARMS:
+            raise UsageError(f"arm {arm!r}: expected one of {', '.join(ARMS)}")
+        self.natives.use(native=arm == "eager")
+        self._noise.manual_seed(0)
+        for seam in self.seams:
+            call = seam.arms[arm]
+            if log is not None:
+                call = log.wrap(seam.task, seam.op, call, seam.signature, seam.solution if arm == "solution" else None)
+            if annotate:
+                call = _annotated(f"kda::{seam.task.folder}", call)
+            for module, name in seam.places:
+                setattr(sys.modules[module], name, call)
+
+    def restore(self) -> None:
+        """Put the release's own functions back, as if there had been no seams."""
+        self.natives.use(native=False)
+        for seam in self.seams:
+            for module, name in seam.places:
+                setattr(sys.modules[module], name, seam.arms["original"])
+
+    def _rounding(self, task: Task, op: str, call: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, each of whose floating-point outputs is moved by as much as one rounding to its dtype may move it."""
+        contract = task.config.ops.get(op)
+        inplace = [name for name in contract.outputs if name in contract.inputs] if contract else []
+        signature = inspect.signature(like)
+
+        def moved(value: torch.Tensor) -> torch.Tensor:
+            if value.dtype not in UNIT:
+                return value
+            noise = torch.empty(value.shape, device=value.device, dtype=torch.float32)
+            noise.uniform_(-1, 1, generator=self._noise)
+            return (value.float() * (1 + UNIT[value.dtype] * noise)).to(value.dtype)
+
+        def rounded(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            for name in inplace:
+                given[name].copy_(moved(given[name]))
+            if isinstance(result, torch.Tensor):
+                return moved(result)
+            return tuple(map(moved, result)) if isinstance(result, tuple) else result
+
+        return rounded
+
+
+def _annotated(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def annotated(*args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function(name):
+            return call(*args, **kwargs)
+
+    return annotated
+
+
+def solutions_of(tasks: Sequence[Task], exports: Mapping[str, str]) -> dict[str, ModuleType]:
+    """Task folder -> its solution; where `exports` names a folder for it, the package there.
+
+    Raises:
+        MissingRequirement: an export is not there.
+    """
+    import importlib
+    from pathlib import Path
+
+    found = {}
+    for task in tasks:
+        if task.folder not in exports:
+            found[task.folder] = task.load("solution")
+            continue
+        package = Path(exports[task.folder])
+        if not package.is_dir():
+            raise MissingRequirement(f"{package}: expected the export of {task.folder}, got no folder")
+        if str(package.parent) not in sys.path:
+            sys.path.insert(0, str(package.parent))
+        found[task.folder] = importlib.import_module(package.name)
+    return found

@@ -1,0 +1,273 @@
+"""What SGLang's model classes ask of the framework around them, answered for one process on a GPU or on the CPU.
+
+A name that a step really calls is answered in full here. A name that is only imported gets a placeholder, which says
+its name when somebody calls it; `TOUCHED` keeps a list of those for the record.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kda_judge.arms import sglang_standins as judge
+from kda_judge.contract.errors import MissingRequirement
+
+TOUCHED: set[str] = set()
+"""Placeholders that a class imported."""
+HALF_OF_SGLANG = "sglang.srt."
+"""Modules below it that are not in the lock file become placeholders: the language-model half of SGLang."""
+ABSENT = frozenset(
+    {
+        *("aiohttp", "av", "cache_dit", "cloudpickle", "cv2", "fastapi", "flashinfer", "ftfy", "imageio", "orjson"),
+        *(
+            "psutil",
+            "pybase64",
+            "remote_pdb",
+            "setproctitle",
+            "starlette",
+            "torchvision",
+            "transformers",
+            "uvicorn",
+            "zmq",
+        ),
+    }
+)
+"""Packages of servers and pipelines: where one is not installed, SGLang's modules get a placeholder, others none."""
+
+
+class _Named(abc.ABCMeta):
+    """Any attribute of a placeholder class is a placeholder, too."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _placeholder(cls.__module__, f"{cls.__qualname__}.{name}")
+
+
+class _Placeholder(metaclass=_Named):
+    """Survives an import and a class statement; whoever makes one really needs what it stands for."""
+
+    def __new__(cls, *_: object, **__: object) -> _Placeholder:
+        if cls.__dict__.get("_kda_placeholder"):
+            raise MissingRequirement(
+                f"the model calls {cls.__module__}.{cls.__qualname__}, which is only a placeholder: it is neither in "
+                "the lock file nor a stand-in in kda_tools/models/standins.py"
+            )
+        return super().__new__(cls)
+
+
+def no(*_: object, **__: object) -> bool:
+    """The answer to questions about other hardware and other settings."""
+    return False
+
+
+def _placeholder(module: str, name: str) -> Any:
+    TOUCHED.add(f"{module}.{name}")
+    if name.startswith("is_") and module.startswith("sglang."):
+        return no  # questions about other hardware; those about this machine are answered by name
+    return _Named(name, (_Placeholder,), {"__module__": module, "__qualname__": name, "_kda_placeholder": True})
+
+
+def _lenient(module: str) -> Callable[[str], Any]:
+    """`__getattr__` of a module whose missing names are placeholders."""
+
+    def missing(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _placeholder(module, name)
+
+    return missing
+
+
+class Finder(judge.Finder):
+    """The judge's finder with this room's stand-ins, and placeholders for the language-model half of SGLang."""
+
+    def __init__(self, root: Any, version: str) -> None:
+        super().__init__(root, version)
+        self._standins = {"sglang": {"__version__": version}, **answers()}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """An extracted file, a stand-in, or a placeholder; a ModuleNotFoundError names what is none of them."""
+        try:
+            return super().find_spec(fullname, path, target)
+        except ModuleNotFoundError:
+            if not fullname.startswith(HALF_OF_SGLANG):
+                raise
+            return _package_of(fullname)
+
+
+class Absent(importlib.abc.MetaPathFinder):
+    """Last on `sys.meta_path`: packages of `ABSENT` that nobody can import, for SGLang's own modules alone."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: types.ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A placeholder package for SGLang's modules; nothing for others."""
+        if fullname.partition(".")[0] not in ABSENT:
+            return None
+        frame = sys._getframe(1)  # other libraries probe for packages: to them these are absent
+        while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "importlib":
+            frame = frame.f_back
+        asks = str(frame.f_globals.get("__name__", ""))
+        return _package_of(fullname) if asks.startswith("sglang.") else None
+
+
+def _package_of(fullname: str) -> importlib.machinery.ModuleSpec:
+    loader = judge._StandInLoader({"__getattr__": _lenient(fullname)})
+    return importlib.machinery.ModuleSpec(fullname, loader, is_package=True)
+
+
+_library: Any = torch.library.Library("sglang", "FRAGMENT")  # type: ignore[no-untyped-call]  # its ops live as long
+
+
+def direct_register_custom_op(
+    op_name: str,
+    op_func: Callable[..., Any],
+    mutates_args: Sequence[str],
+    fake_impl: Callable[..., Any] | None = None,
+    **_: object,
+) -> None:
+    """Define `sglang::op_name`, its implementation where this process runs, and its fake."""
+    _library.define(op_name + torch.library.infer_schema(op_func, mutates_args=mutates_args))
+    _library.impl(op_name, op_func, "CUDA" if torch.cuda.is_available() else "CPU")
+    if fake_impl is not None:
+        torch.library.register_fake(f"sglang::{op_name}", fake_impl, lib=_library)
+
+
+def answers() -> Mapping[str, Mapping[str, object]]:
+    """Module name -> its attributes, the union of what the releases ask for."""
+    cuda = torch.cuda.is_available()
+    common: dict[str, object] = {
+        "direct_register_custom_op": direct_register_custom_op,
+        "get_cuda_version": judge.get_cuda_version,
+        "is_cuda": judge.is_cuda,
+        "is_cpu": lambda: not cuda,
+        "get_device_capability": lambda *_: torch.cuda.get_device_capability() if cuda else (None, None),
+        "get_device_module": lambda *_: torch.get_device_module("cuda" if cuda else "cpu"),
+        "is_device_stream_capturing": lambda device: device.type == "cuda" and torch.cuda.is_current_stream_capturing(),
+        "add_prefix": lambda name, prefix: f"{prefix}.{name}" if prefix else name,
+        "get_bool_env_var": lambda name, default="false": os.getenv(name, default).lower() in ("true", "1"),
+        "round_up": lambda x, y: (x + y - 1) // y * y,
+        "get_cpu_ids_by_node": list,
+        "torch_release": tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]),
+        "log_info_on_rank0": lambda logger, message: logger.info(message),
+        **dict.fromkeys(
+            ("is_hip", "is_npu", "is_musa", "is_xpu", "is_shm_available", "is_flashinfer_available", "mxfp_supported"),
+            no,
+        ),
+    }
+    quantization = "sglang.multimodal_gen.runtime.layers.quantization"
+    return {
+        "sglang.utils": {"is_in_ci": no, "__getattr__": _lenient("sglang.utils")},
+        "sglang.srt.utils": {**common, "__getattr__": _lenient("sglang.srt.utils")},
+        "sglang.srt.utils.common": {**common, "__getattr__": _lenient("sglang.srt.utils.common")},
+        quantization: {"QuantizationMethods": str, "QUANTIZATION_METHODS": [], "__getattr__": _quantization},
+    }
+
+
+def _quantization(name: str) -> Any:
+    """The base class is real; the methods, which import half of SGLang, are left out."""
+    package = "sglang.multimodal_gen.runtime.layers.quantization"
+    if name == "QuantizationConfig":
+        return importlib.import_module(f"{package}.configs.base_config").QuantizationConfig
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _placeholder(package, name)
+
+
+def other_packages() -> Mapping[str, Mapping[str, object]]:
+    """Stand-ins for compiled packages that are not installed: their ops by the JIT kernels of the same wheel."""
+
+    def jit(old: str, new: str, name: str) -> Any:
+        for module in (old, new):
+            if importlib.util.find_spec(module.rpartition(".")[0]) is not None:
+                return getattr(importlib.import_module(module), name)
+        raise MissingRequirement(f"neither {old} nor {new} is in the lock file")
+
+    def rmsnorm(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        out: torch.Tensor | None = None,
+        enable_pdl: bool | None = None,  # noqa: ARG001
+    ) -> torch.Tensor:
+        if not input.is_cuda:
+            return torch.nn.functional.rms_norm(input, input.shape[-1:], weight, eps)
+        out = torch.empty_like(input) if out is None else out
+        jit("sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm", "rmsnorm")(input, weight, out, eps)
+        return out
+
+    def fused_add_rmsnorm(
+        input: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        enable_pdl: bool | None = None,  # noqa: ARG001
+    ) -> None:
+        if not input.is_cuda:
+            residual.add_(input)
+            input.copy_(torch.nn.functional.rms_norm(residual, residual.shape[-1:], weight, eps))
+            return
+        jit("sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm", "fused_add_rmsnorm")(
+            input, residual, weight, eps
+        )
+
+    def rope(
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        head_size: int,
+        cos_sin_cache: torch.Tensor,
+        is_neox: bool = True,
+    ) -> None:
+        heads = [x.view(query.shape[0], -1, head_size) for x in (query, key)]
+        if query.is_cuda:
+            inplace = jit("sglang.jit_kernel.rope", "sglang.kernels.ops.attention.rope", "apply_rope_inplace")
+            inplace(*heads, cos_sin_cache, positions, is_neox=is_neox)
+            return
+        cos, sin = cos_sin_cache[positions][:, None].float().chunk(2, -1)
+        for x in heads:
+            a, b = (half.float() for half in (x.chunk(2, -1) if is_neox else (x[..., ::2], x[..., 1::2])))
+            turned = (a * cos - b * sin, b * cos + a * sin)
+            x.copy_(torch.cat(turned, -1) if is_neox else torch.stack(turned, -1).flatten(-2))
+
+    return {
+        "sgl_kernel": {
+            "rmsnorm": rmsnorm,
+            "fused_add_rmsnorm": fused_add_rmsnorm,
+            "__getattr__": _lenient("sgl_kernel"),
+        },
+        "flashinfer": {},
+        "flashinfer.rope": {"apply_rope_with_cos_sin_cache_inplace": rope},
+    }
+
+
+def install_other_packages() -> tuple[str, ...]:
+    """Put `other_packages` where the real ones are not installed; the names of those that are stand-ins."""
+    placed = []
+    for name, attributes in other_packages().items():
+        top = name.partition(".")[0]
+        if top not in placed and importlib.util.find_spec(top) is not None:
+            continue
+        module = types.ModuleType(name)
+        module.__path__ = []
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        vars(module).update(attributes)
+        sys.modules[name] = module
+        placed += [name] if "." not in name else []
+    return tuple(placed)

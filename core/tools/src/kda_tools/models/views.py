@@ -1,0 +1,117 @@
+"""What `kda model` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.table import Table
+from rich.text import Text
+
+from kda_tools.models.known_models import KnownModels
+from kda_tools.models.step_record import BOUND, Mode, StepRecord
+from kda_tools.terminal import console, say
+
+UNTIMED = "No GPU: tiny token counts, and nothing was timed."
+
+
+def print_models(known_models: KnownModels) -> None:
+    """One line for each model, and where its figures come from."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "layers", "tokens", "size", "releases", "source"):
+        table.add_column(column, justify="right" if column in ("layers", "tokens") else "left")
+    for name, model in known_models.models.items():
+        size = f"{model.sizes.width}x{model.sizes.height}" + (
+            f"x{model.sizes.frames}" if model.sizes.frames > 1 else ""
+        )
+        layers = str(model.layers) if model.layers else "-"
+        table.add_row(name, layers, str(model.tokens), size, ", ".join(known_models.releases_of(name)), model.source)
+    console().print(table)
+
+
+def print_step(record: StepRecord) -> None:
+    """A run: what ran, the calls and their rows, numerics, times."""
+    out = console()
+    say(heading(record))
+    table = Table(box=None, pad_edge=False)
+    for column in ("task", "op", "calls", "inputs", "row"):
+        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+    for call in record.calls:
+        inputs = ", ".join(f"{name} {shape}" for name, shape in call.inputs.items())
+        row = f"{call.row}{'' if call.production else ' (no production row)'}" if call.row else "a new shape"
+        table.add_row(call.task, call.op, str(call.count), inputs, row)
+    out.print(table)
+    for line in [*facts(record), *timings(record)]:
+        out.print(Text(line))
+
+
+def heading(record: StepRecord) -> str:
+    """Which model, of which release, how much of it, on what."""
+    layers = f"{record.layers} of {record.layers_of_model} layers, " if record.layers_of_model else ""
+    where = record.machine.before.name if record.machine.before else "CPU"
+    sizes = record.sizes
+    return (
+        f"{record.model}, sglang {record.release}, {layers}{record.parameters / 1e9:.2f} G parameters, "
+        f"{sizes.width}x{sizes.height}x{sizes.frames}, {sizes.text} text tokens, {where}"
+    )
+
+
+def facts(record: StepRecord) -> list[str]:
+    """Calls without a row, fallbacks, and the numerics, one line each."""
+    rows: Counter[bool] = Counter()
+    for call in record.calls:
+        rows[call.row is not None] += call.count
+    lines = [f"calls of the tasks' ops: {rows.total()}, {rows[True]} of them with a frozen row's shapes"]
+    if not record.calls:
+        lines.append("no call of a task's op was reached" + (": these calls need a GPU" if record.tiny else ""))
+    lines += [f"fallback: {one.task} {one.op}, {one.count} calls: {one.reason}" for one in record.fallbacks]
+    lines += [f"one step, {pair}: relative error {value:.2e}" for pair, value in record.difference.items()]
+    if (drift := record.drift) is not None:
+        last = {
+            "solution to upstream": drift.solution_upstream,
+            "upstream to eager": drift.upstream_eager,
+            "solution to eager": drift.solution_eager,
+            "one rounding of each output": drift.rounding,
+        }
+        told = ", ".join(f"{name} {_error(curve.relative[-1])}" for name, curve in last.items())
+        lines.append(f"after {drift.steps} steps: {told}")
+        ratio = "-" if drift.ratio is None else f"{drift.ratio:.2f}"
+        lines.append(f"bound: {ratio} of at most {BOUND}: {'within' if drift.within else 'BEYOND'}")
+        lines.append("random weights: this says how rounding spreads, not how pictures look")
+    return lines
+
+
+def timings(record: StepRecord) -> list[str]:
+    """The steps' times; without a GPU the one line that says there are none."""
+    if not record.modes:
+        return [UNTIMED]
+    lines = [f"{name}: {timing(mode)}" for name, mode in record.modes.items()]
+    return lines + on_gpu(record)
+
+
+def on_gpu(record: StepRecord) -> list[str]:
+    """GPU time of a step by what its kernels were launched for, most first; peak memory; what disturbed the run."""
+    lines = []
+    if (profile := record.profile) is not None:
+        before, after = profile.upstream, profile.subject
+        kinds = sorted({*before.by_kind, *after.by_kind}, key=lambda kind: -before.by_kind.get(kind, 0.0))
+        times = [("all kernels", before.total_us, after.total_us)]
+        times += [(kind, before.by_kind.get(kind, 0.0), after.by_kind.get(kind, 0.0)) for kind in kinds]
+        lines += [f"GPU time of {kind}: {old / 1e3:.3f} -> {new / 1e3:.3f} ms" for kind, old, new in times]
+    lines += [f"{arm}: peak memory {size / 2**30:.1f} GiB" for arm, size in record.peak_bytes.items()]
+    return lines + [f"noisy: {reason}" for reason in record.noisy]
+
+
+def timing(mode: Mode) -> str:
+    """Medians of both arms, the speedup and A/A, each with its interval."""
+    from kda_judge.evidence.stats import summarise
+
+    if mode.refused is not None or mode.speedup is None or mode.noise is None:
+        return f"does not run: {mode.refused}"
+    before, after = (summarise(samples).median / 1e3 for samples in (mode.upstream, mode.subject))
+    ratios = (f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in (mode.speedup, mode.noise))
+    speedup, noise = ratios
+    return f"{before:.3f} ms -> {after:.3f} ms, {speedup}; A/A {noise}"
+
+
+def _error(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2e}"

@@ -1,0 +1,136 @@
+"""One fresh process of `kda model step`: `python -m kda_tools.models.worker REQUEST ANSWER`, both JSON files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from kda_judge.contract import errors
+from kda_judge.contract.tasks import find_tasks
+from kda_tools.models import boot, builders, drift, known_models, standins
+from kda_tools.models.calls import Log, Rows
+from kda_tools.models.kernels import profiled
+from kda_tools.models.protocol import Answer, Request
+from kda_tools.models.seams import ARMS, Seams, solutions_of
+from kda_tools.models.step_record import Drift, Profile
+from kda_tools.models.stepping import GIB, Stepper, check_memory, free_bytes
+from kda_tools.models.timing import timed
+
+
+def answer(request: Request) -> Answer:
+    """Do what is asked in this process.
+
+    Raises:
+        KdaError: the class does not import, memory is too small, or the model calls a placeholder.
+    """
+    known = known_models.load_models()
+    model = known.model(request.model)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if request.modes and device.type == "cpu":
+        raise errors.MissingRequirement(
+            f"there is a GPU, which torch {torch.__version__} cannot use; install a CUDA build"
+        )
+    replaced = boot.boot(Path(request.tree), request.release)
+    # Half precision of 16 bits on the CPU is bfloat16: it has kernels for all that models do.
+    dtype = getattr(torch, model.dtype) if device.type == "cuda" else torch.bfloat16
+    asked = builders.Request(request.sizes, request.release, request.seed, device, dtype)
+    needed = builders.weight_bytes(model, request.layers, asked)
+    check_memory(request.model, sum(request.layers.values()), needed, free_bytes(device))
+    tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
+    seams = Seams(tasks, request.release, solutions_of(tasks, request.exports), device)
+    built = builders.build(model, request.layers, asked)
+    seams.attach(built.module)
+    stepper = Stepper(built, device, dtype, model.under_autocast(request.release))
+    seams.use("upstream")
+    stepper.step()
+    seams.find_places()
+    subject = "upstream" if request.arm == "upstream" else "solution"
+    found = Answer(
+        parameters=sum(parameter.numel() for parameter in built.module.parameters()),
+        standins=replaced,
+    )
+    if request.check:
+        found = _checked(found, stepper, seams, subject, Rows(tasks))
+        seams.use("upstream")
+        found = found.model_copy(
+            update={
+                "placeholders": tuple(sorted(standins.TOUCHED)),
+                "mounted": seams.natives.mounted,
+                "drift": _drift(stepper, seams, request.denoise),
+            }
+        )
+    times = {mode: timed(mode, stepper, seams, subject, request.samples, request.seed) for mode in request.modes}
+    return found.model_copy(update={"timed": times})
+
+
+def _checked(found: Answer, stepper: Stepper, seams: Seams, subject: str, rows: Rows) -> Answer:
+    """Calls, outputs, peak memory and, on a GPU, the profile of both arms."""
+    outputs, peaks = {}, {}
+    log = Log()
+    for arm in ("upstream", "solution", "eager"):
+        seams.use(arm, log=log if arm == "solution" else None)
+        outputs[arm] = stepper.step().float().cpu()
+        if stepper.device.type == "cuda" and arm != "eager":
+            seams.use(arm)
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            stepper.step()
+            torch.cuda.synchronize()
+            peaks[arm] = torch.cuda.max_memory_allocated()
+    pairs = (("solution", "upstream"), ("upstream", "eager"), ("solution", "eager"))
+    difference = {}
+    for first, second in pairs:
+        apart = drift.relative(outputs[first], outputs[second])
+        if apart is None:
+            raise errors.ArmFailed(f"one step: the output of {first} or of {second} is not finite")
+        difference[f"{first}-{second}"] = apart
+    shares = []
+    if stepper.device.type == "cuda":
+        for arm in ("upstream", subject):
+            seams.use(arm, annotate=True)
+            shares.append(profiled(stepper.step))
+    return found.model_copy(
+        update={
+            "calls": log.calls(rows),
+            "fallbacks": log.fallbacks(),
+            "difference": difference,
+            "peak_bytes": peaks,
+            "profile": Profile(upstream=shares[0], subject=shares[1]) if shares else None,
+        }
+    )
+
+
+def _drift(stepper: Stepper, seams: Seams, steps: int) -> Drift | None:
+    if not steps or not stepper.built.moving:
+        return None
+    latents: dict[str, list[torch.Tensor]] = {}
+    for arm in ARMS:
+        if arm == "plain" and stepper.device.type == "cpu":  # the same functions as `upstream` there
+            latents[arm] = latents["upstream"]
+            continue
+        seams.use(arm)
+        latents[arm] = stepper.denoise(steps)
+    return drift.drift(latents)
+
+
+def main() -> None:
+    """Write the answer, or the error, to the file; the exit status says nothing."""
+    request = Request.model_validate_json(Path(sys.argv[1]).read_bytes())
+    try:
+        found = answer(request)
+    except errors.KdaError as error:
+        found = Answer(error=str(error), kind=type(error).__name__)
+    except torch.OutOfMemoryError as error:
+        free = free_bytes(torch.device("cuda")) / GIB
+        text = (
+            f"{request.model}: out of memory in a step of {sum(request.layers.values())} layers, {free:.1f} GiB free: "
+        )
+        text += f"{str(error).partition('. If reserved')[0]}; ask for fewer with --layers"
+        found = Answer(error=text, kind=errors.MissingRequirement.__name__)
+    Path(sys.argv[2]).write_text(found.model_dump_json(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

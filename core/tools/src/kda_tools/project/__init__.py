@@ -1,0 +1,1 @@
+"""Care of a checkout: new tasks, validation, schemas, what a machine lacks."""

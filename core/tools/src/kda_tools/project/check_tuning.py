@@ -1,0 +1,64 @@
+"""Whether a task's tuned tables, and the page about them, follow from its recorded sweeps."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from kda_judge.contract.errors import KdaError
+from kda_judge.contract.tasks import Task
+from kda_tools.lab.tune.choose_lines import unfounded
+from kda_tools.lab.tune.sweep import derived, has_sweeps, load, log, read_tables, recorded, text_of, tuned
+from kda_tools.publish.tuning_page import page, page_problems
+
+CHECK_TIMEOUT_S = 300
+
+
+def problems(task: Task) -> list[str]:
+    """What is wrong with the task's tuning tables, one line each; no sweep and no table are fine.
+
+    The sweeps name configurations of the solution, so checking imports it. That is done in a process of its own,
+    because this one may judge it afterwards.
+    """
+    if not has_sweeps(task):
+        return [
+            f"{path}: there is no bench/tune.py that it follows from"
+            for path in (tuned(task), log(task), page(task))
+            if path.exists()
+        ]
+    code = "import sys; from kda_tools.project import check_tuning; check_tuning.answer(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(task.path)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=CHECK_TIMEOUT_S)
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return [f"{task.path / 'bench' / 'tune.py'}: cannot be checked: {why}"]
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def answer(path: str) -> None:
+    """The other side of `problems`: print them as JSON."""
+    task = Task(Path(path))
+    try:
+        found = check(task)
+    except KdaError as error:
+        found = [str(error)]
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+
+
+def check(task: Task) -> list[str]:
+    """As `problems`, in this process."""
+    sweeps, path = load(task), tuned(task)
+    current = read_tables(path)
+    found = [f"{path}: {problem}" for problem in unfounded(sweeps, recorded(task), current)]
+    if found:
+        return found
+    tables = derived(task, sweeps)
+    for name in [*tables, *(current.keys() - tables.keys())]:
+        if list(tables.get(name, ())) != list(current.get(name, ())):
+            found.append(f"{path}: [[{name}]]: not what {log(task)} gives; run `kda tune {task.op} --derive`")
+    if not found and path.read_text(encoding="utf-8") != text_of(task.op, tables):
+        found.append(f"{path}: not as `kda tune {task.op} --derive` writes it; run that")
+    return found or page_problems(task, sweeps)

@@ -1,0 +1,89 @@
+"""Write an export: a plain package, or a kernel for the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from keyword import iskeyword
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task, checkout_root
+from kda_tools.project.export.readme import origin_json, readme
+from kda_tools.project.export.sources import collect
+
+VARIANTS = {"torch-cuda": "CUDA", "torch-cpu": "CPU"}
+"""Build variants of a Hub kernel that is Python alone -> the backend that its metadata names."""
+VERSION = 1
+"""Of the Hub kernel's interface."""
+
+
+FORMS = ("plain", "hf")
+
+
+def export(task: Task, folder: Path, form: str, runtime: bool) -> Path:
+    """Write the export into `folder`, which must be new or empty; returns the package in it.
+
+    Raises:
+        UsageError: the folder holds something, its name cannot be imported, or the wish is impossible.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: expected a new or an empty folder")
+    if form == "hf" and runtime:
+        raise UsageError("--runtime: a Hub kernel may depend on torch and the Hub's curated packages alone")
+    name = folder.resolve().name if form == "plain" else f"kda_{task.op}"
+    if not name.isidentifier() or iskeyword(name):
+        raise UsageError(f"{folder}: expected a folder whose name Python can import (letters, digits, _)")
+    sources = collect(task, runtime)
+    files = dict(sources.files)
+    files["__init__.py"] = files["__init__.py"].replace(
+        '"""The optimised arm: public callables with exactly the upstream signatures."""',
+        f'"""{task.config.task.title}. README.md says how it is called and what was measured."""',
+        1,
+    )
+    if (root := checkout_root()) is not None and (root / "LICENSE").is_file():
+        files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
+    files["provenance.json"] = origin_json(task, {name: _sha256(text) for name, text in sorted(files.items())})
+    ops = ", ".join(sources.public)
+    folder.mkdir(parents=True, exist_ok=True)
+    if form == "plain":
+        call = f"from {name} import {ops}"
+        files["README.md"] = readme(task, name, "runtime" if runtime else "plain", call)
+        return _write(folder, files)
+    call = f'from kernels import get_kernel\n\n{name} = get_kernel("ORGANISATION/{name}", version={VERSION})'
+    card = f"---\ntags:\n- kernels\nlicense: apache-2.0\n---\n\n{readme(task, name, 'plain', call)}"
+    _write(folder, {"README.md": card})
+    for variant, backend in VARIANTS.items():
+        built = _write(folder / "build" / variant, files)
+        (built / "metadata.json").write_text(json.dumps(_metadata(name, backend), indent=2) + "\n", encoding="utf-8")
+    return folder / "build" / "torch-cuda"
+
+
+def _metadata(name: str, backend: str) -> dict[str, object]:
+    """What the package `kernels` reads of a build variant."""
+    return {
+        "id": f"_{name}_{backend.lower()}",
+        "name": name.replace("_", "-"),
+        "version": VERSION,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": {"type": backend.lower()},
+    }
+
+
+def _write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def discard(folder: Path) -> None:
+    """Remove an export that is not what it should be."""
+    shutil.rmtree(folder, ignore_errors=True)

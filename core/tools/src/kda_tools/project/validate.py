@@ -1,0 +1,116 @@
+"""What `kda validate` checks besides running kernels: the task's files, and that its published numbers hold."""
+
+from __future__ import annotations
+
+from kda_judge.arms.upstream import read_lock
+from kda_judge.contract import solution_imports
+from kda_judge.contract.errors import KdaError, LedgerError
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import ledger
+from kda_judge.evidence.run_record import RunRecord
+from kda_judge.judge.open_row import output_spec
+from kda_tools.project import check_tuning
+from kda_tools.publish import generate, plots, report, task_claims
+from kda_tools.publish.task_notes import dead_links, leftovers, unrecorded
+
+FILES = ("prompt.md", "config.toml", "bench/workloads.toml", "bench/reference.py", "docs", "pyproject.toml")
+"""What every task folder holds, besides the modules of its arms."""
+STALE_IS_A_REMARK = True
+"""While the harness is rebuilt: what was published was measured with the old one, and is recorded anew once it stands.
+Then stale results are a fault again."""
+
+
+def problems(task: Task) -> list[str]:
+    """Everything wrong with the task's files and published numbers, one line each; empty when it is sound.
+
+    Raises:
+        LedgerError: the ledger is broken, so that nothing can be said of its numbers; the other lines are in it too.
+    """
+    found = [f"{task.path / name}: missing" for name in FILES if not (task.path / name).exists()]
+    for check in (_contract, _imports, dead_links, unrecorded, check_tuning.problems, _published):
+        try:
+            found += check(task)
+        except LedgerError as error:
+            raise LedgerError("\n".join([*found, str(error)])) from None
+        except KdaError as error:
+            found.append(str(error))
+    return found
+
+
+def remarks(task: Task) -> list[str]:
+    """What is no fault and keeps the task from being published, one line each."""
+    left = [f"{line}; not published until then" for line in leftovers(task)]
+    return [*left, *(_stale(task) if STALE_IS_A_REMARK else ())]
+
+
+def uncompared(task: Task) -> str | None:
+    """Why the published plots were left out of the comparison; None where they were not, or where there are none."""
+    return plots.missing() if report.published(task, ledger.read(task.ledger)) else None
+
+
+def _contract(task: Task) -> list[str]:
+    """Config, rows, arm modules and upstream lists."""
+    found = []
+    ops = task.config.ops
+    dtypes = {
+        output_spec(ops[row.op], row, name).dtype
+        for row in task.workloads
+        for name in ops[row.op].outputs
+        if ops[row.op].tolerated(name)
+    }
+    for dtype in sorted(dtypes - set(task.config.tolerance)):
+        found.append(f"{task.path / 'config.toml'}: missing key 'tolerance.{dtype}': a frozen row has such an output")
+    for name, arm in task.config.arms.items():
+        module = task.path.joinpath(*arm.module.split("."))
+        if not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
+            found.append(f"{task.path / 'config.toml'}: key 'arms.{name}.module': no module {arm.module!r} in the task")
+    for pin in task.config.upstream.values():
+        read_lock(task.path / pin.files)
+    return found
+
+
+def _imports(task: Task) -> list[str]:
+    return solution_imports.problems(task.path / "solution", f"{task.folder}.solution")
+
+
+def _published(task: Task) -> list[str]:
+    """The ledger's numbers follow from its samples, all else in it can be true, and the generated files show it."""
+    found = [
+        f"{task.ledger}:{number}: run {record.run_id}: {line}"
+        for number, record in enumerate(ledger.read(task.ledger), start=1)
+        if record.task == task.op  # of others `generate` speaks, and `leftovers` in a copied folder
+        for line in task_claims.problems(task, record)
+    ]
+    found += [] if STALE_IS_A_REMARK else _stale(task)
+    found += [line for record in _current(task) for line in _unkept(task, record)]
+    return found + generate.publish([task], check=True, draw=plots.missing() is None)
+
+
+def _current(task: Task) -> list[RunRecord]:
+    """The published runs of what the files hold now; what others show is told as staleness."""
+    runs = report.published(task, ledger.read(task.ledger)).values()
+    return [record for record in runs if not report.stale(task, record)]
+
+
+def _unkept(task: Task, record: RunRecord) -> list[str]:
+    """What a published run shows to be no limit, or not what the task promises of its numbers."""
+    passed = report.passed_limit(record)
+    found = [f"{task.ledger}: run {record.run_id}: {passed}"] if passed else []
+    if task.config.task.numerics == "exact":
+        first = record.settings.against[0]
+        for row in record.rows:
+            if other := [one for one in row.arms[first].distance if one.equal < 1]:
+                found.append(
+                    f"{task.path / 'config.toml'}: key 'task.numerics': expected {first}'s bits, as 'exact' promises, "
+                    f"got {other[0].ulps} ulp in {other[0].output!r} of row {row.id}"
+                )
+    return found
+
+
+def _stale(task: Task) -> list[str]:
+    """Parts that have changed since a published run measured them."""
+    return [
+        f"{task.ledger}: run {record.run_id} is stale: {part}; record a new run on the GPU"
+        for record in report.published(task, ledger.read(task.ledger)).values()
+        for part in report.stale(task, record)
+    ]

@@ -1,0 +1,129 @@
+"""Make every generated file from the ledgers, or compare them: results, plots, upstream source, and the tables."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, zip_longest
+from pathlib import Path
+
+from kda_judge.contract.errors import LedgerError, UsageError
+from kda_judge.contract.tasks import Task, checkout_root, find_tasks
+from kda_judge.evidence.ledger import read
+from kda_judge.evidence.run_record import RunRecord
+from kda_tools.publish import family_map
+from kda_tools.publish import grid_page as grid_digest
+from kda_tools.publish import profile_page as profile_digest
+from kda_tools.publish import sanitize_page as sanitize_digest
+from kda_tools.publish.plots import FOLDER, plots
+from kda_tools.publish.report import COMMAND, HEADER, published, shown_ids
+from kda_tools.publish.tables import Ledgers, replace_block, results_md, top_table_md
+from kda_tools.publish.task_claims import problems
+from kda_tools.publish.task_notes import foreign_lines, foreign_records
+
+DIGESTS = {
+    "grid.md": grid_digest.digest_md,
+    "profile.md": profile_digest.digest_md,
+    "sanitize.md": sanitize_digest.digest_md,
+}
+"""Pages that only a task with such a record has."""
+
+
+def publish(tasks: Sequence[Task], check: bool, draw: bool = True) -> list[str]:
+    """Write every generated file of `tasks`, the README's table and the families' maps; returns what changed.
+
+    With `check` nothing is written, and each file that differs is returned with its first differing line. That the
+    ledger's numbers follow from its samples is checked before writing; `validate` checks it for every run by itself.
+    Without `draw` the plots are left as they are and not compared.
+
+    Raises:
+        LedgerError: a ledger is broken or holds lines of two tasks, or the run to publish claims what cannot be true.
+        MissingRequirement: plots are to be drawn, and the matplotlib release for it is not installed.
+        UsageError: the README or a family's README lacks the markers of a generated block.
+    """
+    ledgers = [(task, read(task.ledger)) for task in tasks]
+    if strays := [line for task in tasks for line in foreign_lines(task)]:
+        raise LedgerError("\n".join(strays))  # no page can be compared with what holds runs of two tasks
+    if not check:
+        for task, records in ledgers:
+            _demand_true_numbers(task, records)
+    wanted = dict(_contents(ledgers, draw))
+    found = []
+    for path, content in wanted.items():
+        old = path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else None
+        if old == content:
+            continue
+        found.append(_difference(path, old, content) if check else str(path))
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8", newline="\n")
+    for path in _leftovers(tasks, wanted) if draw else ():
+        found.append(f"{path}: no published run gives this plot; run `{COMMAND}`" if check else f"{path}: removed")
+        if not check:
+            path.unlink()
+    return found
+
+
+def _demand_true_numbers(task: Task, records: Sequence[RunRecord]) -> None:
+    shown = shown_ids(published(task, records))
+    for record in (record for record in records if record.run_id in shown):
+        if wrong := problems(task, record):
+            raise LedgerError(f"{task.ledger}: run {record.run_id}: {'; '.join(wrong[:3])} ({len(wrong)} in all)")
+
+
+def _contents(ledgers: Ledgers, draw: bool) -> Iterable[tuple[Path, str]]:
+    for task, records in ledgers:
+        if foreign_records(task):
+            continue  # a copy of a folder: its pages are its source's, until its records are gone
+        docs = task.path / "docs"
+        yield docs / "results.md", results_md(task, records)
+        yield docs / "baseline_source.md", _baseline_source(task)
+        for name, digest in DIGESTS.items():
+            if (text := digest(task)) is not None:
+                yield docs / name, text
+        for name, svg in (plots(task, records) if draw else {}).items():
+            yield docs / FOLDER / name, svg
+    root = checkout_root()
+    if root is not None:
+        known = {task.path: records for task, records in ledgers}
+        everything = [(task, known[task.path] if task.path in known else read(task.ledger)) for task in find_tasks()]
+        readme = root / "README.md"
+        if not readme.is_file():
+            raise UsageError(f"{readme}: file not found; it holds the table of all tasks")
+        yield readme, _filled(readme, {"results": top_table_md(everything)})
+        for name, members in groupby(everything, key=lambda pair: pair[0].family):
+            if (page := root / name / "README.md").is_file():
+                yield page, _filled(page, family_map.blocks(list(members)))
+
+
+def _filled(path: Path, blocks: Mapping[str, str]) -> str:
+    """The file's text with its generated blocks made anew; the prose around them stays."""
+    text = path.read_bytes().decode("utf-8")
+    for name, content in blocks.items():
+        try:
+            text = replace_block(text, name, content)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from None
+    return text
+
+
+def _leftovers(tasks: Iterable[Task], wanted: Mapping[Path, str]) -> list[Path]:
+    """Plots that no published run gives any more."""
+    return [
+        path for task in tasks for path in sorted((task.path / "docs" / FOLDER).glob("*.svg")) if path not in wanted
+    ]
+
+
+def _baseline_source(task: Task) -> str:
+    from kda_judge.arms.upstream import baseline_source
+
+    parts = [baseline_source(pin, task.path / pin.files).rstrip() for pin in task.config.upstream.values()]
+    body = "\n\n".join(parts) or "This task stands on no upstream release."
+    return f"{HEADER}\n# Where the upstream arms of {task.folder} come from\n\n{body}\n"
+
+
+def _difference(path: Path, old: str | None, new: str) -> str:
+    if old is None:
+        return f"{path}: file not found; run `{COMMAND}`"
+    lines = zip_longest(old.splitlines(), new.splitlines(), fillvalue="(end of file)")
+    for number, (got, expected) in enumerate(lines, start=1):
+        if got != expected:
+            return f"{path}:{number}: expected {expected!r}, got {got!r}; run `{COMMAND}`"
+    return f"{path}: differs in line endings or the newline at its end; run `{COMMAND}`"

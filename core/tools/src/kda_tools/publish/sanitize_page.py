@@ -1,0 +1,91 @@
+"""`docs/sanitize.md`: what compute-sanitizer said last about every row. A pure function of `docs/sanitize.jsonl`."""
+
+from __future__ import annotations
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.record_log import read
+from kda_tools.lab.sanitize.sanitize_record import SanitizeRecord, Tool, ToolRun, log
+from kda_tools.publish.report import HEADER
+from kda_tools.publish.staleness import described, is_outdated
+
+INTRODUCTION = """Rows under compute-sanitizer, each called three times: once to compile and plan, once from the
+plan, once from the plan with other tensors. Every tensor is an allocation of its own. memcheck looks for accesses
+outside an allocation, racecheck for hazards in shared memory (not in global memory). A row that is not here was not
+checked.
+"""
+
+
+def digest_md(task: Task) -> str | None:
+    """The whole text of `docs/sanitize.md`; None for a task without a run.
+
+    Raises:
+        LedgerError: `docs/sanitize.jsonl` holds a line that is no such run.
+    """
+    records = read(log(task), SanitizeRecord)
+    if not records:
+        return None
+    latest: dict[str, dict[Tool, tuple[SanitizeRecord, ToolRun]]] = {}
+    for record in records:
+        for run in record.runs:
+            for row in record.rows:
+                latest.setdefault(row.id, {})[run.tool] = (record, run)
+    tools = [tool for tool in Tool if any(tool in found for found in latest.values())]
+    lines = [f"| row | op | why | {' | '.join(tool.value for tool in tools)} |\n", "|---" * (3 + len(tools)) + "|\n"]
+    for row_id, found in latest.items():
+        newest = max((record for record, _ in found.values()), key=lambda record: record.utc)
+        row = next(row for row in newest.rows if row.id == row_id)
+        cells = (f"`{row.id}`", row.op, row.why, *(_cell(row.id, found.get(tool)) for tool in tools))
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
+    shown = {record.run_id: record for found in latest.values() for record, _ in found.values()}
+    runs = [_run_md(record, is_outdated(task, record.provenance)) for record in shown.values()]
+    return "\n".join(
+        [f"{HEADER}\n# Memory checks of {task.folder}\n", INTRODUCTION, "".join(lines), "## Runs\n", *runs]
+    )
+
+
+def findings_text(record: SanitizeRecord) -> str:
+    """A run for the terminal: one line per row and tool, then the first report of each row that has one."""
+    lines = [f"{record.task}: compute-sanitizer {record.version} on {record.gpu.name}"]
+    for row in record.rows:
+        counts = [f"{run.tool.value} {_cell_count(row.id, run)}" for run in record.runs]
+        lines.append(f"  {row.id}: {', '.join(counts)} ({row.why})")
+    for run in record.runs:
+        if run.errors and not run.findings:
+            lines += [f"{run.tool.value}: {_count(run.errors, 'error')} in all rows together, none alone", run.report]
+        for finding in run.findings:
+            lines += [f"{run.tool.value} on {finding.row}:", finding.report]
+    return "\n".join(lines)
+
+
+def _cell_count(row: str, run: ToolRun) -> str:
+    return _count(sum(finding.errors for finding in run.findings if finding.row == row), "error")
+
+
+def _cell(row: str, found: tuple[SanitizeRecord, ToolRun] | None) -> str:
+    if found is None:
+        return "-"
+    record, run = found
+    together = " (errors in all rows together)" if run.errors and not run.findings else ""
+    return f"{_cell_count(row, run)}, {record.utc[:10]}{together}"
+
+
+def _run_md(record: SanitizeRecord, outdated: bool) -> str:
+    """One run: where, of what, and what every tool reported: of each row that had an error, or else of all together."""
+    where = f"{record.gpu.name}, driver {record.gpu.driver}, compute-sanitizer {record.version}"
+    since = "; **the solution has changed since**" if outdated else ""
+    lines = [f"- {record.utc[:10]}, {where}, {described(record.provenance, record.command)}{since}\n"]
+    for run in record.runs:
+        counts = f"{_count(run.errors, 'error')}, {_count(run.warnings, 'warning')}"
+        lines.append(f"  - {run.tool.value}: {counts} in {_count(len(record.rows), 'row')}\n")
+        reports = [(finding.row, finding.report) for finding in run.findings] or [("first report", run.report)]
+        if len(run.reports) > 1 and not run.findings:
+            reports = [(f"report {number}", report) for number, report in enumerate(run.reports, start=1)]
+        for title, report in reports:
+            if report:
+                quoted = "".join(f"    {line}\n" for line in ("```", *report.splitlines(), "```"))
+                lines.append(f"\n    {title}\n\n{quoted}\n")
+    return "".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

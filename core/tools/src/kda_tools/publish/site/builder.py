@@ -1,0 +1,167 @@
+"""Stage every page as Markdown, and let Sphinx make HTML of it that needs no network and no server."""
+
+import re
+import shutil
+import tempfile
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from kda_judge.contract.errors import KdaError, MissingRequirement, UsageError
+from kda_judge.contract.tasks import checkout_root, find_tasks
+from kda_judge.evidence.ledger import read
+from kda_tools.publish.plots import COLOURS
+from kda_tools.publish.plots import missing as missing_matplotlib
+from kda_tools.publish.site import pages
+from kda_tools.publish.tables import Ledgers, replace_block
+from kda_tools.publish.task_notes import LINK
+
+NAME = "KDA-Pilot"
+MODULES = ("furo", "mmdr", "myst_parser", "sphinx")
+REMEDY = "pip install -e 'core[plots,site]'"
+START, INDEX = Path("README.md"), Path("index.md")
+"""The repository's README becomes the start page."""
+GUIDES = ("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
+RESULTS = Path("docs/results.md")
+"""In a task's folder: the site has the task's page in its place."""
+MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```$", re.DOTALL | re.MULTILINE)
+SETTINGS: dict[str, Any] = {
+    "project": NAME,
+    "html_title": NAME,
+    "html_theme": "furo",
+    "extensions": ["myst_parser"],
+    "root_doc": INDEX.stem,
+    "myst_heading_anchors": 4,
+    "html_static_path": ["_static"],
+    "html_css_files": ["colours.css", "kda.css"],
+    "html_js_files": ["kda.js"],
+    "html_copy_source": False,
+    "html_show_sphinx": False,
+    "html_show_copyright": False,
+    # The search page would fetch the pages that it found, which browsers refuse for local files.
+    "html_show_search_summary": False,
+}
+Pages = dict[Path, str]
+"""Place in the repository -> Markdown."""
+
+
+def build(out: Path) -> int:
+    """Make the whole site in `out`, which it replaces; returns the number of pages.
+
+    Raises:
+        MissingRequirement: Sphinx, its theme, or matplotlib in the release of the plots is not installed.
+        UsageError: there is no checkout here, or `out` holds something else than an earlier site.
+        LedgerError: a ledger is broken.
+        KdaError: a document links to what does not exist, or Sphinx warns of something else; names the place.
+    """
+    root = checkout_root()
+    if root is None:
+        raise UsageError("kda site: no checkout here; run it inside one, or set KDA_ROOT")
+    if lacking := [module for module in MODULES if find_spec(module) is None]:
+        raise MissingRequirement(f"kda site: needs {', '.join(lacking)}: {REMEDY}")
+    if problem := missing_matplotlib():
+        raise MissingRequirement(f"kda site: {problem}")
+    if out.exists() and not (out / "searchindex.js").is_file():
+        raise UsageError(f"kda site: {out}: expected an earlier site or nothing there, got something else")
+    ledgers = [(task, read(task.ledger)) for task in find_tasks()]
+    with tempfile.TemporaryDirectory(prefix="kda-site-") as scratch:
+        source, html = Path(scratch) / "source", Path(scratch) / "html"
+        staged = _staged(root, ledgers)
+        _write(root, source, staged)
+        _sphinx(source, html, Path(scratch) / "doctrees")
+        (html / ".nojekyll").touch()  # GitHub Pages would leave out folders that begin with an underscore
+        shutil.rmtree(out, ignore_errors=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(html, out)
+    return len(staged)
+
+
+def _staged(root: Path, ledgers: Ledgers) -> Pages:
+    """Every page at its document's place in the repository, so that the links between documents hold."""
+    guides = [path.relative_to(root) for pattern in GUIDES for path in sorted(root.glob(pattern))]
+    staged = {path: _text(root / path) for path in guides}
+    shelves = {}
+    for family in sorted({task.family for task, _ in ledgers}):
+        members = [(task, records) for task, records in ledgers if task.family == family]
+        places = []
+        for task, records in members:
+            folder = task.path.relative_to(root)
+            own = [path.relative_to(root) for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md")))]
+            children = [path for path in own if path != folder / RESULTS and (root / path).is_file()]
+            staged |= {path: _text(root / path) for path in children}
+            staged[folder / RESULTS] = pages.task_page(task, records) + _contents("", children)
+            places.append(folder / RESULTS)
+        page = Path(family) / START
+        if (root / page).is_file():
+            text = replace_block(_text(root / page), "tasks", pages.headlines(members, family))
+            staged[page], places = pages.WIDE + text + _contents("", places), [page]
+        shelves[family.capitalize()] = places
+    start = replace_block(_text(root / START), "results", pages.headlines(ledgers, ""))
+    for caption, places in {**shelves, "Guides": guides}.items():
+        start += _contents(caption, places)
+    return {INDEX: pages.WIDE + start, **staged}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _contents(caption: str, places: list[Path]) -> str:
+    """The pages below a page: they show in the navigation, and nowhere else."""
+    entries = "".join(f"/{place.with_suffix('').as_posix()}\n" for place in places)
+    named = f":caption: {caption}\n" if caption else ""
+    return f"\n\n```{{toctree}}\n:hidden:\n{named}\n{entries}```\n" if entries else ""
+
+
+def _write(root: Path, source: Path, staged: Pages) -> None:
+    """The pages, the files that they link to, and what gives them their looks."""
+    for place, text in staged.items():
+
+        def linked(match: re.Match[str], folder: Path = place.parent) -> str:
+            target = (root / folder / match["target"]).resolve()
+            if target == root / START:
+                return f"[{match['text']}]({'../' * len(folder.parts)}{INDEX}{match['anchor'] or ''})"
+            if target.is_dir():
+                return match["text"]  # there is no page of a folder
+            if target.is_file() and target.is_relative_to(root) and target.relative_to(root) not in staged:
+                copy = source / target.relative_to(root)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(target, copy)
+            return match[0]
+
+        (source / place).parent.mkdir(parents=True, exist_ok=True)
+        (source / place).write_text(MERMAID.sub(_diagram, LINK.sub(linked, text)), encoding="utf-8")
+    static = source / "_static"
+    shutil.copytree(Path(__file__).parent / "static", static)
+    (static / "colours.css").write_text(_colours(), encoding="utf-8")
+
+
+def _diagram(match: re.Match[str]) -> str:
+    """A Mermaid diagram as a picture in the page: Mermaid itself would come from a network or weigh megabytes."""
+    import mmdr
+
+    svg = mmdr.render('%%{init: {"theme": "neutral"}}%%\n' + match["source"]).svg()
+    return pages.raw(f'<figure class="kda-diagram">{svg}</figure>')
+
+
+def _colours() -> str:
+    """The plots' colours, switched as the theme switches its own."""
+    light, dark = (";".join(f"--kda-{both[0]}:{both[which]}" for both in COLOURS.values()) for which in (1, 2))
+    return (
+        f"body{{{light}}}\n"
+        f"@media (prefers-color-scheme:dark){{body:not([data-theme=light]){{{dark}}}}}\n"
+        f"body[data-theme=dark]{{{dark}}}\n"
+    )
+
+
+def _sphinx(source: Path, html: Path, doctrees: Path) -> None:
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+    warnings = StringIO()
+    with patch_docutils(), docutils_namespace():
+        app = Sphinx(source, None, html, doctrees, "html", SETTINGS, status=None, warning=warnings)
+        app.build()
+    if found := re.sub(r"\x1b\[[0-9;]*m", "", warnings.getvalue()).replace(f"{source}/", "").strip():
+        raise KdaError(f"kda site: {found}")

@@ -1,0 +1,31 @@
+"""What profiles, sanitizer runs and grids have in common: they are about one state of a task's files."""
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.provenance import hashes, pins
+from kda_judge.evidence.run_record import Provenance
+
+PARTS = ("solution", "library")
+"""What decides which kernels run: the solution, and what it shares with others."""
+
+
+def is_outdated(task: Task, source: Provenance) -> bool:
+    """Whether the solution is another one now than the one that `source` is about."""
+    return not set(PARTS).isdisjoint(changed(task, source))
+
+
+def changed(task: Task, source: Provenance) -> list[str]:
+    """The parts whose content, and the arms whose pin, is another one now than `source` says."""
+    now = hashes(task)
+    found = [part for part in dict.fromkeys((*now, *source.hashes)) if source.hashes.get(part) != now.get(part)]
+    pinned = pins(task.config)
+    return [*found, *(f"pin of {arm}" for arm, pin in source.pins.items() if pinned.get(arm) != pin)]
+
+
+def described(source: Provenance, command: str) -> str:
+    """Commit and command, in Markdown."""
+    return f"{commit_md(source)}, `{command}`"
+
+
+def commit_md(source: Provenance) -> str:
+    """The commit, and whether the checkout differed from it, in Markdown."""
+    return f"commit `{source.commit[:10]}`{' (dirty)' if source.dirty else ''}"

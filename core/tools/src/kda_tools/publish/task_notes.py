@@ -1,0 +1,147 @@
+"""A task's own documents: what of a copy is still its source's, where links lead, and which runs they quote."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kda_judge.contract.strict_models import read_toml
+from kda_judge.contract.tasks import Task
+
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+"""A relative Markdown link or picture."""
+QUOTED = re.compile(r"\b(?:\d{8}T\d{6}Z-[0-9a-f]{6}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b")
+"""A run by its id, or a sweep by its time."""
+COPIED = "of which this task is a copy (`kda new`)"
+"""In the note that `kda new` puts into what is still about the copy's source."""
+SESSION = re.compile(r"\bnox -s (bench|validate|compile|profile|sanitize|tune)-([a-z0-9_]+)")
+NOTED = ("prompt.md", "config.toml", "docs/dispatch.md")
+"""Where it puts one."""
+
+
+def copied(task: Task) -> list[str]:
+    """The files, relative to the task, in which the note of a copy still stands."""
+    texts = ((name, task.path / name) for name in NOTED)
+    return [name for name, path in texts if path.is_file() and COPIED in path.read_text(encoding="utf-8")]
+
+
+def leftovers(task: Task) -> list[str]:
+    """What is left of the task that this one was copied from, one line each; while there is any, it is not published.
+
+    `kda new` leaves notes alone; a plain copy of a folder also has names and records of its source.
+    """
+    found = [f"{task.path / name}: the note of `kda new` still stands" for name in copied(task)]
+    return [*found, *_names(task), *foreign_records(task)]
+
+
+def foreign_records(task: Task) -> list[str]:
+    """Machine-written logs in `docs/` that hold records of another task."""
+    found = []
+    for path, ops in _logged(task):
+        if named := set(ops) - {None, task.op}:
+            others = ", ".join(sorted(filter(None, named)))
+            found.append(f"{path}: holds records of {others}, not of {task.op}: delete it, then run `kda publish`")
+    return found
+
+
+def foreign_lines(task: Task) -> list[str]:
+    """Lines of another task in a log that also holds this one's; a log without those came with a copied folder."""
+    return [
+        f"{path}:{number}: it is of {op}, expected of {task.op} as others in this file: remove the line"
+        for path, ops in _logged(task)
+        for number, op in enumerate(ops, start=1)
+        if op not in (None, task.op) and task.op in ops
+    ]
+
+
+def _logged(task: Task) -> Iterator[tuple[Path, list[str | None]]]:
+    """Each log in `docs/`, and which task every line of it is about."""
+    for path in sorted(task.path.glob("docs/*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield path, [_task_of(line) for line in lines]
+
+
+def _task_of(line: str) -> str | None:
+    """The task that a line of a log is about; None where it does not say."""
+    try:
+        named = json.loads(line)["task"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return str(named)
+
+
+def _names(task: Task) -> list[str]:
+    """Names that a copied folder has kept."""
+    found = []
+    wanted = f"kda-{task.op.replace('_', '-')}"
+    project = task.path / "pyproject.toml"
+    name = read_toml(project).get("project", {}).get("name") if project.is_file() else wanted
+    if name != wanted:
+        found.append(f"{project}: key 'project.name': expected {wanted!r}, got {name!r}")
+    card = task.path / "prompt.md"
+    for number, line in enumerate(card.read_text(encoding="utf-8").splitlines() if card.is_file() else (), start=1):
+        if number == 1 and not line.lower().startswith(f"# {task.op}:"):
+            found.append(f"{card}:1: expected the title '# {task.op}: ...', got {line!r}")
+        for session, op in SESSION.findall(line):
+            if op not in (task.op, "<op>"):
+                found.append(f"{card}:{number}: expected sessions of {task.op}, got {session}-{op}")
+    return found
+
+
+def dead_links(task: Task) -> list[str]:
+    """Relative links of the card and of `docs/` that lead nowhere, one line each: with one the site is not built."""
+    return [
+        f"{path}:{number}: link to {match['target']}: no such file"
+        for path in _written(task)
+        for number, match in _links(path.read_text(encoding="utf-8"))
+        if not (path.parent / match["target"]).exists()
+    ]
+
+
+def unrecorded(task: Task) -> list[str]:
+    """Runs and sweeps that the task's notes quote and none of its records holds, one line each.
+
+    A copy's notes speak of its source as long as they say so.
+    """
+    records = "".join(path.read_text(encoding="utf-8") for path in sorted(task.path.glob("docs/*.jsonl")))
+    foreign = {task.path / name for name in copied(task)}
+    return [
+        f"{path}:{number}: {name} is quoted, and no line of docs/*.jsonl has it"
+        for path in _written(task)
+        if path not in foreign
+        for number, name in quoted(path.read_text(encoding="utf-8"))
+        if name not in records
+    ]
+
+
+def quoted(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and name of every run and sweep that a text speaks of."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        yield from ((number, match[0]) for match in QUOTED.finditer(line))
+
+
+def unlink(task: Task) -> None:
+    """Leave of every link that leads nowhere its text: a copy lacks the records of its source, of which notes speak."""
+    for path in _written(task):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines(keepends=True)
+        for number, match in reversed(list(_links(text))):
+            if not (path.parent / match["target"]).exists():
+                line = lines[number - 1]
+                kept = line[match.start("text") : match.end("text")]
+                lines[number - 1] = line[: match.start()] + kept + line[match.end() :]
+        path.write_text("".join(lines), encoding="utf-8")
+
+
+def _written(task: Task) -> list[Path]:
+    return [path for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md"))) if path.is_file()]
+
+
+def _links(text: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """Line number and match, with its places in that line, of every relative link outside code."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and not line.startswith("    "):
+            blanked = re.sub(r"`[^`]*`", lambda code: " " * len(code[0]), line)
+            yield from ((number, match) for match in LINK.finditer(blanked))

@@ -1,0 +1,214 @@
+"""Draft task cards: what a new hotspot of a trace is called with, what the device allows, and what it would bring.
+
+A card is data, a TOML file of the schema `Card`, from which `kda new --from-trace` makes a task's folder. It is a
+draft: what it computes, and which bytes really have to move, is for a person to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Annotated
+
+import tomlkit
+from pydantic import Field
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, read_toml, validate
+from kda_tools.traces.catalogue import Finding, Status
+from kda_tools.traces.copy_limit import CopyLimit
+from kda_tools.traces.hotspots import Hotspot, rows
+from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass, short_name
+from kda_tools.traces.trace_profile import Profile, Tensor
+
+LEAST_SHARE = 0.01
+"""Of the GPU's time, for a card."""
+MOST_UNATTRIBUTED = 0.05
+"""Of the GPU's time: beyond it the ranking would be of what happens to be known."""
+SIZES = {
+    **dict.fromkeys(("double", "long", "long int", "c10::complex<float>"), 8),
+    **dict.fromkeys(("float", "int", "unsigned int"), 4),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int"), 2),
+    **dict.fromkeys(("bool", "unsigned char", "signed char", "char"), 1),
+    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
+}
+"""Bytes of an element, by the dtype's name in PyTorch's traces."""
+BYTES_RULE = (
+    "Every input is read once (a dimension of stride 0 counts once), and one output is written that is as large as the "
+    "largest input. Copies: the second input is read, the first one written. Concatenations: all inputs are read and "
+    "written. Names that end in _: the first input is written. The driver's copies: the bytes it reports, twice on the "
+    "device. A trace holds no outputs: correct this where it is wrong."
+)
+
+
+class CardTensor(Strict):
+    """One input."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+
+
+class CardRow(Strict):
+    """Calls with the same inputs."""
+
+    inputs: tuple[CardTensor, ...] | None = None
+    """None: the trace holds no shapes; profile with record_shapes=True."""
+    calls_per_step: Amount
+    us_per_call: Amount
+    share: Amount
+    """Of the GPU's time."""
+    bytes: Count | None = None
+    """Of a call, by `bytes_rule`; None where a dtype or the shapes are unknown."""
+    limit_us: Amount | None = None
+    """What the device needs for these bytes."""
+
+
+class Card(Strict):
+    """A draft of a task."""
+
+    operator: str
+    module: str
+    kind: KernelClass
+    why: str
+    """What the catalogue says."""
+    kernels: tuple[str, ...]
+    trace: str
+    trace_sha256: Digest
+    gpu: str
+    steps: Annotated[int, Field(gt=0)]
+    step_us: Amount
+    calls_per_step: Amount
+    us_per_step: Amount
+    share: Amount
+    """Of the GPU's time."""
+    saved_us_per_step: Amount | None = None
+    """What a kernel at its limit takes off the GPU's time, summed over rows whose limit is known; None without any."""
+    step_speedup_at_most: Amount | None = None
+    """Amdahl: step / (step - saved). Less where the GPU waits for the host or runs other work at the same time."""
+    limit_source: str
+    bytes_rule: str
+    row: tuple[CardRow, ...]
+
+
+def cards(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: CopyLimit | None) -> list[Card]:
+    """A card for every new hotspot of at least LEAST_SHARE that is bound by bytes, those that bring most first.
+
+    Raises:
+        UsageError: more than MOST_UNATTRIBUTED of the GPU's time is unattributed.
+    """
+    unknown = profile.share(profile.unattributed_us)
+    if unknown > MOST_UNATTRIBUTED:
+        raise UsageError(
+            f"--cards: {profile.file}: expected at most {MOST_UNATTRIBUTED:.0%} of GPU time unattributed, got "
+            f"{unknown:.1%}; profile without CUDA graphs, with CPU activities, with_stack=True and record_shapes=True"
+        )
+    made = [_card(profile, spot, found, limit) for spot, found in judged if wants_card(profile, spot, found)]
+    return sorted(made, key=lambda card: (-(card.saved_us_per_step or 0.0), -card.share, card.operator, card.module))
+
+
+def wants_card(profile: Profile, spot: Hotspot, found: Finding) -> bool:
+    """Whether it is new, large enough, and bound by bytes rather than by arithmetic or links."""
+    large = profile.share(spot.us) >= LEAST_SHARE
+    return found.status is Status.NEW and large and spot.attributed and spot.kind in BOUND_BY_BYTES
+
+
+def _card(profile: Profile, spot: Hotspot, found: Finding, limit: CopyLimit | None) -> Card:
+    made, saved = [], None
+    for row in rows(spot):
+        moved = bytes_moved(spot, row.inputs, row.moved // row.calls)
+        floor = limit.us(moved) if limit is not None and moved else None
+        if floor is not None:
+            saved = (saved or 0.0) + max(row.us - floor * row.calls, 0.0) / profile.steps
+        made.append(
+            CardRow(
+                inputs=None if row.inputs is None else tuple(CardTensor(**vars(tensor)) for tensor in row.inputs),
+                calls_per_step=row.calls / profile.steps,
+                us_per_call=row.us / row.calls,
+                share=profile.share(row.us),
+                bytes=moved,
+                limit_us=floor,
+            )
+        )
+    source = f"device limits that the judge measured on {profile.gpu}, runs {', '.join(limit.runs)}" if limit else ""
+    return Card(
+        operator=spot.name,
+        module=spot.module,
+        kind=spot.kind,
+        why=found.why,
+        kernels=tuple(dict.fromkeys(short_name(name) for name in spot.kernels)),
+        trace=profile.file,
+        trace_sha256=profile.sha256,
+        gpu=profile.gpu,
+        steps=profile.steps,
+        step_us=profile.step_us,
+        calls_per_step=spot.calls / profile.steps,
+        us_per_step=spot.us / profile.steps,
+        share=profile.share(spot.us),
+        saved_us_per_step=saved,
+        step_speedup_at_most=None
+        if saved is None or saved >= profile.step_us
+        else profile.step_us / (profile.step_us - saved),
+        limit_source=source or f"none: no clean run of a task is recorded on {profile.gpu or 'this unnamed GPU'}",
+        bytes_rule=BYTES_RULE,
+        row=tuple(made),
+    )
+
+
+def bytes_moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None, driver: int = 0) -> int | None:
+    """Bytes of a call by BYTES_RULE; None where shapes or a dtype are unknown. `driver`: what it reports of a copy."""
+    kernel = spot.costs[0].source.kernel
+    if driver:
+        return driver * (2 if "DtoD" in kernel else 1)
+    opaque = re.search(r"OpaqueType<(\d+)u?>", kernel)  # of a list of tensors the kernel alone names the element's size
+    sizes = []
+    for tensor in inputs or ():
+        width = SIZES.get(tensor.dtype) or (int(opaque[1]) if opaque and not tensor.dtype else None)
+        if width is None:
+            return None
+        steps = tensor.strides or (1,) * len(tensor.shape)
+        sizes.append(width * prod(n for n, step in zip(tensor.shape, steps, strict=True) if step))
+    if not sizes:
+        return None
+    if spot.name in ("aten::copy_", "aten::copy") and len(sizes) > 1:
+        return sizes[0] + sizes[1]
+    if spot.kind is KernelClass.CAT:
+        return 2 * sum(sizes)
+    return sum(sizes) + (sizes[0] if spot.name.endswith("_") else max(sizes))
+
+
+def empty_folder(folder: Path) -> None:
+    """Make the folder of `write`, and refuse one that holds something: before the trace is read, not after it.
+
+    Raises:
+        UsageError: the folder holds something, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"--cards {folder}: expected a new or empty folder, got one that holds files")
+    except OSError as error:
+        raise UsageError(f"--cards {folder}: expected a place for a folder, got: {error.strerror}") from None
+
+
+def write(made: Iterable[Card], folder: Path) -> list[Path]:
+    """One file per card, named by rank and operator, in a folder as `empty_folder` asks for."""
+    empty_folder(folder)
+    paths = []
+    for rank, card in enumerate(made, start=1):
+        name = re.sub(r"\W+", "_", f"{card.operator}_{card.module}").strip("_")
+        path = folder / f"{rank:02d}_{name[:60]}.toml"
+        document = tomlkit.document()
+        document.add(tomlkit.comment("A draft of a task card, by `kda model trace --cards`; times in microseconds."))
+        for key, value in card.model_dump(mode="json", exclude_none=True).items():
+            document[key] = value
+        path.write_text(tomlkit.dumps(document), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def read(path: Path) -> Card:
+    """The card of a file; a broken one is a UsageError that names file and key."""
+    return validate(Card, read_toml(path), path)

@@ -1,0 +1,108 @@
+"""Where each launch came from: the operator, module and Python frame around it on its thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kda_tools.traces.trace_events import NONE, HostThread, Scope, TraceEvents
+
+BLOCK = 1 << 16
+"""Events turned into Python numbers at once."""
+MODULE = "nn.Module: "
+NUMBER = re.compile(r"\d+")
+INSTANCE = re.compile(r"_\d+$")
+LAUNCHERS = re.compile(r"^<|(^|/)(torch|triton|cutlass|nvidia_cutlass_dsl|tvm_ffi|cuda)/")
+"""Frames that launch for others and so say nothing: built-ins and the insides of frameworks."""
+
+
+class Place(NamedTuple):
+    """Numbers into `TraceEvents`, `Places.modules`; NONE: nothing of the kind is around the launch."""
+
+    operator: int = NONE
+    call: int = NONE
+    """Which call of the operator: no two calls of a trace share it."""
+    shape: int = NONE
+    module: int = NONE
+    frame: int = NONE
+    framed: bool = False
+    """Inside of a module or a frame, not of annotations alone."""
+
+
+class Places:
+    """Correlation -> where its launch was, and when that call had returned."""
+
+    def __init__(self, events: TraceEvents) -> None:
+        self.modules: list[str] = []
+        """Path of module classes and annotations, `Transformer/Block/Attention`: layers of one kind share it."""
+        self.of: dict[int, Place] = {}
+        self.returned: dict[int, float] = {}
+        self.graphs: set[int] = set()
+        """Correlations of launches of CUDA graphs."""
+        self._names = events.names
+        self._paths: dict[tuple[int, str], int] = {}
+        self._ranges = 0
+        launches = events.launches
+        correlations = np.asarray(launches.correlation, dtype=np.int64)
+        starts, lengths = np.asarray(launches.start), np.asarray(launches.length)
+        self.returned = dict(zip(launches.correlation, (starts + lengths).tolist(), strict=True))
+        self.graphs = set(correlations[np.asarray(launches.graph, dtype=bool)].tolist())
+        of_thread = np.asarray(launches.thread)
+        for number, thread in enumerate(events.threads):
+            mine = of_thread == number
+            if mine.any():
+                self._sweep(thread, correlations[mine], starts[mine])
+
+    def _sweep(self, thread: HostThread, correlations: np.ndarray, launched: np.ndarray) -> None:
+        """Walk along one thread with the stack of the ranges that are open."""
+        stack: list[tuple[float, Place]] = []
+        nowhere = Place()
+        for start, length, name, kind, payload in _in_order(thread, correlations, launched):
+            while stack and stack[-1][0] <= start:
+                stack.pop()
+            around = stack[-1][1] if stack else nowhere
+            if kind is None:
+                self.of[payload] = around
+            else:
+                self._ranges += 1
+                stack.append((start + length, self._within(around, kind, name, payload)))
+
+    def _within(self, around: Place, kind: int, name: int, shape: int) -> Place:
+        if kind == Scope.OPERATOR:
+            return around._replace(operator=name, call=self._ranges, shape=shape)
+        text = self._names[name]
+        if kind == Scope.ANNOTATION:  # numbers in it count layers, steps or tokens
+            return around._replace(module=self._path(around.module, NUMBER.sub("#", text)))
+        if text.startswith(MODULE):
+            path = self._path(around.module, INSTANCE.sub("", text.removeprefix(MODULE)))
+            return around._replace(module=path, framed=True)
+        return around if LAUNCHERS.search(text) else around._replace(frame=name, framed=True)
+
+    def _path(self, parent: int, name: str) -> int:
+        key = (parent, name)
+        if key not in self._paths:
+            self._paths[key] = len(self.modules)
+            self.modules.append(f"{self.modules[parent]}/{name}" if parent != NONE else name)
+        return self._paths[key]
+
+
+def _in_order(
+    thread: HostThread, correlations: np.ndarray, launched: np.ndarray
+) -> Iterator[tuple[float, float, int, int | None, int]]:
+    """(start, length, name, kind, shape) of ranges and (start, 0, NONE, None, correlation) of launches, outer first."""
+    launch = len(Scope)  # sorts behind every range that begins with it
+    count = len(launched)
+    start = np.concatenate([np.asarray(thread.start), launched])
+    length = np.concatenate([np.asarray(thread.length), np.zeros(count)])
+    name = np.concatenate([np.asarray(thread.name, dtype=np.int64), np.full(count, NONE)])
+    kind = np.concatenate([np.asarray(thread.kind, dtype=np.int64), np.full(count, launch)])
+    payload = np.concatenate([np.asarray(thread.shape, dtype=np.int64), correlations])
+    order = np.lexsort((kind, -length, kind == launch, start))
+    for first in range(0, len(order), BLOCK):
+        block = order[first : first + BLOCK]
+        columns = (start, length, name, kind, payload)
+        for ts, dur, label, what, value in zip(*(column[block].tolist() for column in columns), strict=True):
+            yield ts, dur, label, None if what == launch else what, value

@@ -1,0 +1,259 @@
+"""What the GPU's time went to: a trace as sums over kernels and where they were launched from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.traces.kernel_classes import KernelClass, classify
+from kda_tools.traces.trace_events import NONE, TraceEvents, Work, tensors
+from kda_tools.traces.trace_places import Place, Places
+
+
+class Attribution(str, Enum):
+    """How a kernel was traced back to what launched it."""
+
+    OPERATOR = "operator"
+    """Its launch lies inside of an operator."""
+    FRAME = "frame"
+    """No operator, but a module or a Python frame, as of a Triton kernel launched directly."""
+    ANNOTATION = "annotation"
+    """Only ranges that somebody named: it is known where, not what."""
+    GRAPH = "CUDA graph"
+    """A graph launches all of its kernels at once; nothing says which operator each belongs to."""
+    BARE = "bare launch"
+    """Nothing is recorded around its launch."""
+    NO_LAUNCH = "no launch"
+    """The trace has no launch with its correlation: it began before the trace, or the trace lacks CPU activities."""
+
+
+LONGEST_GAPS = 10
+UNATTRIBUTED = (Attribution.GRAPH, Attribution.BARE, Attribution.NO_LAUNCH)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An operator's input; strides None where none were recorded, dtype "" where a list of tensors hides it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the time of a trace is summed over. `inputs` None: no shapes were recorded."""
+
+    kernel: str
+    kind: KernelClass
+    attribution: Attribution
+    operator: str
+    module: str
+    frame: str
+    inputs: tuple[Tensor, ...] | None
+
+
+@dataclass
+class Cost:
+    """The sum over one source, of the whole window."""
+
+    source: Source
+    us: float = 0.0
+    launches: int = 0
+    calls: int = 0
+    """Of the operator: one call may launch a kernel several times."""
+    moved: int = 0
+    """Bytes of copies and fills, as the driver reports them."""
+
+
+class Gap(NamedTuple):
+    """An idle time of the GPU, and how much of it the host is to blame for."""
+
+    at_us: float
+    """Since the window's start."""
+    us: float
+    host_us: float
+    known: bool
+    """Whether the launch of the kernel that ended it is in the trace."""
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A trace's sums, in microseconds over the whole window of `steps` steps.
+
+    - The window reaches from the first profiler step's start to the end of the last one or of the last GPU event,
+      whichever is later; without such steps from the first GPU event's start to the last one's end.
+    - gpu_us: sum over kernels, copies and fills; what overlaps counts twice.
+    - busy_us: length of the union of their intervals. idle share = 1 - busy / span.
+    - host_us: the part of idle time in which the kernel that ends it had not been launched: for a gap [a, b) ended by a
+      kernel whose launch call returned at t, min(max(t - a, 0), b - a). Behind the last kernel nothing was launched, so
+      all of that time counts. host-bound share = host / span.
+    - unknown_us: gaps ended by a kernel whose launch the trace lacks. What is left of idle time was launched and waited
+      for the driver, an event or another stream.
+    - communication_us: union of the communication kernels; exposed_us: the part in which nothing else ran.
+    """
+
+    file: str
+    sha256: str
+    gpu: str
+    steps: int
+    recorded_steps: int
+    span_us: float
+    gpu_us: float
+    busy_us: float
+    host_us: float
+    unknown_us: float
+    before_us: float
+    """GPU time that began before the window: left out of everything else."""
+    streams: int
+    communication_us: float
+    exposed_us: float
+    costs: list[Cost] = field(repr=False)
+    gaps: list[Gap] = field(repr=False)
+    """The longest ones, longest first."""
+
+    def share(self, us: float) -> float:
+        """Of the GPU's time, 0 to 1."""
+        return us / self.gpu_us if self.gpu_us else 0.0
+
+    @property
+    def step_us(self) -> float:
+        """Span of a step."""
+        return self.span_us / self.steps
+
+    @property
+    def idle_us(self) -> float:
+        """Of the window."""
+        return self.span_us - self.busy_us
+
+    def attributed_us(self, how: Attribution) -> float:
+        """GPU time traced back that way."""
+        return sum(cost.us for cost in self.costs if cost.source.attribution is how)
+
+    @property
+    def unattributed_us(self) -> float:
+        """GPU time that no operator, frame or annotation is known for."""
+        return sum(self.attributed_us(how) for how in UNATTRIBUTED)
+
+
+class _Event(NamedTuple):
+    start: float
+    end: float
+    us: float  # as recorded: end - start has lost digits where the clock counts from the epoch
+    name: int
+    kind: int
+    stream: int
+    correlation: int
+    moved: int
+
+
+def profile(events: TraceEvents, steps: int | None = None) -> Profile:
+    """Sum a trace up. `steps`: how many it holds; None takes the profiler's own ranges, or one step without any.
+
+    Raises:
+        UsageError: no GPU event takes any time.
+    """
+    places = Places(events)
+    work = events.work
+    columns = (work.start, work.length, work.name, work.kind, work.stream, work.correlation, work.moved)
+    found = [_Event(row[0], row[0] + row[1], *row[1:]) for row in zip(*columns, strict=True)]
+    found.sort(key=lambda event: (event.start, event.correlation, event.stream, event.end))
+    start = events.steps[0][0] if events.steps else found[0].start
+    inside = [event for event in found if event.start >= start]
+    end = max([event.end for event in inside] + [last for _, last in events.steps])
+    if end <= start:
+        raise UsageError(f"{events.file}: expected GPU events that take time, got none longer than 0 us")
+    gaps = list(_gaps(inside, start, end, places, events.names))
+    costs = _costs(inside, events, places)
+    kinds = {cost.source.kernel: cost.source.kind for cost in costs}
+    talking = [kinds[events.names[event.name]] is KernelClass.COMMUNICATION for event in inside]
+    busy = _union(inside)
+    return Profile(
+        file=events.file,
+        sha256=events.sha256,
+        gpu=events.gpu,
+        steps=steps or len(events.steps) or 1,
+        recorded_steps=len(events.steps),
+        span_us=end - start,
+        gpu_us=sum(event.us for event in inside),
+        busy_us=busy,
+        host_us=sum(gap.host_us for gap in gaps),
+        unknown_us=sum(gap.us for gap in gaps if not gap.known),
+        before_us=sum(event.us for event in found if event.start < start),
+        streams=len({event.stream for event in inside}),
+        communication_us=_union(event for event, talks in zip(inside, talking, strict=True) if talks),
+        exposed_us=busy - _union(event for event, talks in zip(inside, talking, strict=True) if not talks),
+        costs=sorted(costs, key=lambda cost: (-cost.us, repr(cost.source))),
+        gaps=sorted(gaps, key=lambda gap: (-gap.us, gap.at_us))[:LONGEST_GAPS],
+    )
+
+
+def _union(events: Iterable[_Event]) -> float:
+    """Length of the union of intervals that are ordered by their starts."""
+    total, reached = 0.0, float("-inf")
+    for event in events:
+        if event.end > reached:
+            total += event.end - max(event.start, reached)
+            reached = event.end
+    return total
+
+
+def _gaps(events: list[_Event], start: float, end: float, places: Places, names: list[str]) -> Iterator[Gap]:
+    reached, before = start, ""
+    for event in events:
+        if event.start > reached:
+            us = event.start - reached
+            returned = places.returned.get(event.correlation)
+            late = 0.0 if returned is None else min(max(returned - reached, 0.0), us)
+            yield Gap(reached - start, us, late, returned is not None, before, names[event.name])
+        if event.end > reached:
+            reached, before = event.end, names[event.name]
+    if end > reached:
+        yield Gap(reached - start, end - reached, end - reached, True, before, "")
+
+
+def _costs(events: list[_Event], trace: TraceEvents, places: Places) -> list[Cost]:
+    sources: dict[tuple[object, ...], Cost] = {}
+    last_call: dict[tuple[object, ...], int] = {}
+    inputs = [tuple(Tensor(*one) for one in tensors(shape)) for shape in trace.shapes]
+    nowhere = Place()
+    for event in events:
+        place = places.of.get(event.correlation, nowhere)
+        how = _attribution(event, place, places)
+        if how in UNATTRIBUTED:
+            place = nowhere
+        key = (event.name, event.kind, how, place.operator, place.module, place.frame, place.shape)
+        cost = sources.get(key)
+        if cost is None:
+            kernel = trace.names[event.name]
+            operator = trace.names[place.operator] if place.operator != NONE else ""
+            module = places.modules[place.module] if place.module != NONE else ""
+            frame = trace.names[place.frame] if place.frame != NONE else ""
+            kind = classify(kernel, operator, module) if event.kind == Work.KERNEL else KernelClass.COPY
+            shape = inputs[place.shape] if place.shape != NONE else None
+            cost = sources[key] = Cost(Source(kernel, kind, how, operator, module, frame, shape))
+        cost.us += event.us
+        cost.launches += 1
+        cost.moved += event.moved
+        call = place.call if place.call != NONE else -2 - cost.launches  # without an operator each launch is a call
+        if last_call.get(key) != call:
+            last_call[key] = call
+            cost.calls += 1
+    return list(sources.values())
+
+
+def _attribution(event: _Event, place: Place, places: Places) -> Attribution:
+    if event.correlation not in places.of:
+        return Attribution.NO_LAUNCH
+    if event.correlation in places.graphs:
+        return Attribution.GRAPH
+    if place.operator != NONE:
+        return Attribution.OPERATOR
+    if place.framed:
+        return Attribution.FRAME
+    return Attribution.ANNOTATION if place.module != NONE else Attribution.BARE

@@ -1,0 +1,129 @@
+"""`kda export`: what it writes works without this repository, names its origin, and gives the solution's bits."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from core.tools.tests.every_task import ROOT, TASKS, every_task
+from kda_judge.contract.errors import UsageError
+from kda_judge.evidence.ledger import read
+from kda_tools.project.export.compare import compare
+from kda_tools.project.export.write import export
+from kda_tools.publish.report import published
+
+(NORM,) = (task for task in TASKS if task.op == "norm_infer")
+WITHOUT_KDA = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ImportError(name + " is not here")
+sys.meta_path.insert(0, Absent())
+"""
+CALL = """
+import torch
+import {name}
+x, w = torch.randn(3, 128), torch.randn(128)
+y = {name}.triton_one_pass_rms_norm(x, w)
+torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (128,), w, 1e-6))
+"""
+
+
+def python(script, folder):
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+
+@every_task
+def test_gives_the_bits_of_the_solution(task, tmp_path):
+    said = compare(task, export(task, tmp_path / "exported", "plain", runtime=False))
+    calls, kernels = map(int, re.match(r"(\d+) calls .* (\d+) of them by the kernels", said).groups())
+    assert calls >= kernels > 0
+
+
+def test_other_bits_are_refused(tmp_path):
+    package = export(NORM, tmp_path / "exported", "plain", runtime=False)
+    kernels = package / "_kda" / "triton_rows.py"
+    text = kernels.read_text(encoding="utf-8")
+    changed = text.replace("tl.rsqrt(", "1.001 * tl.rsqrt(", 1)
+    assert changed != text
+    kernels.write_text(changed, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"row '.*', output '.*': \d+ of \d+ elements have other bits"):
+        compare(NORM, package)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "absent"), [(False, "kda_runtime kda_judge kda_tools"), (True, "kda_judge kda_tools")]
+)
+def test_imports_nothing_else(runtime, absent, tmp_path):
+    export(NORM, tmp_path / "exported", "plain", runtime)
+    folders = [tmp_path, *([ROOT / "core" / "runtime" / "src"] if runtime else [])]
+    done = python(WITHOUT_KDA.format(names=absent.split()) + CALL.format(name="exported"), ":".join(map(str, folders)))
+    assert done.returncode == 0, done.stderr
+
+
+def test_with_the_runtime_it_carries_no_copy(tmp_path):
+    package = export(NORM, tmp_path / "exported", "plain", runtime=True)
+    assert not (package / "_kda").exists()
+    done = python(WITHOUT_KDA.format(names=["kda_runtime"]) + CALL.format(name="exported"), tmp_path)
+    assert "kda_runtime is not here" in done.stderr
+
+
+def test_the_package_kernels_loads_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    kernels = pytest.importorskip("kernels", reason="needs the package kernels")
+    export(NORM, tmp_path / "hub", "hf", runtime=False)
+    loaded = kernels.get_local_kernel(tmp_path / "hub", backend="cpu")
+    assert set(NORM.config.ops) <= set(vars(loaded))
+    assert loaded.__file__ == str(tmp_path / "hub" / "build" / "torch-cpu" / "__init__.py")
+    for path in (tmp_path / "hub" / "build").rglob("*.py"):  # the Hub's rule: imports within the kernel are relative
+        assert "import kda_" not in path.read_text(encoding="utf-8")
+        assert "from kda_" not in path.read_text(encoding="utf-8")
+
+
+def test_says_where_it_comes_from(tmp_path):
+    package = export(NORM, tmp_path / "exported", "plain", runtime=False)
+    origin = json.loads((package / "provenance.json").read_text(encoding="utf-8"))
+    assert (origin["task"], origin["op"]) == (NORM.folder, NORM.op)
+    assert set(origin["files"]) == {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and path.name not in ("README.md", "provenance.json")
+    }
+    for name, digest in origin["files"].items():
+        assert hashlib.sha256((package / name).read_bytes()).hexdigest() == digest, name
+    runs = {record.run_id for record in published(NORM, read(NORM.ledger)).values()}
+    assert {run["run_id"] for run in origin["published_runs"].values()} == runs
+
+
+def test_the_readme_is_made_of_the_record(tmp_path):
+    text = (export(NORM, tmp_path / "exported", "plain", runtime=False) / "README.md").read_text(encoding="utf-8")
+    assert "from exported import norm_infer" in text
+    assert "y = x / sqrt(mean(x^2) + eps)" in text
+    for record in published(NORM, read(NORM.ledger)).values():
+        assert record.run_id in text
+        for row in record.rows:
+            if row.production:
+                assert f"| {row.id} | {row.arms['solution'].summary['device'].median:.2f}"[:-1] in text
+
+
+@pytest.mark.parametrize(
+    ("folder", "form", "runtime", "why"),
+    [
+        ("full", "plain", False, "expected a new or an empty folder"),
+        ("not-a-name", "plain", False, "expected a folder whose name Python can import"),
+        ("class", "plain", False, "expected a folder whose name Python can import"),
+        ("new", "hf", True, "--runtime: a Hub kernel may depend on"),
+    ],
+)
+def test_refuses(folder, form, runtime, why, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UsageError, match=why):
+        export(NORM, tmp_path / folder, form, runtime)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

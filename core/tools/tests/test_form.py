@@ -1,0 +1,120 @@
+"""All tasks have one form: the same files, headings and tables in the same order."""
+
+import re
+from inspect import signature
+
+import pytest
+
+from core.tools.tests.every_task import TASKS, every_task
+
+FILES = (
+    *("__init__.py", "prompt.md", "config.toml", "pyproject.toml", "hatch_build.py"),
+    *("baseline/__init__.py", "baseline/primary.py", "baseline/eager.py", "solution/__init__.py"),
+    *("bench/workloads.toml", "bench/reference.py", "bench/grid.py"),
+    *("docs/dispatch.md", "docs/results.md", "docs/baseline_source.md"),
+    *("tests/__init__.py", "tests/cases.py", "tests/test_kernel.py", "tests/test_op.py"),
+)
+TOGETHER = (("bench/tune.py", "solution/tuned.toml"), ("lab", "tests/test_lab.py"))
+"""Both or neither."""
+FOLDERS = {"baseline", "bench", "docs", "lab", "solution", "tests"}
+CARD = ["The maths", "The shapes", "What counts", "How to work", "The envelope", "Out of scope", "Rules"]
+DISPATCH = ["Paths", "The kernels?", "Configurations", ".*", "The plain path", "Beside upstream"]
+"""Whatever else a task has to say stands between its configurations and its plain path."""
+TABLES = ["task", "ops", "upstream", "arms", "tolerance", "targets", "bench", "cpu"]
+ARMS = ["baseline", "upstream_latest", "solution", "", "eager", "compile"]
+"""A task's own arms stand in the gap."""
+
+
+def headings(text):
+    return re.findall(r"^## (.*)$", text, re.MULTILINE)
+
+
+def assert_in_order(found, patterns):
+    """Every one of `found` matches a pattern, none of an earlier one than the one before it."""
+    places = [next((i for i, pattern in enumerate(patterns) if re.fullmatch(pattern, name)), name) for name in found]
+    assert places == sorted(places, key=lambda place: (isinstance(place, str), place)), found
+    assert not [place for place in places if isinstance(place, str)], found
+
+
+@every_task
+def test_files(task):
+    assert [name for name in FILES if not (task.path / name).exists()] == []
+    for one, other in TOGETHER:
+        assert (task.path / one).exists() == (task.path / other).exists(), (one, other)
+    assert ("upstream_latest" in task.config.arms) == (task.path / "baseline" / "latest.py").exists()
+    assert {path.name for path in task.path.iterdir() if path.is_dir()} - {"__pycache__"} <= FOLDERS
+
+
+@every_task
+def test_card(task):
+    text = (task.path / "prompt.md").read_text()
+    assert text.splitlines()[0].lower() == f"# {task.op}: {task.config.task.title}".lower()
+    assert headings(text) == CARD
+
+
+def test_cards_say_in_the_same_words_how_to_work():
+    """But for the task's name: an agent that knows one card knows all."""
+    sections = []
+    for task in TASKS:
+        text = (task.path / "prompt.md").read_text()
+        section = text.partition("## How to work\n")[2].partition("\n## ")[0]
+        sections.append(section.replace(f"{task.family}/{task.folder}", "FOLDER").replace(task.op, "OP"))
+    assert sections == sections[:1] * len(TASKS)
+    for words in (
+        "bench-OP -- --rows",
+        "TRITON_INTERPRET=1 nox -s tests -- FOLDER/tests/test_kernel.py",
+        "nox -s tests-ptx -- -k 'OP'",
+        "-k 'OP or",
+        "validate-OP",
+    ):
+        assert words in sections[0]
+
+
+@every_task
+def test_notes_on_dispatch(task):
+    text = (task.path / "docs" / "dispatch.md").read_text()
+    assert text.startswith("# Which call takes which path, and why\n")
+    found = headings(text)
+    assert [name for name in DISPATCH if name != ".*" and not any(re.fullmatch(name, given) for given in found)] == []
+    first, last = found.index("Configurations") + 1, found.index("The plain path")
+    assert_in_order([*found[:first], *found[last:]], DISPATCH)
+
+
+@every_task
+def test_contract(task):
+    tables = re.findall(r"^\[([^\[\]]+)\]$", (task.path / "config.toml").read_text(), re.MULTILINE)
+    assert_in_order([table.split(".")[0] for table in tables], TABLES)
+    arms = [table.removeprefix("arms.") for table in tables if table.startswith("arms.")]
+    assert_in_order([arm if arm in ARMS else "" for arm in arms], ARMS)
+
+
+def test_packages():
+    """Equal but for what names the task."""
+    assert len({(task.path / "hatch_build.py").read_text() for task in TASKS}) == 1
+    texts = []
+    for task in TASKS:
+        text = (task.path / "pyproject.toml").read_text()
+        text = text.replace(f'"kda-{task.op.replace("_", "-")}"', "NAME")
+        texts.append(re.sub(r"^description = .*$", "DESCRIPTION", text, flags=re.MULTILINE))
+    assert texts == texts[:1] * len(TASKS)
+
+
+@every_task
+def test_solution(task):
+    solution = task.load("solution")
+    assert {*task.config.ops, "launches", "why_not"} <= set(solution.__all__)
+    assert list(signature(solution.launches).parameters) == ["op", "inputs", "scalars"]
+    assert next(iter(signature(solution.why_not).parameters)) == "op"
+    assert all(hasattr(getattr(solution, op), "kda_op") for op in task.config.ops)
+
+
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [(["a", "c"], True), (["a", "a", "b"], True), (["b", "a"], False), (["a", "x"], False), (["x", "a"], False)],
+)
+def test_the_order_is_told(found, fits):
+    if fits:
+        assert_in_order(found, ["a", "b", "c"])
+    else:
+        with pytest.raises(AssertionError):
+            assert_in_order(found, ["a", "b", "c"])

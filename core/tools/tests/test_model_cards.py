@@ -1,0 +1,379 @@
+"""The catalogue of fast paths, limits out of ledgers, and the cards that follow from both and a trace."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import pytest
+import tomli
+
+from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record
+from core.tools.tests.trace_factory import BF16, CAT, GELU, GEMM, Trace, two_steps
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import find_task
+from kda_judge.contract.workloads import load_workloads
+from kda_judge.evidence import ledger
+from kda_judge.evidence.run_record import Basis, Limit, RunRecord
+from kda_tools import cli
+from kda_tools.project import new_task
+from kda_tools.project.validate import problems
+from kda_tools.traces import cards, catalogue
+from kda_tools.traces.catalogue import Constraint, Entry, Finding, Replaced, Status, Upstream, judge
+from kda_tools.traces.copy_limit import CopyLimit, copy_limit, envelope
+from kda_tools.traces.hotspots import Hotspot, hotspots
+from kda_tools.traces.kernel_classes import KernelClass
+from kda_tools.traces.trace_events import collect
+from kda_tools.traces.trace_profile import Profile, Tensor, profile
+from kda_tools.traces.trace_read import TraceFile
+
+ROOT = Path(__file__).resolve().parents[3]
+UPSTREAM = (Upstream(release="sglang 0.5.23", path="a.py", op="fused"),)
+LIMIT = CopyLimit("NVIDIA H200", ((1_000_000, 0.25), (100_000_000, 25.0)), ("run",))
+
+
+def profiled(trace: Trace, folder: Path) -> Profile:
+    return profile(collect(TraceFile(trace.write(folder / "t.json"))))
+
+
+def judged(found: Profile, *entries: Entry) -> list[tuple[Hotspot, Finding]]:
+    return [(spot, judge(spot, entries, found)) for spot in hotspots(found)]
+
+
+def one(trace: Trace, folder: Path, *entries: Entry) -> Finding:
+    """What is said of the largest hotspot."""
+    return judged(profiled(trace, folder), *entries)[0][1]
+
+
+# ---- catalogue ------------------------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_of_this_checkout_is_whole() -> None:
+    entries = catalogue.load(ROOT)
+    tasks = {path.parent.name for path in ROOT.glob("*/*/config.toml")}
+    assert {entry.task for entry in entries} - {None} == tasks  # each task's op is known to a trace
+    assert {"compile-comm-reorder", "distributed-overlap"} <= {entry.id for entry in entries}
+    for entry in entries:
+        assert entry.upstream
+        assert entry.fast or entry.replaces
+
+
+def test_the_schema_for_editors_takes_the_catalogue() -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / "catalogue.schema.json").read_text())
+    for path in sorted((ROOT / "docs" / "catalogue").glob("*.toml")):
+        jsonschema.validate(tomli.loads(path.read_text()), schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[entry]]\nid = 'a'\nkind = 'norm'\npatern = 'x'", "unknown key 'entry.0.patern'; did you mean pattern"),
+        ("[[entry]]\nid = 'a'\npattern = 'x'\nkind = 'norms'", "key 'entry.0.kind'"),
+        ("[[entry]]\nid = 'a'\npattern = 'x'\nkind = 'norm'\nfast = ['(']", "expected a regular expression"),
+        (
+            "[[entry]]\nid = 'a'\npattern = 'x'\nkind = 'norm'\ntask = 'k99_no'",
+            "expected a task's folder, got 'k99_no'",
+        ),
+        ("[[entry]]\nid = 'a'\npattern = 'x'\nkind = 'norm'\n" * 2, "expected an id of its own"),
+    ],
+)
+def test_a_broken_catalogue_is_refused_by_file_and_key(tmp_path: Path, text: str, words: str) -> None:
+    folder = tmp_path / "docs" / "catalogue"
+    folder.mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"expected the catalogue's TOML files, got none"):
+        catalogue.load(tmp_path)
+    (folder / "a.toml").write_text(text)
+    with pytest.raises(UsageError) as error:
+        catalogue.load(tmp_path)
+    assert str(folder / "a.toml") in str(error.value)
+    assert words in str(error.value)
+
+
+def test_the_status_of_a_hotspot(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.python("nn.Module: GELU_3", 0, 90)
+    trace.call("aten::gelu", GELU, 10, 50, 20, ([4096, 3072], BF16))
+    plain = {"id": "a", "pattern": "gelu", "kind": KernelClass.ACTIVATION}
+    fast = ("GeluCUDAKernelImpl",)
+    here = Replaced(operator="^aten::gelu$", module="GELU")
+    elsewhere = Replaced(operator="^aten::gelu$", module="Attention")
+    assert one(trace, tmp_path).status is Status.NEW
+    assert one(trace, tmp_path, Entry(**plain, replaces=(elsewhere,), upstream=UPSTREAM)).status is Status.NEW
+    hit = one(trace, tmp_path, Entry(**plain, fast=fast, upstream=UPSTREAM))
+    assert (hit.status, hit.why) == (Status.NEW, "runs upstream's a; no task here")
+    assert one(trace, tmp_path, Entry(**plain, fast=fast, task="k01_gelu")).status is Status.TASK
+    missed = Entry(**plain, replaces=(here,), upstream=UPSTREAM)
+    assert one(trace, tmp_path, missed).status is Status.NOT_HIT
+    # its own kernel decides before what another entry could replace
+    other = Entry(**{**plain, "id": "b"}, fast=fast, task="k01_gelu")
+    assert one(trace, tmp_path, missed, other).status is Status.TASK
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        ({"multiple_of": 256}, "every listed constraint holds"),
+        ({"multiple_of": 5}, "fails: it; got 3072 in [4096, 3072]"),
+        ({"at_most": 3072}, "every listed constraint holds"),
+        ({"at_most": 3071}, "fails: it; got 3072 in [4096, 3072]"),
+        ({"at_least": 4097, "dim": 0}, "fails: it; got 4096 in [4096, 3072]"),
+        ({"one_of": (64, 128)}, "fails: it; got 3072 in [4096, 3072]"),
+        ({"dtypes": ("float",)}, f"fails: it; got {BF16}"),
+        ({"contiguous": True}, "fails: it; got [4096, 3072] with strides [6144, 1]"),
+        ({"input": 1, "multiple_of": 5}, "every listed constraint holds"),
+        ({"dim": 2, "multiple_of": 5}, "every listed constraint holds"),
+        ({}, "a trace cannot show: it"),
+    ],
+)
+def test_the_constraint_that_failed_is_named(tmp_path: Path, constraint: dict[str, object], words: str) -> None:
+    trace = Trace()
+    trace.call("aten::gelu", GELU, 10, 50, 20, ([4096, 3072], BF16, [6144, 1]))
+    entry = Entry(
+        id="a",
+        pattern="gelu",
+        kind=KernelClass.ACTIVATION,
+        replaces=(Replaced(operator="gelu"),),
+        upstream=UPSTREAM,
+        constraints=(Constraint(needs="it", **constraint),),  # type: ignore[arg-type]
+    )
+    assert one(trace, tmp_path, entry).why == f"fused (sglang 0.5.23): {words}"
+
+
+def test_communication_that_nothing_covers_is_named(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.call("c10d::allreduce_", "ncclDevKernel_AllReduce", 10, 50, 100, ([4096], BF16))
+    trace.call("aten::mm", GEMM, 20, 140, 50, ([64, 64], BF16))
+    finding = one(trace, tmp_path, *catalogue.load(ROOT))
+    assert finding.entry is not None
+    assert (finding.status, finding.entry.id) == (Status.NOT_HIT, "distributed-overlap")
+    assert finding.why.endswith("fails: at least half of communication beside other kernels; got 10%")
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_keeps_the_points_that_no_other_beats_and_interpolates() -> None:
+    points = [(100, 10.0), (200, 9.0), (400, 16.0), (400, 18.0), (300, 20.0)]
+    assert envelope(points) == ((200, 9.0), (400, 16.0))
+    limit = CopyLimit("g", envelope(points), ())
+    assert limit.us(1) == 9.0
+    assert limit.us(200) == 9.0
+    assert limit.us(400) == pytest.approx(16.0)
+    assert limit.us(800) == 32.0
+    middle = limit.us(283)  # nearly 200 * sqrt(2), where the limit is sqrt(9 * 16)
+    assert middle == pytest.approx(12.0, rel=1e-3)
+
+
+def test_limits_come_from_the_newest_clean_run_on_that_gpu(tmp_path: Path) -> None:
+    task = make_checkout(tmp_path)
+
+    def run(day: int, us: float, gpu: str = "NVIDIA H200", **more: object) -> RunRecord:
+        record = make_record(task, seed=day, utc=f"2026-11-{day:02d}T00:00:00Z")
+        machine = record.machine.model_copy(update={"before": gpu_reading(gpu)})
+        limit = Limit(bytes_moved=1000, device_us=us, host_us=1.0)
+        rows = tuple(row.model_copy(update={"limit": limit}) for row in record.rows)
+        return record.model_copy(update={"machine": machine, "rows": rows, **more})
+
+    settings = make_record(task).settings
+    cold = settings.model_copy(update={"cold": True, "decides": Basis.WALL})
+    quick = settings.model_copy(update={"quick": True})
+    unfit = [run(3, 1.0, gpu="NVIDIA B200"), run(4, 0.5, noisy=("busy",)), run(5, 0.4, partial=True)]
+    task.ledger.parent.mkdir(parents=True, exist_ok=True)
+    task.ledger.write_bytes(
+        b"".join(
+            map(
+                ledger.encode,
+                [run(1, 3.0), run(2, 2.0), *unfit, run(6, 0.3, settings=cold), run(7, 0.2, settings=quick)],
+            )
+        )
+    )
+    found = copy_limit("NVIDIA H200", [task])
+    assert found is not None
+    assert (found.points, found.runs) == (((1000, 2.0),), ("20261102T000000Z-000002",))
+    assert copy_limit("A100", [task]) is None
+
+
+# ---- cards ----------------------------------------------------------------------------------------------------------
+
+
+def test_cards_rank_new_hotspots_by_what_they_bring(tmp_path: Path) -> None:
+    found = profiled(two_steps(), tmp_path)
+    made = cards.cards(found, judged(found), LIMIT)
+    # addmm is bound by arithmetic, the graph's kernels are unattributed
+    names = [card.operator.rpartition("/")[2] for card in made]
+    assert names == ["aten::gelu", "aten::cat", "aten::copy_", "norm.py(10): forward"]
+    gelu, cat, copy, frame = made
+    moved = 2 * 4096 * 3072 * 2  # the stride over the batch of 1 moves nothing
+    assert gelu.row[0].bytes == moved
+    assert gelu.row[0].limit_us == pytest.approx(25.0 * moved / 100_000_000)
+    assert gelu.saved_us_per_step == pytest.approx(100 - 25.0 * moved / 100_000_000)
+    assert gelu.step_speedup_at_most == pytest.approx(1000 / (1000 - gelu.saved_us_per_step))
+    assert (gelu.calls_per_step, gelu.us_per_step, gelu.share) == (1, 100, pytest.approx(100 / 600))
+    assert cat.row[0].bytes == 2 * 2 * 4096 * 3072 * 2  # the kernel's name says two bytes an element
+    assert copy.row[0].bytes == 2 * 1_000_000  # the driver's own number, read and written
+    assert (frame.row[0].inputs, frame.row[0].bytes, frame.saved_us_per_step) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "inputs", "expected"),
+    [
+        ("aten::mul", "k", (((4, 8), BF16), ((8,), "float")), 64 + 32 + 64),
+        ("aten::mul_", "k", (((8,), BF16), ((8,), BF16)), 16 + 16 + 16),
+        ("aten::copy_", "k", (((8,), BF16), ((8,), "float")), 16 + 32),
+        ("aten::mul", "k", (((8,), "complex of something"),), None),
+        ("aten::cat", CAT, (((8,), ""), ((4,), "")), 2 * (16 + 8)),
+        ("aten::cat", "CatArray", (((8,), ""),), None),
+        ("aten::mul", "k", (), None),
+    ],
+)
+def test_bytes_follow_the_rule_that_the_card_states(
+    tmp_path: Path, name: str, kernel: str, inputs: tuple[tuple[tuple[int, ...], str], ...], expected: int | None
+) -> None:
+    trace = Trace()
+    trace.call(name, kernel, 10, 50, 20)
+    (spot,) = hotspots(profiled(trace, tmp_path))
+    assert cards.bytes_moved(spot, tuple(Tensor(*one) for one in inputs)) == expected
+
+
+def test_an_expanded_dimension_counts_once(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.call("aten::neg", "k", 10, 50, 20)
+    (spot,) = hotspots(profiled(trace, tmp_path))
+    assert cards.bytes_moved(spot, (Tensor((100, 8), BF16, (0, 1)),)) == 2 * 16
+
+
+def test_no_card_below_one_percent_or_of_what_is_covered(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.call("aten::gelu", GELU, 10, 50, 9.9, ([8], BF16))
+    trace.call("aten::mul", "mul", 20, 70, 990.1, ([8], BF16))
+    found = profiled(trace, tmp_path)
+    assert [card.operator for card in cards.cards(found, judged(found), LIMIT)] == ["aten::mul"]
+    covered = Entry(id="a", pattern="x", kind=KernelClass.OTHER, fast=("^mul$",), task="k01_mul")
+    assert cards.cards(found, judged(found, covered), LIMIT) == []
+
+
+def test_cards_without_a_measured_gpu_say_so(tmp_path: Path) -> None:
+    found = profiled(two_steps(), tmp_path)
+    made = cards.cards(found, judged(found), None)
+    assert [card.share for card in made] == sorted((card.share for card in made), reverse=True)
+    for card in made:
+        assert card.saved_us_per_step is None
+        assert card.limit_source == "none: no clean run of a task is recorded on NVIDIA H200"
+
+
+def test_a_trace_that_is_too_little_attributed_gets_no_cards(tmp_path: Path) -> None:
+    trace = two_steps()
+    trace.kernel("stray", 1990, 1, 999)
+    found = profiled(trace, tmp_path)
+    with pytest.raises(UsageError, match=r"t\.json: expected at most 5% of GPU time unattributed, got 5\.1%"):
+        cards.cards(found, judged(found), LIMIT)
+
+
+def test_cards_are_files_that_are_read_again_and_never_overwritten(tmp_path: Path) -> None:
+    found = profiled(two_steps(), tmp_path)
+    made = cards.cards(found, judged(found), LIMIT)
+    paths = cards.write(made, tmp_path / "cards")
+    assert [path.name for path in paths][:2] == ["01_aten_gelu_GELU.toml", "02_aten_cat_Block.toml"]
+    assert [cards.read(path) for path in paths] == made
+    with pytest.raises(UsageError, match=r"expected a new or empty folder"):
+        cards.write(made, tmp_path / "cards")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"expected a place for a folder"):
+        cards.write(made, tmp_path / "file")
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def kda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    monkeypatch.setattr("sys.argv", ["kda", *arguments])
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    return out, f"{err}exit {end.value.code}"
+
+
+def test_the_command_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_steps().write(tmp_path / "t.json.gz")
+    told = tmp_path / "out.json"
+    out, _ = kda(monkeypatch, capsys, "model", "trace", str(path), "--json", str(told), "--cards", str(tmp_path / "c"))
+    assert "idle 44.0% of the step: host-bound 43.2%" in out
+    assert "unattributed 5.0% (CUDA graph 5.0%" in out
+    assert "3 cards in" in out
+    data = json.loads(told.read_text())
+    assert (data["gpu_us"], data["idle_share"], data["unattributed_share"]) == (1200, 0.44, 0.05)
+    assert sum(source["us"] for source in data["sources"]) == data["gpu_us"]
+    assert data["cards"][0]["operator"] == "aten::cat"
+    again, _ = kda(monkeypatch, capsys, "model", "trace", str(path))
+    assert out.startswith(again)
+
+
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = kda(monkeypatch, capsys, "model", "trace", str(tmp_path / "none.json"))
+    assert err == f"kda: {tmp_path / 'none.json'}: expected a trace to read, got: No such file or directory\nexit 2"
+    path = two_steps().write(tmp_path / "t.json")
+    _, err = kda(monkeypatch, capsys, "model", "trace", str(path), "--json", str(tmp_path / "no" / "t.json"))
+    assert "--json" in err
+    assert err.endswith("exit 2")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "card.toml").write_text("")
+    out, err = kda(monkeypatch, capsys, "model", "trace", str(path), "--cards", str(tmp_path / "full"))
+    assert "expected a new or empty folder" in err
+    assert out == ""  # before the trace is read
+    _, err = kda(monkeypatch, capsys, "model", "trace", str(path), "--steps", "0")
+    assert "--steps" in err
+
+
+def test_the_example_in_the_documentation_is_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_steps().write(tmp_path / "step.json.gz")
+    monkeypatch.chdir(tmp_path)
+    out, _ = kda(monkeypatch, capsys, "model", "trace", "step.json.gz")
+    page = (ROOT / "docs" / "model_trace.md").read_text(encoding="utf-8")
+    assert f"```text\n{out}```" in page
+
+
+def test_a_new_task_takes_its_shapes_from_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = Trace()
+    for i in range(2):
+        shape = ([4096, 3072], BF16, [6144, 1])
+        trace.call("aten::gelu", GELU, 10 + 100 * i, 50 + 100 * i, 40, shape, ([4096], "long int"), ([], "Scalar"))
+    trace.call("aten::gelu", GELU, 210, 250, 20, ([8], "a new dtype"))
+    found = profiled(trace, tmp_path)
+    (path,) = cards.write(cards.cards(found, judged(found), LIMIT), tmp_path / "cards")
+    checkout = tmp_path / "checkout"
+    for name in ("noxfile.py", *(f"core/{one}/pyproject.toml" for one in ("runtime", "judge", "tools"))):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    source = ROOT / "diffusion" / "k03_qknorm_rope"
+    shutil.copytree(source, checkout / "diffusion" / source.name, ignore=new_task.IGNORED)
+    (checkout / "README.md").write_text("# Test\n\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n")
+    monkeypatch.setenv("KDA_ROOT", str(checkout))
+    monkeypatch.chdir(checkout)
+    broken = tmp_path / "broken.toml"
+    broken.write_text('operator = "a"')
+    with pytest.raises(UsageError, match=r"broken\.toml: missing key 'module'"):
+        new_task.new_task(find_task("qknorm_rope"), "gelu", broken)
+    assert not list(checkout.glob("diffusion/*gelu*"))
+    folder = new_task.new_task(find_task("qknorm_rope"), "gelu", path)
+    assert cards.read(folder / "docs" / "card.toml") == cards.read(path)
+    prompt = (folder / "prompt.md").read_text()
+    assert "| 2 | 40.00 | " in prompt
+    assert "bfloat16 [4096, 3072] strides [6144, 1]; int64 [4096] |" in prompt
+    assert "qwen-edit" not in prompt.partition("## The shapes")[2].partition("\n## ")[0]
+    assert [line for line in prompt.splitlines() if line.startswith("## ")] == [
+        line for line in (source / "prompt.md").read_text().splitlines() if line.startswith("## ")
+    ]
+    rows = load_workloads(folder / "bench" / "from_trace.toml")
+    assert [(row.op, row.production, row.calls_a_step) for row in rows] == [("gelu", True, 2.0)]
+    assert rows[0].inputs["input0"].strides == (6144, 1)
+    assert "# row 2, 1 calls a step: a new dtype [8]" in (folder / "bench" / "from_trace.toml").read_text()
+    assert problems(find_task("gelu")) == []  # it validates untouched, as any copy

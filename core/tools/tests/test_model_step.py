@@ -1,0 +1,480 @@
+"""`kda model`: the known models, calls and rows, drift, records and pages; and one narrow model of the pinned wheel."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import types
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.tools.tests.every_task import ROOT
+from kda_judge.arms.upstream import cache_folder
+from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UpstreamError, UsageError
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import provenance, record_log
+from kda_tools import cli
+from kda_tools.models import boot, drift, kernels, known_models, page, run_step, standins, timing
+from kda_tools.models.calls import Log, Rows
+from kda_tools.models.fitting import fitted, named, unknown
+from kda_tools.models.lock_wheels import write_lock
+from kda_tools.models.protocol import Request, Timed
+from kda_tools.models.run_step import Plan, ask, hashes, joined
+from kda_tools.models.step_record import Profile, Share, StepRecord, log
+from kda_tools.models.stepping import check_memory
+
+K05 = Task(ROOT / "diffusion" / "k05_norm_scale_shift")
+
+
+@pytest.fixture
+def known(monkeypatch) -> known_models.KnownModels:
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    return known_models.load_models()
+
+
+def run(monkeypatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["kda", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+# ---- the known models
+
+
+def test_list_shows_every_model(known, monkeypatch, capsys):
+    assert run(monkeypatch, "model", "list") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in known.models)
+    assert {"qwen-image", "hunyuanvideo", "wan-t2v", "wan-ti2v", "zimage", "ltx2", "flux", "hunyuan-vae"} <= set(
+        known.models
+    )
+
+
+def test_tokens_are_what_the_sizes_give(known):
+    """The figures that the list shows follow from the sizes that a builder gets."""
+    scale = {"wan_ti2v": (32, 4), "ltx2": (32, 8), "hunyuan_vae": (8, 4), "qwen_edit": (16, 1)}
+    for name, model in known.models.items():
+        video = (16, 4) if model.sizes.frames > 1 else (16, 1)
+        space, time = scale.get(model.build, video)
+        frames = (model.sizes.frames - 1) // time + 1
+        tokens = frames * (model.sizes.height // space) * (model.sizes.width // space)
+        assert model.tokens == tokens * (2 if model.build == "qwen_edit" else 1), name
+
+
+def test_an_unknown_model_and_release_are_named(known, monkeypatch, capsys):
+    assert run(monkeypatch, "model", "step", "qwen-imag") == 2
+    assert "unknown model 'qwen-imag'; nearest: qwen-image" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"--release 0\.5\.1: expected 0\.5\.12\.post1 or 0\.5\.23 for flux"):
+        known.pin("flux", "0.5.1")
+
+
+def test_an_unknown_key_names_file_and_key(tmp_path):
+    path = tmp_path / "models.toml"
+    text = (ROOT / known_models.FOLDER / "models.toml").read_text()
+    path.write_text(text.replace("[models.flux]\n", "[models.flux]\nlayer = 3\n"))
+    with pytest.raises(UsageError, match=r"models\.toml: unknown key 'models\.flux\.layer'"):
+        known_models.load_models(path)
+
+
+def test_layers_keep_the_proportion_of_kinds(known):
+    flux = known.model("flux")
+    assert flux.shortened(0) == {"num_layers": 19, "num_single_layers": 38}
+    assert flux.shortened(6) == {"num_layers": 2, "num_single_layers": 4}
+    assert flux.shortened(1) == {"num_layers": 1, "num_single_layers": 1}
+
+
+def test_lock_lists_what_patterns_take(tmp_path, known):
+    wheel = tmp_path / "sglang.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("sglang/a/b.py", "b")
+        archive.writestr("sglang/a/__init__.py", "")
+    patterns = known_models.Patterns(take=("sglang/a/*.py",), without=("sglang/a/__init__.py",))
+    assert write_lock(patterns, wheel, tmp_path / "lock") == 1
+    assert (tmp_path / "lock").read_text().endswith("  sglang/a/b.py\n")
+    with pytest.raises(UsageError, match=r"sglang/c/\*: sglang\.whl holds no such file"):
+        write_lock(known_models.Patterns(take=("sglang/c/*",)), wheel, tmp_path / "lock")
+
+
+# ---- what is missing
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    """A small tree of a release, importable as `sglang` for one test."""
+    folder = tmp_path / "sglang" / "models"
+    folder.mkdir(parents=True)
+    (folder / "good.py").write_text("class Model: pass\n")
+    (folder / "bad.py").write_text("import torch\nfrom sglang.layers.rope import Rope\n")
+    (folder / "half.py").write_text("from sglang.srt.lora import Lora\nclass Model:\n    def __init__(self): Lora()\n")
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "meta_path", [standins.Finder(tmp_path, "9.9"), *sys.meta_path])
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "sglang":
+            del sys.modules[name]
+
+
+def test_a_class_that_does_not_import_says_what_is_missing_and_who_asks(tree):
+    assert boot.load("sglang.models.good.Model").__name__ == "Model"
+    with pytest.raises(UpstreamError) as raised:
+        boot.load("sglang.models.bad.Model")
+    assert "sglang.layers: neither in the lock file" in str(raised.value)
+    assert "asked for by sglang.models.bad, line 2" in str(raised.value)
+    with pytest.raises(UpstreamError, match=r"sglang\.models\.good has no name 'Other'"):
+        boot.load("sglang.models.good.Other")
+
+
+def test_a_placeholder_survives_the_import_and_not_the_call(tree):
+    model = boot.load("sglang.models.half.Model")
+    assert "sglang.srt.lora.Lora" in standins.TOUCHED
+    with pytest.raises(MissingRequirement, match=r"calls sglang\.srt\.lora\.Lora, which is only a placeholder"):
+        model()
+
+
+def test_too_little_memory_says_needed_and_free():
+    check_memory("flux", 57, 10, 10)
+    with pytest.raises(
+        MissingRequirement, match=r"flux with 57 layers: its weights alone need 24\.0 GiB, 6\.0 GiB are"
+    ):
+        check_memory("flux", 57, 24 << 30, 6 << 30)
+
+
+# ---- calls
+
+
+def call_like(row, **changed) -> list[torch.Tensor | None]:
+    shapes = {name: (spec.shape, getattr(torch, spec.dtype)) for name, spec in row.inputs.items()} | changed
+    names = K05.config.ops[row.op].inputs
+    return [torch.empty(*shapes[n][:1], dtype=shapes[n][1], device="meta") if n in shapes else None for n in names]
+
+
+def test_a_call_is_matched_to_its_row_and_another_is_named_new():
+    row = next(row for row in K05.workloads if row.op == "fused_norm_scale_shift" and row.production)
+    solution, seen = K05.load("solution"), Log()
+    call = seen.wrap(K05, row.op, lambda *args, **kwargs: "result", solution.fused_norm_scale_shift, None)
+    assert call(*call_like(row), **row.scalars) == "result"
+    call(*call_like(row), **row.scalars)
+    call(*call_like(row, x=((1, 3, 3072), torch.bfloat16)), **row.scalars)
+    call(*call_like(row, x=(row.inputs["x"].shape, torch.float16)), **row.scalars)
+    found = {each.row: each for each in seen.calls(Rows([K05]))}
+    assert found[row.id].count == 2
+    assert found[row.id].production
+    assert {each.inputs["x"] for each in seen.calls(Rows([K05])) if each.row is None} == {
+        "1x3x3072:bfloat16",
+        "x".join(map(str, row.inputs["x"].shape)) + ":float16",
+    }
+
+
+def test_a_call_inside_another_one_counts_as_part_of_it():
+    row = next(row for row in K05.workloads if row.op == "fused_norm_scale_shift")
+    solution, seen = K05.load("solution"), Log()
+    inner = seen.wrap(K05, row.op, lambda *args, **kwargs: None, solution.fused_norm_scale_shift, None)
+    outer = seen.wrap(K05, row.op, lambda *args, **kw: inner(*args, **kw), solution.fused_norm_scale_shift, None)
+    outer(*call_like(row), **row.scalars)
+    assert [each.count for each in seen.calls(Rows([K05]))] == [1]
+
+
+def ours(x, *, eps=1e-6):
+    return "ours", x, eps
+
+
+def theirs(x, *, eps=1e-6, wide=False):
+    return "theirs", x, eps, wide
+
+
+def test_an_argument_that_the_solution_lacks_stays_with_upstream_and_is_named():
+    call = fitted(ours, theirs)
+    assert call(1, eps=2.0, wide=False) == ("ours", 1, 2.0)
+    assert call(1, wide=True) == ("theirs", 1, 1e-6, True)
+    assert (
+        unknown(ours, theirs, {"wide": True}) == "it has no argument wide, which is True here; upstream's own op stays"
+    )
+    assert unknown(ours, theirs, {"wide": False}) is None
+    assert fitted(theirs, ours) is theirs
+    assert named(lambda *args, **kwargs: None, ours) is ours
+
+
+# ---- numerics
+
+
+def test_drift_is_measured_against_the_further_of_upstream_and_a_rounding():
+    assert drift.judge(1.4, 1.0, 0.5) == (1.4, True)
+    assert drift.judge(1.4, 0.5, 1.0) == (1.4, True)
+    assert drift.judge(1.6, 1.0, 1.0) == (1.6, False)
+    assert drift.judge(None, 1.0, 1.0) == (None, False)
+    assert drift.judge(0.0, 0.0, 0.0) == (None, True)
+    assert drift.judge(0.1, 0.0, 0.0) == (None, False)
+
+
+def test_relative_error_and_psnr():
+    reference = torch.tensor([0.0, 4.0])
+    assert drift.relative(torch.tensor([0.0, 5.0]), reference) == pytest.approx(0.25)
+    assert drift.psnr(torch.tensor([1.0, 5.0]), reference) == pytest.approx(12.0412, abs=1e-3)
+    assert drift.psnr(reference, reference) is None
+    assert drift.relative(torch.tensor([float("nan"), 0.0]), reference) is None
+
+
+def test_euler_reaches_the_end_of_a_straight_way():
+    start = torch.tensor([[2.0, -1.0]])
+    latents = drift.trajectory(lambda latent, time: start, start, 4)
+    assert torch.allclose(latents[-1], torch.zeros_like(start))
+    assert len(latents) == 4
+
+
+def test_kernels_count_for_the_innermost_op_that_launched_them():
+    def event(name, cat, ts, dur, **args):
+        return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "tid": 1, "args": args}
+
+    trace = [
+        event("kda::k05_norm_scale_shift", "user_annotation", 0, 10),
+        event("aten::mm", "cpu_op", 20, 5),
+        event("launch", "cuda_runtime", 3, 1, correlation=1),
+        event("launch", "cuda_runtime", 21, 1, correlation=2),
+        event("launch", "cuda_driver", 40, 1, correlation=3),
+        event("norm_kernel", "kernel", 100, 7, correlation=1),
+        event("some_kernel", "kernel", 110, 50, correlation=2),
+        event("flash_fwd", "kernel", 170, 30, correlation=3),
+        event("stray", "kernel", 210, 1, correlation=9),
+    ]
+    found = kernels.share(trace)
+    assert found.by_kind == {"k05_norm_scale_shift": 7, "gemm": 50, "attention": 30, "other": 1}
+    assert (found.total_us, found.launches) == (88, 4)
+
+
+# ---- times and processes
+
+
+class FakeSeams:
+    def __init__(self):
+        self.arm = ""
+
+    def use(self, arm):
+        self.arm = arm
+
+
+class FakeStepper:
+    """A step that takes twice as long with upstream in place, by a clock of its own."""
+
+    def __init__(self, seams):
+        self.built, self.call, self.seams = types.SimpleNamespace(module="module"), None, seams
+        self.now = 0.0
+
+    def step(self):
+        assert self.call == "module"
+        self.now += 0.004 if self.seams.arm == "upstream" else 0.002
+
+
+def test_arms_are_timed_with_their_own_ops_in_place(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    seams = FakeSeams()
+    stepper = FakeStepper(seams)
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: stepper.now))
+    found = timing.timed("eager", stepper, seams, "solution", 5, seed=0)
+    assert set(found.samples) == {"upstream", "subject", "again"}
+    assert all(len(values) == 5 for values in found.samples.values())
+    mode = joined([found] * 3)
+    assert mode.upstream[0] == pytest.approx([4000.0] * 5)
+    assert mode.speedup.estimate == pytest.approx(2)
+    assert mode.noise.estimate == pytest.approx(1)
+
+
+def test_a_mode_that_does_not_run_says_why(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing, "_captured", refuse)
+    seams = FakeSeams()
+    found = timing.timed("graph", FakeStepper(seams), seams, "solution", 2, seed=0)
+    assert found.refused == "RuntimeError: operation not permitted when stream is capturing"
+    assert joined([found]).refused == found.refused
+
+
+def refuse(stepper):
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def request(**changed) -> Request:
+    data = {
+        "model": "flux",
+        "release": "0.5.23",
+        "tree": "nowhere",
+        "sizes": {"height": 64, "width": 64, "frames": 1, "text": 8},
+        "layers": {"num_layers": 1},
+        "seed": 0,
+        "arm": "solution",
+        "exports": {},
+        "check": False,
+        "denoise": 0,
+        "modes": (),
+        "samples": 1,
+    }
+    return Request.model_validate_json(json.dumps(data | changed))
+
+
+def test_an_error_of_a_worker_keeps_its_class(known):
+    with pytest.raises(UsageError, match="unknown model 'fluks'; nearest: flux"):
+        ask(request(model="fluks"))
+
+
+def test_a_torch_that_cannot_use_the_gpu_is_named(known, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(MissingRequirement, match=r"there is a GPU, which torch \S+ cannot use"):
+        ask(request(modes=("eager",)))
+
+
+def test_a_worker_that_dies_is_named(known, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ArmFailed, match="flux: its worker ended with 1"):
+        ask(request())
+
+
+def test_modes_and_processes_are_checked_before_the_run(known):
+    plan = Plan("flux", "0.5.23", "solution", 1, 0, 3, 1, 0, ("grapf",), True, False, "kda")
+    with pytest.raises(UsageError, match="--mode grapf: expected eager, graph, compile"):
+        run_step.run(plan, known, ROOT / known_models.FOLDER)
+    with pytest.raises(UsageError, match="--processes 2: expected 3 or more"):
+        run_step.run(replace(plan, modes=(), processes=2), known, ROOT / known_models.FOLDER)
+
+
+# ---- records and pages
+
+
+def measured(**changed) -> StepRecord:
+    times = [[100.0, 101.0, 99.0], [102.0, 100.0, 101.0], [98.0, 99.0, 100.0]]
+    parts = [
+        Timed(samples={"upstream": tuple(one), "subject": tuple(t / 2 for t in one), "again": tuple(one)})
+        for one in times
+    ]
+    flat = {"relative": (1e-3, 2e-3), "psnr_db": (60.0, 54.0)}
+    folder = ROOT / known_models.FOLDER
+    call = {"task": "k05_norm_scale_shift", "op": "fused_norm_scale_shift", "inputs": {"x": "1x2x3:bfloat16"}}
+    share = Share(total_us=100.0, by_kind={"gemm": 60.0, "k05_norm_scale_shift": 40.0}, launches=3)
+    data = {
+        "run_id": provenance.run_id(),
+        "utc": provenance.utc(),
+        "seconds": 1.0,
+        "command": "kda model step flux",
+        "model": "flux",
+        "release": "0.5.23",
+        "arm": "solution",
+        "sizes": {"height": 64, "width": 64, "frames": 1, "text": 8},
+        "tiny": False,
+        "layers": 3,
+        "layers_of_model": 57,
+        "parameters": 10,
+        "seed": 0,
+        "commit": "0" * 40,
+        "dirty": False,
+        "hashes": hashes([K05], [], folder),
+        "wheel": "sglang 0.5.23 0",
+        "files": "0" * 64,
+        "versions": {},
+        "machine": provenance.host(None).model_dump(),
+        "standins": (),
+        "placeholders": (),
+        "mounted": (),
+        "calls": (call | {"count": 2, "row": None, "production": False},),
+        "fallbacks": ({"task": "k03", "op": "rope", "reason": "too wide", "count": 4},),
+        "difference": {"solution-upstream": 1e-3},
+        "drift": {
+            "steps": 2,
+            **dict.fromkeys(("solution_upstream", "upstream_eager", "solution_eager", "rounding"), flat),
+            "ratio": 1.0,
+            "within": True,
+        },
+        "modes": {"eager": joined(parts).model_dump(), "graph": joined([Timed(refused="no capture")]).model_dump()},
+        "profile": Profile(upstream=share, subject=share).model_dump(),
+        "peak_bytes": {"upstream": 1 << 30},
+        "noisy": (),
+    }
+    return StepRecord.model_validate_json(json.dumps(data | changed))
+
+
+def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    record_log.append(log(tmp_path), measured())
+    (tmp_path / "models.toml").write_bytes((ROOT / known_models.FOLDER / "models.toml").read_bytes())
+    assert page.publish(tmp_path, check=False)
+    text = (tmp_path / "docs" / "steps.md").read_text()
+    assert "2.000 [2.000, 2.000]; A/A 1.000" in text
+    assert "does not run: no capture" in text
+    assert "fallback: k03 rope, 4 calls: too wide" in text
+    assert "a new shape" in text
+    assert "GPU time of k05_norm_scale_shift: 0.040 -> 0.040 ms" in text
+    assert "3 of 57 layers" in text
+    assert "stale" not in text
+    assert (tmp_path / "docs" / "plots" / "shares.svg").read_text().startswith("<svg")
+    assert page.publish(tmp_path, check=True) == []
+    record_log.append(log(tmp_path), measured(hashes={"k05_norm_scale_shift": "0" * 64}))
+    assert any("steps.md: differs" in line for line in page.publish(tmp_path, check=True))
+    page.publish(tmp_path, check=False)
+    assert "**stale**: k05_norm_scale_shift changed since" in (tmp_path / "docs" / "steps.md").read_text()
+
+
+def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    folder = ROOT / known_models.FOLDER
+    clean, noisy = measured(command="kda clean"), measured(command="kda noisy", noisy=("GPU was busy",))
+    assert "kda clean" in page.contents([clean, noisy], folder)["steps.md"]
+    assert "kda clean" in page.contents([noisy, clean], folder)["steps.md"]
+    alone = page.contents([noisy], folder)["steps.md"]
+    assert "noisy: GPU was busy" in alone
+    assert "from a checkout with changes" in page.contents([measured(dirty=True)], folder)["steps.md"]
+
+
+def test_a_claim_that_does_not_follow_from_its_samples_is_refused(tmp_path):
+    good = measured()
+    forged = good.modes["eager"].model_copy(update={"noise": good.modes["eager"].speedup})
+    record_log.append(log(tmp_path), good.model_copy(update={"modes": {"eager": forged}}))
+    with pytest.raises(LedgerError, match=r"modes\.eager: its intervals are not those of its samples"):
+        page.publish(tmp_path, check=True)
+    assert page.claims(good) is None
+    assert page.claims(good.model_copy(update={"tiny": True})) == "a run without a GPU holds times"
+    beyond = good.drift.model_copy(update={"ratio": 0.5})
+    assert "drift" in page.claims(good.model_copy(update={"drift": beyond}))
+
+
+# ---- a real class
+
+
+@pytest.fixture(scope="module")
+def narrow() -> dict:
+    """What model_probe.py found with the pinned wheel's Qwen-Image, two heads wide."""
+    for name in boot.NEEDED:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the package {name} is not installed: {boot.EXTRA}")
+    folder = ROOT / known_models.FOLDER
+    pin = known_models.load_models(folder / "models.toml").releases["0.5.12.post1"]
+    if not (cache_folder(ROOT) / "wheels" / pin.wheel).is_file():
+        pytest.skip(f"{pin.wheel} is not in the cache: kda fetch")
+    tree = boot.obtain(pin, folder / pin.files, offline=True)
+    command = [sys.executable, str(Path(__file__).with_name("model_probe.py")), str(tree)]
+    env = {"PATH": "", "PYTHONPATH": import_path(), "KDA_ROOT": str(ROOT), "HOME": str(tree)}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_a_wrong_solution_shows_in_the_drift(narrow):
+    assert narrow["right"]["within"]
+    assert not narrow["wrong"]["within"]
+    assert narrow["wrong"]["solution_eager"]["relative"][-1] > 3 * narrow["right"]["solution_eager"]["relative"][-1]
+    assert narrow["wrong"]["upstream_eager"] == narrow["right"]["upstream_eager"]  # nothing of it stayed behind
+    assert narrow["right"]["rounding"]["relative"][-1] > 0
+
+
+def test_calls_of_a_real_class_reach_the_ops(narrow):
+    calls = {call["op"]: call for call in narrow["calls right"]}
+    assert {"fused_norm_scale_shift", "fused_scale_residual_norm_scale_shift", "fused_inplace_qknorm_rope"} <= set(
+        calls
+    )
+    assert calls["fused_inplace_qknorm_rope"]["row"] is None
+    assert narrow["calls right"] == narrow["calls wrong"]
+
+
+def test_weights_are_measured_without_allocating_them(narrow):
+    assert narrow["weights"] == narrow["parameters"] > 0

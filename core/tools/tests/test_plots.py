@@ -1,0 +1,113 @@
+"""The plots: deterministic, made of the record's numbers, and readable in light and dark."""
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+import tomli
+
+from core.judge.tests.records_factory import ROWS, make_checkout, make_record
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import Basis, RunRecord
+from kda_tools.publish import plots
+
+ROOT = Path(__file__).resolve().parents[3]
+# In CI nothing is skipped: without matplotlib the tests fail there.
+pytestmark = pytest.mark.skipif(not os.environ.get("CI") and plots.missing() is not None, reason=str(plots.missing()))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    return make_checkout(tmp_path)
+
+
+@pytest.fixture
+def records(task: Task) -> list[RunRecord]:
+    """One that can be published, and a later one that cannot."""
+    later = make_record(task, seed=1, utc="2026-11-21T04:30:00Z")
+    return [make_record(task), later.model_copy(update={"partial": True})]
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_the_release_is_the_same_one_everywhere() -> None:
+    constraint = f"matplotlib=={plots.MATPLOTLIB}"
+    assert constraint in (ROOT / "constraints.txt").read_text().splitlines()
+    project = tomli.loads((ROOT / "core" / "tools" / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["plots"] == [constraint]
+
+
+def test_the_same_ledger_gives_the_same_bytes_whatever_the_users_settings(task: Task, records: list[RunRecord]) -> None:
+    import matplotlib as mpl
+
+    first = plots.plots(task, records)
+    assert sorted(first) == ["attained-h200.svg", "history-h200.svg", "speedup-h200.svg"]
+    with mpl.rc_context({"font.size": 30, "svg.fonttype": "path", "lines.linewidth": 9, "axes.facecolor": "red"}):
+        assert plots.plots(task, records[::-1]) == first
+
+
+def test_a_change_of_the_record_shows(task: Task, records: list[RunRecord]) -> None:
+    other = [make_record(task, seed=5), records[1]]
+    first, second = plots.plots(task, records), plots.plots(task, other)
+    assert all(first[name] != second[name] for name in first)
+
+
+def test_no_run_to_publish_no_plot(task: Task, records: list[RunRecord]) -> None:
+    assert plots.plots(task, []) == plots.plots(task, records[1:]) == {}
+
+
+def test_every_row_is_named_and_the_axis_says_what_it_is(task: Task, records: list[RunRecord]) -> None:
+    drawn = plots.plots(task, records)
+    names = texts(drawn["speedup-h200.svg"])
+    assert {*ROWS, "geometric mean", "against sglang 1.0"} <= set(names)
+    assert {"1", "2"} <= set(names), "ticks at round ratios"
+    assert "target above 64 MB: 0.8" in texts(drawn["attained-h200.svg"])
+    assert [text for text in texts(drawn["history-h200.svg"]) if text.startswith("2026")] == [
+        "2026-11-20",
+        "2026-11-21",
+    ]
+
+
+def test_a_point_is_where_its_number_says(task: Task, records: list[RunRecord]) -> None:
+    """The markers of each upstream, in row order, read back through the ticks of the logarithmic axis."""
+    root = ET.fromstring(plots.plots(task, records)["speedup-h200.svg"])
+    ticks = {}
+    for group in root.iter(f"{SVG}g"):
+        if re.fullmatch(r"xtick_\d+", group.get("id", "")):
+            (place,) = {float(use.get("x", "")) for use in group.iter(f"{SVG}use")}
+            ticks[float(next(group.iter(f"{SVG}text")).text or "")] = place
+    low, high = min(ticks), max(ticks)
+    headline = records[0].headline
+    assert headline is not None
+    for arm, colour in (("baseline", "blue"), ("upstream_latest", "orange")):
+        (points,) = (group for group in root.iter(f"{SVG}g") if group.get("id") == f"points-{colour}")
+        places = [float(use.get("x", "")) for use in points.iter(f"{SVG}use")]
+        read = [low * (high / low) ** ((place - ticks[low]) / (ticks[high] - ticks[low])) for place in places]
+        stated = [of.speedup[Basis.DEVICE][arm].estimate for of in (*records[0].rows, headline)]
+        assert read == pytest.approx(stated, rel=1e-5)
+
+
+def test_many_runs_keep_their_labels_apart(task: Task) -> None:
+    many = [make_record(task, seed=n, utc=f"2026-11-{n + 1:02d}T04:30:00Z") for n in range(20)]
+    labels = [text for text in texts(plots.plots(task, many)["history-h200.svg"]) if text.startswith("2026")]
+    assert labels[0] == "2026-11-01"
+    assert len(labels) <= plots.LABELS
+    assert all(one < two for one, two in pairwise(labels))
+
+
+@pytest.mark.parametrize("name", ["speedup", "attained", "history"])
+def test_colours_follow_the_reader(task: Task, records: list[RunRecord], name: str) -> None:
+    svg = plots.plots(task, records)[f"{name}-h200.svg"]
+    style, rest = svg.split("</style>", 1)
+    assert "@media (prefers-color-scheme:dark)" in style
+    assert not re.search(r"#[0-9a-f]{6}", rest), "a fixed colour would vanish on some ground"
+    used = set(re.findall(r"var\((--kda-\w+)\)", rest))
+    assert used <= set(re.findall(r"(--kda-\w+):", style))
+    assert {"--kda-text", "--kda-blue"} | ({"--kda-orange"} if name != "attained" else set()) <= used

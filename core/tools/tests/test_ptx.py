@@ -1,0 +1,151 @@
+"""The kernels as compiled for sm_90a, executed on the CPU by the PTX machine: no GPU has to be there.
+
+What runs is the PTX that an H200 would load, for the launches that the public functions make. Beside the results,
+the machine checks every access of memory and every wait, shared memory for races, and what is done before the kernel
+ahead has ended.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from core.tools.tests.every_task import TASKS
+from core.tools.tests.test_conformance import Case
+from kda_judge.arms.input_values import Family, make
+from kda_judge.contract.workloads import shrink
+from kda_judge.judge.correctness import compare
+from kda_runtime.tuned_table import Table
+from kda_tools.lab.inspect.arm_alone import with_strides
+from kda_tools.lab.ptx import kernels
+from kda_tools.lab.ptx.kernels import modules_of, on_the_machine
+from kda_tools.lab.ptx.parse import PtxError, without
+from kda_tools.lab.ptx.run import DEFAULT, Options
+
+PRODUCTION_ROWS, GRID_ROWS = 3, 2
+"""Of every op, spread over its frozen rows and over its thinned grid."""
+
+
+def spread(rows, count):
+    """So many of the rows, evenly apart, the first one included."""
+    return rows[:: max(-(-len(rows) // count), 1)]
+
+
+def cases_of(task):
+    """Rows of every op: frozen ones, shrunken as on any CPU, and some of the grid."""
+    grid = task.load("bench.grid")
+    thin = grid.thin(grid.grid())
+    return [
+        Case(task, row)
+        for op in task.config.ops
+        for row in (
+            *(
+                shrink(r, task.config.cpu.keep)
+                for r in spread([r for r in task.workloads if r.op == op], PRODUCTION_ROWS)
+            ),
+            *spread([r for r in thin if r.op == op], GRID_ROWS),
+        )
+    ]
+
+
+def tables_of(task):
+    """The solution's tuning tables, each once."""
+    held = [value for module in modules_of(task) for value in vars(module).values() if isinstance(value, Table)]
+    return list({id(table): table for table in held}.values())
+
+
+def check(case, family=Family.NORMAL, options=DEFAULT):
+    """Call the op once on the machine and compare with the oracle; the launches."""
+    values, specs = make(case.row, family, 1, "cpu"), case.row.inputs
+    op = case.task.config.ops[case.row.op]
+    arguments = {name: with_strides(values[name], specs[name], "cpu") if name in specs else None for name in op.inputs}
+    kept = {name: value.clone() for name, value in arguments.items() if value is not None}
+    want = case.want(arguments)
+    with torch.no_grad(), on_the_machine(case.task, options) as launched:
+        got = case.call(arguments)
+    assert launched
+    for name, out, expected in zip(op.outputs, got, want, strict=True):
+        tolerance = case.task.config.tolerance[str(out.dtype).removeprefix("torch.")]
+        assert compare(name, out, expected, tolerance, family.magnitude).failure is None
+    for name, value in kept.items():
+        assert name in case.row.inplace or torch.equal(arguments[name], value)
+    return launched
+
+
+def named(cases):
+    """Parametrise over cases."""
+    ids = [f"{case.task.op}-{case.row.op}-{case.row.id}" for case in cases]
+    return pytest.mark.parametrize("case", cases, ids=ids)
+
+
+def first_of_each_op(task):
+    """The first of the task's cases for every op."""
+    return list({case.row.op: case for case in reversed(cases_of(task))}.values())
+
+
+@named([case for task in TASKS for case in cases_of(task)])
+def test_rows(case):
+    check(case)
+
+
+@named([case for task in TASKS for case in first_of_each_op(task)])
+@pytest.mark.parametrize("family", [Family.OFFSET, Family.MIXED], ids=lambda family: family.value)
+@pytest.mark.parametrize("error", [-1, 1], ids=["below", "above"])
+def test_other_draws_with_approximations_as_far_off_as_they_may_be(case, family, error):
+    check(case, family, Options(error=error))
+
+
+TABLES = [(task, table) for task in TASKS for table in tables_of(task)]
+
+
+@pytest.mark.parametrize(
+    ("task", "table", "config"),
+    [(task, table, config) for task, table in TABLES for config in table.configs],
+    ids=lambda value: getattr(value, "op", None) or getattr(value, "name", None) or str(value),
+)
+def test_every_tuned_configuration(task, table, config):
+    ran = 0
+    for case in first_of_each_op(task):
+        with table.forced(config) as asked:
+            launched = check(case)
+        ran += bool(asked)
+    assert ran
+    assert launched
+
+
+def task_of(op):
+    """The task with this name."""
+    (task,) = (task for task in TASKS if task.op == op)
+    return task
+
+
+def test_k03_in_both_of_its_configurations():
+    task = task_of("qknorm_rope")
+    (table,) = tables_of(task)
+    assert len(table.configs) == 2
+    for config in table.configs:
+        for case in cases_of(task):
+            with table.forced(config) as asked:
+                (launch,) = check(case)
+            assert asked
+            assert launch.options["num_warps"] == config.warps
+
+
+# --- faults put into real kernels
+
+
+@pytest.mark.parametrize(
+    ("opcode", "message"),
+    [("bar.sync", "a race: "), ("griddepcontrol.wait", "before the thread has waited for the kernel ahead")],
+)
+def test_a_missing_wait_is_found_in_a_compiled_kernel(opcode, message, monkeypatch):
+    case = first_of_each_op(task_of("norm_tanh_mul_add"))[0]
+    (launch,) = check(case)
+    made = kernels.compiled(launch, (True,) * sum(isinstance(arg, torch.dtype) for arg in launch.args))
+    number = sum(instruction.opcode == opcode for instruction in made.program.instructions)
+    assert number
+    for i in range(number):
+        broken = dataclasses.replace(made, program=without(made.program, opcode, i))
+        monkeypatch.setattr(kernels, "compiled", lambda *_, broken=broken: broken)
+        with pytest.raises(PtxError, match=message):
+            check(case)

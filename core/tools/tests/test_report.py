@@ -1,0 +1,668 @@
+"""From a ledger to published numbers: every claim is computed again, and every edit is caught."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.judge.tests.records_factory import COMMIT, ROWS, cpu_record, gpu_reading, make_checkout, make_record
+from kda_judge.contract.errors import LedgerError, MissingRequirement, UsageError
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import derive
+from kda_judge.evidence.claims import mismatches
+from kda_judge.evidence.derive import recompute
+from kda_judge.evidence.ledger import append, read
+from kda_judge.evidence.run_record import (
+    ArmRow,
+    Basis,
+    Interval,
+    Limit,
+    MachineWatch,
+    Metric,
+    RunRecord,
+    Spread,
+    Verdict,
+)
+from kda_tools.project.validate import problems, uncompared
+from kda_tools.publish import plots
+from kda_tools.publish.generate import publish
+from kda_tools.publish.report import WHOSE, median, misses, passed_limit, publishable, published, slower, stale
+from kda_tools.publish.tables import replace_block, results_md, top_table_md
+
+LATER = "2026-11-21T04:30:00Z"
+# In CI nothing is skipped: without matplotlib these tests fail there.
+draws = pytest.mark.skipif(not os.environ.get("CI") and plots.missing() is not None, reason=str(plots.missing()))
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """A checkout that `validate` finds nothing wrong with, with a map of its family."""
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    task = make_checkout(tmp_path)
+    for name in ("prompt.md", "pyproject.toml", "baseline/latest.py", "docs/dispatch.md"):
+        (task.path / name).parent.mkdir(exist_ok=True)
+        (task.path / name).touch()
+    (task.path / "pyproject.toml").write_text('[project]\nname = "kda-fake"\n')
+    rows = task.path / "bench" / "workloads.toml"
+    rows.write_text(rows.read_text().replace("production = true\n", 'production = true\nmodels = ["some-model"]\n'))
+    (tmp_path / "fam" / "README.md").write_text(
+        "".join(f"<!-- kda:{name}:begin -->\n<!-- kda:{name}:end -->\n" for name in ("tasks", "models", "shapes"))
+    )
+    return task
+
+
+@pytest.fixture
+def record(task: Task) -> RunRecord:
+    return make_record(task)
+
+
+def change_row(record: RunRecord, **update: Any) -> RunRecord:
+    """The record with its first row changed, and nothing computed again."""
+    first = record.rows[0].model_copy(update=update)
+    return record.model_copy(update={"rows": (first, *record.rows[1:])})
+
+
+def change_arm(record: RunRecord, arm: str, **update: Any) -> RunRecord:
+    arms = record.rows[0].arms
+    return change_row(record, arms={**arms, arm: arms[arm].model_copy(update=update)})
+
+
+def with_samples(arm: ArmRow, samples: Any, metric: Metric = Metric.WALL) -> dict[Metric, Any]:
+    return {**arm.samples, metric: samples}
+
+
+# ---- computing again --------------------------------------------------------------------------
+
+
+def test_everything_is_made_from_samples(record: RunRecord) -> None:
+    row, headline = record.rows[0], record.headline
+    assert headline is not None
+    assert headline.attained is not None
+    assert row.verdict is Verdict.FASTER
+    for basis in (Basis.DEVICE, Basis.COLD, Basis.WALL):
+        assert row.speedup[basis]["baseline"].estimate == pytest.approx(2.0, rel=0.02)
+        assert row.speedup[basis]["upstream_latest"].estimate == pytest.approx(1.8, rel=0.02)
+    assert row.speedup[Basis.PORTABLE]["baseline"].estimate == pytest.approx(1 / 0.7, rel=0.02)
+    assert Basis.REPLAYED not in row.speedup
+    assert row.attained == pytest.approx(3.5 / 4, rel=0.02)
+    assert headline.rows == 2
+    for basis in row.speedup:
+        estimates = [r.speedup[basis]["baseline"].estimate for r in record.rows]
+        assert headline.speedup[basis]["baseline"].estimate == pytest.approx((estimates[0] * estimates[1]) ** 0.5)
+    assert headline.attained.estimate == pytest.approx((row.attained * (record.rows[1].attained or 0)) ** 0.5)
+    ratio = record.noise_floor[ROWS[0]].ratio
+    assert ratio is not None
+    assert ratio.low <= 1 <= ratio.high
+    assert recompute(record) == record
+    assert mismatches(record) == []
+
+
+def test_the_limit_comes_from_its_own_samples_where_they_are_kept(record: RunRecord) -> None:
+    solution = record.rows[0].arms["solution"]
+    floor = solution.model_copy(
+        update={"samples": {Metric.WALL: ((4.0,) * 12,) * 3, Metric.DEVICE: ((3.0,) * 12,) * 3}}
+    )
+    again = recompute(change_row(record, arms={**record.rows[0].arms, "limit": floor}))
+    assert again.rows[0].limit == Limit(bytes_moved=256, device_us=3.0, host_us=4.0)
+    assert again.rows[0].attained == pytest.approx(3.0 / solution.summary[Metric.DEVICE].median)
+    assert mismatches(again) == []
+
+
+@pytest.mark.parametrize(
+    ("opponent", "generations", "verdict", "reason"),
+    [
+        (1.001, 3, Verdict.FASTER, "speedup 1.001, 95% interval [1.001, 1.001]"),
+        (1.0, 3, Verdict.NOT_FASTER, "speedup 1.000"),
+        (0.5, 3, Verdict.NOT_FASTER, "speedup 0.500"),
+        (2.0, 1, Verdict.NOT_FASTER, "from 1 generation; FASTER needs 2"),
+    ],
+)
+def test_the_interval_decides(
+    record: RunRecord, opponent: float, generations: int, verdict: Verdict, reason: str
+) -> None:
+    arms = record.rows[0].arms
+    changed = {
+        name: arm.model_copy(update={"samples": with_samples(arm, ((value,) * 12,) * generations, Metric.DEVICE)})
+        for name, arm, value in (("baseline", arms["baseline"], opponent), ("solution", arms["solution"], 1.0))
+    }
+    row = recompute(change_row(record, arms={**arms, **changed})).rows[0]
+    assert row.verdict is verdict
+    assert pytest.approx(opponent) == row.speedup[Basis.DEVICE]["baseline"].estimate
+    assert reason in row.reason
+
+
+def test_a_measured_verdict_needs_a_correct_subject_a_gpu_and_samples(record: RunRecord) -> None:
+    arm = record.rows[0].arms["solution"]
+    wrong = arm.correctness.model_copy(update={"passed": False, "failure": "output 'y' at [3]: expected 1, got 2"})
+    row = recompute(change_arm(record, "solution", correctness=wrong)).rows[0]
+    assert (row.verdict, row.reason) == (Verdict.INCORRECT, "output 'y' at [3]: expected 1, got 2")
+    row = recompute(change_arm(record, "solution", samples={})).rows[0]
+    assert row.verdict is Verdict.ERROR
+    assert "no device samples of solution and baseline" in row.reason
+    row = recompute(change_row(record, arms={})).rows[0]
+    assert (row.verdict, row.reason) == (Verdict.ERROR, "solution: no result")
+    machine = record.machine.model_copy(update={"kind": "cpu"})
+    assert recompute(record.model_copy(update={"machine": machine})).rows[0].verdict is Verdict.CORRECT
+
+
+@pytest.mark.parametrize("verdict", [Verdict.INCORRECT, Verdict.INVALID, Verdict.TIMEOUT])
+def test_the_judges_findings_stay_and_leave_the_headline(record: RunRecord, verdict: Verdict) -> None:
+    again = recompute(change_row(record, verdict=verdict, reason="because"))
+    assert (again.rows[0].verdict, again.rows[0].reason) == (verdict, "because")
+    assert again.headline is not None
+    assert again.headline.rows == 1
+    assert again.headline.speedup[Basis.DEVICE]["baseline"] == again.rows[1].speedup[Basis.DEVICE]["baseline"]
+
+
+def test_a_mean_that_not_every_row_has_is_not_stated(record: RunRecord) -> None:
+    headline = recompute(change_arm(record, "upstream_latest", samples={})).headline
+    assert headline is not None
+    assert {tuple(means) for means in headline.speedup.values()} == {("baseline",)}
+
+
+def test_rows_outside_production_are_not_in_the_headline(record: RunRecord) -> None:
+    headline = recompute(change_row(record, production=False)).headline
+    assert headline is not None
+    assert headline.rows == 1
+
+
+# ---- tampering --------------------------------------------------------------------------------
+
+
+def tampered_sample(record: RunRecord) -> RunRecord:
+    arm = record.rows[0].arms["solution"]
+    wall = arm.samples[Metric.WALL]
+    return change_arm(record, "solution", samples=with_samples(arm, ((wall[0][0] - 0.0001, *wall[0][1:]), *wall[1:])))
+
+
+def tampered_summary(record: RunRecord) -> RunRecord:
+    arm = record.rows[0].arms["solution"]
+    summary = arm.summary[Metric.WALL]
+    better = summary.model_copy(update={"median": summary.median * 0.999})
+    return change_arm(record, "solution", summary={**arm.summary, Metric.WALL: better})
+
+
+def tampered_headline(record: RunRecord) -> RunRecord:
+    assert record.headline is not None
+    better = Interval(estimate=3.0, low=2.9, high=3.1)
+    headline = record.headline.model_copy(update={"speedup": {Basis.DEVICE: {"baseline": better}}})
+    return record.model_copy(update={"headline": headline})
+
+
+def dropped_bad_row(record: RunRecord) -> RunRecord:
+    return record.model_copy(update={"rows": record.rows[1:]})
+
+
+def doubled_row(record: RunRecord) -> RunRecord:
+    return record.model_copy(update={"rows": (*record.rows, record.rows[0])})
+
+
+def forged_verdict(record: RunRecord) -> RunRecord:
+    slower = record.rows[0].arms["solution"].samples
+    return recompute(change_arm(record, "baseline", samples=slower)).model_copy(
+        update={"rows": (record.rows[0], *record.rows[1:])}
+    )
+
+
+@pytest.mark.parametrize(
+    ("tamper", "named"),
+    [
+        (tampered_sample, "row small-4x8: arms.solution.summary.wall.mean: the record says 5"),
+        (tampered_summary, "row small-4x8: arms.solution.summary.wall.median: the record says"),
+        (tampered_headline, "headline.speedup.device.baseline.estimate: the record says 3.0, its samples give 1.99"),
+        (dropped_bad_row, "headline.rows: the record says 2, its samples give 1"),
+        (doubled_row, "row small-4x8: listed 2 times"),
+        (lambda r: change_row(r, attained=0.99), "row small-4x8: attained: the record says 0.99"),
+        (lambda r: change_row(r, verdict=Verdict.NOT_FASTER), "row small-4x8: verdict"),
+        (
+            lambda r: change_arm(r, "solution", samples={Metric.WALL: ((0.0, 1.0),)}),
+            "samples: generation 0, sample 0: expected a positive finite time in us, got 0.0",
+        ),
+        (forged_verdict, "headline.speedup.device.baseline.estimate"),
+    ],
+)
+def test_tampering_is_named(record: RunRecord, tamper: Callable[[RunRecord], RunRecord], named: str) -> None:
+    found = mismatches(tamper(record))
+    assert any(line.startswith(named) for line in found), found
+
+
+def test_a_tampered_ledger_is_not_published(task: Task, record: RunRecord) -> None:
+    append(task.ledger, tampered_sample(record))
+    with pytest.raises(LedgerError, match=f"run {record.run_id}: row small-4x8: arms.solution.summary.wall.mean"):
+        publish([task], check=False)
+    assert not (task.path / "docs" / "results.md").exists()
+
+
+# ---- what may be published --------------------------------------------------------------------
+
+
+def updated(record: RunRecord, **parts: dict[str, Any]) -> RunRecord:
+    return record.model_copy(update={k: getattr(record, k).model_copy(update=v) for k, v in parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda r: updated(r, provenance={"dirty": True}), "the checkout was dirty"),
+        (lambda r: updated(r, provenance={"commit": "unknown"}), "the commit is unknown"),
+        (lambda r: r.model_copy(update={"noisy": ("pid 7",)}), "noisy: pid 7"),
+        (  # the record claims to be quiet, its readings say otherwise
+            lambda r: updated(r, machine={"after": gpu_reading().model_copy(update={"throttle": ("hw_slowdown",)})}),
+            "noisy: after: clocks throttled by hw_slowdown at 40 C",
+        ),
+        (lambda r: r.model_copy(update={"partial": True}), "interrupted"),
+        (lambda r: r.model_copy(update={"task": "other"}), "is a run of other"),
+        (lambda r: updated(r, machine={"kind": "cpu", "before": None}), "ran without a GPU"),
+        (lambda r: updated(r, machine={"before": gpu_reading("NVIDIA A100")}), "NVIDIA A100 is no target"),
+        (lambda r: updated(r, settings={"cold": True, "decides": Basis.WALL}), "cold inputs"),
+        (lambda r: updated(r, settings={"quick": True}), "a quick look"),
+        (lambda r: updated(r, settings={"rows": ("small*",)}), "restricted to rows small*"),
+        (
+            lambda r: updated(r, settings={"against": ("upstream_latest", "baseline")}),
+            "compares solution against upstream_latest, baseline; published is solution against baseline, ",
+        ),
+        (lambda r: updated(r, settings={"against": ("baseline",)}), "compares solution against baseline;"),
+        (lambda r: updated(r, settings={"generations": 2}), "generations 2; published runs have 3 or more"),
+        (lambda r: updated(r, settings={"samples": 3}), "samples 3; published runs have 12 or more"),
+        (lambda r: updated(r, settings={"seeds": (11, 23)}), "without seeds [47]"),
+        (dropped_bad_row, "no result for production rows small-4x8"),
+        (lambda r: change_row(r, verdict=Verdict.INVALID), "small-4x8 is INVALID"),
+        (lambda r: change_row(r, limit=None), "small-4x8: no limit was measured"),
+        (
+            lambda r: change_arm(
+                r,
+                "solution",
+                samples={Metric.WALL: tuple(g[1:] for g in r.rows[0].arms["solution"].samples[Metric.WALL])},
+            ),
+            "small-4x8: 11+11+11 wall samples of solution, expected 3 generations of 12",
+        ),
+    ],
+)
+def test_what_cannot_be_published_says_why(
+    task: Task, record: RunRecord, change: Callable[[RunRecord], RunRecord], reason: str
+) -> None:
+    assert publishable(task, record) == []
+    problems = publishable(task, change(record))
+    assert len(problems) == 1
+    assert problems[0].startswith(reason)
+    assert published(task, [change(record)]) == {}
+
+
+def test_a_cpu_run_is_never_published(task: Task) -> None:
+    record = cpu_record(task)
+    assert record.headline is None
+    assert "ran without a GPU" in publishable(task, record)
+    assert mismatches(record) == []
+
+
+def test_the_latest_publishable_run_of_each_gpu(task: Task, record: RunRecord) -> None:
+    later = make_record(task, seed=1, utc=LATER)
+    dirty = updated(make_record(task, seed=2, utc="2026-11-22T04:30:00Z"), provenance={"dirty": True})
+    b200 = updated(make_record(task, seed=3), machine={"before": gpu_reading("NVIDIA B200")})
+    assert published(task, [later, dirty, b200, record]) == {"h200": later, "b200": b200}
+
+
+# ---- stale ------------------------------------------------------------------------------------
+
+
+def test_what_changed_since_the_run_is_named(task: Task, record: RunRecord) -> None:
+    assert stale(task, record) == []
+    (task.path / "solution" / "__init__.py").write_text("def fake(x):\n    return x + 0\n")
+    (line,) = stale(task, record)
+    assert line.startswith(f"solution has changed since run {record.run_id}: sha256 was ")
+
+
+def test_a_part_that_only_one_side_has_is_named(task: Task, record: RunRecord) -> None:
+    """Modules of core that the solution began to import since the run, or no longer imports."""
+    now = {**record.provenance.hashes, "library": "1" * 64}
+    older = updated(record, provenance={"hashes": now})
+    assert stale(task, older) == [f"library has changed since run {record.run_id}: sha256 was {'1' * 12}, is -"]
+    (task.path / "solution" / "kernel.py").write_text("from kda_runtime.tuned_table import Table\n")
+    _, library = stale(task, record)
+    assert library.startswith(f"library has changed since run {record.run_id}: sha256 was -, is ")
+
+
+def test_a_moved_pin_is_named(task: Task, record: RunRecord) -> None:
+    config = task.path / "config.toml"
+    config.write_text(config.read_text().replace('version = "1.0"', 'version = "1.1"'))
+    lines = stale(Task(task.path), record)
+    assert [line.split(" has changed")[0] for line in lines] == ["config", "the pin of baseline"]
+    assert "was sglang 1.0 " in lines[1]
+    assert "is sglang 1.1 " in lines[1]
+
+
+# ---- the pages --------------------------------------------------------------------------------
+
+
+def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None:
+    dirty = updated(make_record(task, seed=2, utc=LATER), provenance={"dirty": True})
+    text = results_md(task, [record, dirty])
+    assert text.startswith("<!-- Generated by `kda publish`.")
+    headline = record.headline
+    assert headline is not None
+    device, wall = (headline.speedup[basis]["baseline"] for basis in (Basis.DEVICE, Basis.WALL))
+    stated = f"{device.estimate:.3f} [{device.low:.3f}, {device.high:.3f}]"
+    assert "| geometric mean | device | device, cold inputs | portable wall | wall with kda-runtime |" in text
+    assert f"| speedup against baseline (sglang 1.0) | {stated} | " in text
+    assert f"| {wall.estimate:.3f} [{wall.low:.3f}, {wall.high:.3f}] |\n" in text
+    assert "Numerics contract: *lossless*." in text
+    assert "| baseline (sglang 1.0) | 75.00% | 75.00% | 100.00% | 1 |" in text
+    assert "Target on the device (rows that move more than 64 MB at 0.8 of their limit or better, the others" in text
+    assert WHOSE in text
+    row = next(line for line in text.splitlines() if line.startswith("| large-512x8 |"))
+    own = record.rows[1].arms["solution"].summary
+    median, wall_us = own[Metric.DEVICE].median, own[Metric.WALL].median
+    assert f"| {median:.2f} |" in row
+    assert row.endswith(f"| 28.00 | {28 / median:.3f} | 4.30 | {wall_us - 4.3:.2f} | - | FASTER |")
+    repeat = record.noise_floor["small-4x8"].ratio
+    assert repeat is not None
+    small = next(line for line in text.splitlines() if line.startswith("| small-4x8 |"))
+    assert small.endswith(f" | {repeat.estimate:.3f} [{repeat.low:.3f}, {repeat.high:.3f}] | FASTER |")
+    none = "by device: none; by the device's medians and more than 2%: none. "
+    assert f" Rows slower than baseline or upstream_latest {none}" in text
+    for fact in (
+        record.command,
+        COMMIT,
+        "driver 580.1; before 1980 MHz, 40 C, 120 W; after 1980 MHz, 40 C, 120 W",
+        "torch 2.11.0",
+        "Synthetic CPU",
+        "noise floor (A/A): the first",
+    ):
+        assert fact in text
+    assert f"| `{record.run_id}` | NVIDIA H200 | `{COMMIT[:10]}` | 2 | {stated} | 1.8" in text
+    assert text.count("| published above |") == 1
+    for picture in ("speedup", "attained", "history"):
+        assert f"](plots/{picture}-h200.svg)\n" in text
+    assert "| not published: the checkout was dirty |" in text
+    assert "## b200\n\nCompiled (sm_100a), not measured" in text
+
+
+def test_the_target_is_a_share_for_large_rows_and_a_distance_for_small_ones(task: Task, record: RunRecord) -> None:
+    goal = task.config.targets["h200"].model_copy(update={"attained": 0.9, "within_us": 0.4})
+
+    def missed(medians: Sequence[float], moved: Sequence[int], limits: Sequence[float]) -> list[str]:
+        changed = _with_medians(record, *({Metric.WALL: 99.0, Metric.DEVICE: us} for us in medians))
+        both = [Limit(bytes_moved=size, device_us=us, host_us=4.3) for size, us in zip(moved, limits, strict=True)]
+        rows = tuple(row.model_copy(update={"limit": limit}) for row, limit in zip(changed.rows, both, strict=True))
+        return misses(changed.model_copy(update={"rows": rows}), goal)
+
+    small, large = (row.id for row in record.rows)
+    assert missed((1.375, 20.0), (1000, 64_000_001), (1.0, 18.0)) == []
+    assert missed((1.41, 20.01), (1000, 64_000_001), (1.0, 18.0)) == [small, large]
+    assert missed((10.375, 20.41), (1000, 64_000_000), (10.0, 20.0)) == [large]
+
+
+def test_a_limit_that_kernels_pass_is_none(task: Task, record: RunRecord) -> None:
+    """The geometric mean with its whole interval above 1.02 fails `validate`; up to there it is noise."""
+    assert record.headline is not None
+    for low, words in ((1.02, None), (1.021, "attained 1.050 [1.021, 1.100]: the interval lies above 1.02")):
+        attained = Interval(estimate=1.05, low=low, high=1.1)
+        found = passed_limit(updated(record, headline={"attained": attained}))
+        assert found is None if words is None else (found or "").startswith(words)
+    limit = Limit(bytes_moved=256, device_us=99.0, host_us=4.3)
+    rows = tuple(row.model_copy(update={"limit": limit}) for row in record.rows)
+    append(task.ledger, recompute(record.model_copy(update={"rows": rows})))
+    publish([task], check=False)
+    (found,) = problems(task)
+    assert "so the limit is none" in found
+
+
+def test_exact_numerics_are_held_to_what_was_measured(task: Task, record: RunRecord) -> None:
+    config = task.path / "config.toml"
+    config.write_text(config.read_text().replace('op = "fake"', 'op = "fake"\nnumerics = "exact"', 1))
+    append(task.ledger, make_record(Task(task.path)))
+    publish([Task(task.path)], check=False)
+    assert [line.rpartition(", got ")[2] for line in problems(Task(task.path))] == [
+        f"1 ulp in 'y' of row {row.id}" for row in record.rows
+    ]
+
+
+def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> None:
+    """Two halves, of one state, give the rows of the whole; a half alone, or of another state, does not."""
+    halves = [
+        recompute(
+            updated(record, settings={"rows": (row.id,)}).model_copy(
+                update={"rows": (row,), "run_id": f"20261120T0430{number:02}Z-00000{number}", "noise_floor": {}}
+            )
+        )
+        for number, row in enumerate(record.rows)
+    ]
+    assert published(task, halves[:1]) == {}
+    (whole,) = published(task, halves).values()
+    assert whole.rows == record.rows
+    assert whole.headline == record.headline
+    assert whole.parts == tuple(half.run_id for half in halves)
+    assert results_md(task, halves).count("| published above |") == 2
+    assert mismatches(whole) == [f"parts: expected none in a line of a ledger, got {', '.join(whole.parts)}"]
+    other = updated(halves[1], provenance={"versions": {"torch": "2.12.0"}})
+    assert published(task, [halves[0], other]) == {}
+
+
+def test_rows_that_are_slower_are_named(record: RunRecord) -> None:
+    first, second = record.rows
+    slow, equal = (
+        row.model_copy(update={"speedup": {Basis.DEVICE: {"baseline": Interval(estimate=0.9, low=0.8, high=high)}}})
+        for row, high in ((first, 0.99), (second, 1.0))
+    )
+    said = slower(record.model_copy(update={"rows": (slow, equal)}))
+    assert said.startswith(f"Rows slower than baseline or upstream_latest by device: {first.id} (baseline); by the")
+
+
+def test_a_device_that_the_host_hides_is_named(task: Task, record: RunRecord) -> None:
+    """By medians, where the interval is too wide to say so."""
+    times = {arm: median(record.rows[0], arm, Metric.DEVICE) for arm in ("baseline", "upstream_latest")}
+    assert None not in times.values()
+    fastest = min(times, key=lambda arm: times[arm] or 0.0)
+    least = times[fastest] or 0.0
+    for factor, named in ((1.02, "none"), (1.021, f"{record.rows[0].id} ({fastest})")):
+        changed = _with_medians(record, {Metric.DEVICE: factor * least}, {})
+        assert slower(changed).endswith(f"; by the device's medians and more than 2%: {named}.")
+    head = next(line for line in results_md(task, [record]).splitlines() if line.startswith("| row |"))
+    assert "| device baseline | device solution | device upstream_latest | wall baseline |" in head
+
+
+def test_rows_are_told_apart_by_what_bounds_them(task: Task, record: RunRecord) -> None:
+    """The small row's device takes less than 0.8 of its wall, the large one's nearly all of it."""
+    small = {Metric.WALL: 10.0, Metric.DEVICE: 7.9}
+    text = results_md(task, [_with_medians(record, small, {Metric.WALL: 40.0, Metric.DEVICE: 35.0})])
+    assert f"| host | 1 | 10.00 | 7.90 | wall over host floor {10 / 4.3:.3f} |\n" in text
+    assert "| device | 1 | 40.00 | 35.00 | device over its limit 1.250 |\n" in text
+    text = results_md(task, [_with_medians(record, small, {Metric.WALL: 8.6, Metric.DEVICE: 1.0})])
+    assert "| host | 2 | 8.60 to 10.00 | 1.00 to 7.90 | wall over host floor 2.000 to 2.326 |\n" in text
+    assert "| device | 1" not in text
+
+
+def _with_medians(record: RunRecord, *rows: Mapping[Metric, float]) -> RunRecord:
+    """The record with these medians of the solution, row by row."""
+    changed = []
+    for row, medians in zip(record.rows, rows, strict=True):
+        arm = row.arms["solution"]
+        summary = {metric: arm.summary[metric].model_copy(update={"median": us}) for metric, us in medians.items()}
+        arms = row.arms | {"solution": arm.model_copy(update={"summary": arm.summary | summary})}
+        changed.append(row.model_copy(update={"arms": arms}))
+    return record.model_copy(update={"rows": tuple(changed)})
+
+
+def test_results_show_the_gpu_during_the_run_where_it_was_watched(task: Task, record: RunRecord) -> None:
+    watch = MachineWatch(
+        readings=300,
+        busy=280,
+        seconds=61.0,
+        longest_gap_s=0.3,
+        cpu_s=0.1,
+        sm_mhz=Spread(low=1815, median=1980, high=1980),
+        memory_mhz=None,
+        power_w=None,
+        temperature_c=Spread(low=40, median=51, high=53),
+        throttle_s={"sw_power_cap": 0.4},
+        foreign=(),
+    )
+    text = results_md(task, [record.model_copy(update={"machine_watch": watch})])
+    assert (
+        "- GPU during the run: 300 readings in 61 s (lowest, median, highest): 1815, 1980, 1980 MHz; 40, 51, 53 C; "
+        "sw_power_cap 0.4 s; foreign processes: 0\n"
+    ) in text
+    assert "during" not in results_md(task, [record])
+
+
+def test_results_without_a_run_say_how_to_make_one(task: Task) -> None:
+    text = results_md(task, [])
+    assert "`kda bench fake --record`" in text
+    assert "The ledger is empty." in text
+    assert "plots/" not in text
+
+
+def test_the_table_of_all_tasks(task: Task, record: RunRecord) -> None:
+    assert top_table_md([(task, [])]) == "No task has a published run yet.\n"
+    said, _, head, rule, line = top_table_md([(task, [record])]).splitlines()
+    assert said == f"Speedups are device / portable wall / wall with kda-runtime. {WHOSE}"
+    assert head == "| task | GPU | rows | vs sglang 1.0 | attained | measured | commit |"
+    assert rule.count("---") == 7
+    assert line.startswith("| [k99_fake](fam/k99_fake/docs/results.md) | NVIDIA H200 | 2 | 1.997 / 1.433 / 2.002 | ")
+    assert line.endswith(f"| 2026-11-20 | `{COMMIT[:10]}` |")
+
+
+@draws
+def test_publish_writes_everything_once(task: Task, record: RunRecord, tmp_path: Path) -> None:
+    append(task.ledger, record)
+    docs, readme = task.path / "docs", tmp_path / "README.md"
+    pictures = [docs / "plots" / f"{kind}-h200.svg" for kind in ("speedup", "attained", "history")]
+    written = [docs / "results.md", docs / "baseline_source.md", *pictures, readme, tmp_path / "fam" / "README.md"]
+    missing = publish([task], check=True)
+    assert [line for line in missing if line.endswith(": file not found; run `kda publish`")] == missing[:5]
+    assert not written[0].exists(), "a check writes nothing"
+    assert publish([task], check=False) == [str(path) for path in written]
+    assert publish([task], check=True) == publish([task], check=False) == []
+    assert "sglang/kernel.py" in written[1].read_text()
+    assert readme.read_text().startswith("# Fake\n<!-- kda:results:begin -->\nSpeedups are ")
+    assert readme.read_text().endswith("<!-- kda:results:end -->\nThe rest.\n")
+
+
+@draws
+@pytest.mark.parametrize(
+    ("name", "line", "honest", "edited"),
+    [
+        ("fam/k99_fake/docs/results.md", "| large-512x8 |", "| 28.00 |", "| 29.00 |"),
+        ("fam/k99_fake/docs/baseline_source.md", "- files: 1", "1", "2"),
+        ("fam/k99_fake/docs/plots/speedup-h200.svg", "<path d=", "1", "2"),
+        ("fam/k99_fake/docs/plots/attained-h200.svg", "100 B", "100", "101"),
+        ("fam/k99_fake/docs/plots/history-h200.svg", "2026-11-20", "20", "21"),
+        ("README.md", "NVIDIA H200", "1.997", "1.998"),
+        ("fam/README.md", "| [k99_fake]", "1.997", "1.998"),
+        ("fam/README.md", "| some-model |", "(2)", "(3)"),
+        ("fam/README.md", "| small-4x8 |", "[4, 8]", "[4, 9]"),
+    ],
+)
+def test_one_edited_digit_is_found_with_its_line(
+    task: Task, record: RunRecord, tmp_path: Path, name: str, line: str, honest: str, edited: str
+) -> None:
+    append(task.ledger, record)
+    publish([task], check=False)
+    assert problems(task) == []
+    path = tmp_path / name
+    lines = path.read_text().splitlines(keepends=True)
+    number = next(n for n, text in enumerate(lines) if line in text and honest in text)
+    was = lines[number]
+    lines[number] = was.replace(honest, edited, 1)
+    path.write_text("".join(lines))
+    (found,) = publish([task], check=True)
+    assert found.startswith(f"{path}:{number + 1}: expected {was.rstrip()!r}, got ")
+    assert problems(task) == [found], "validate says the same"
+    assert path.read_text() == "".join(lines), "a check writes nothing"
+    assert publish([task], check=False) == [str(path)]
+    assert path.read_text().splitlines(keepends=True)[number] == was
+
+
+@draws
+def test_a_plot_without_a_run_is_found_and_removed(task: Task, record: RunRecord) -> None:
+    append(task.ledger, record)
+    publish([task], check=False)
+    left = task.path / "docs" / "plots" / "speedup-b200.svg"
+    left.write_text("<svg/>")
+    assert publish([task], check=True) == [f"{left}: no published run gives this plot; run `kda publish`"]
+    assert publish([task], check=False) == [f"{left}: removed"]
+    assert not left.exists()
+
+
+@draws
+def test_without_matplotlib_nothing_is_written_and_validate_says_what_it_left_out(
+    task: Task, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(task.ledger, record)
+    publish([task], check=False)
+    speedup = task.path / "docs" / "plots" / "speedup-h200.svg"
+    speedup.write_text("<svg/>")
+    monkeypatch.setattr(plots, "MATPLOTLIB", "0.1")
+    remedy = r"plots need matplotlib 0.1, got 3\..*: pip install matplotlib==0.1"
+    for check in (True, False):
+        with pytest.raises(MissingRequirement, match=remedy):
+            publish([task], check=check)
+    assert speedup.read_text() == "<svg/>"
+    assert problems(task) == []
+    assert "plots need matplotlib 0.1" in str(uncompared(task))
+    monkeypatch.undo()
+    assert uncompared(task) is None
+
+
+def test_without_a_run_no_plot_is_needed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "MATPLOTLIB", "0.1")
+    publish([task], check=False)
+    assert not (task.path / "docs" / "plots").exists()
+    assert uncompared(task) is None
+
+
+def test_publish_notices_a_lost_newline(task: Task) -> None:
+    publish([task], check=False)
+    results = task.path / "docs" / "results.md"
+    results.write_text(results.read_text().rstrip())
+    assert "differs in line endings or the newline at its end" in publish([task], check=True)[0]
+
+
+def test_a_readme_without_its_block_is_an_error(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Fake\n")
+    with pytest.raises(UsageError, match=r"README.md: expected the line '<!-- kda:results:begin -->' once, got it 0"):
+        publish([task], check=True)
+    (tmp_path / "README.md").unlink()
+    with pytest.raises(UsageError, match=r"README.md: file not found"):
+        publish([task], check=True)
+
+
+def test_a_family_without_a_map_needs_none_and_one_with_a_map_all_its_blocks(task: Task, tmp_path: Path) -> None:
+    page = tmp_path / "fam" / "README.md"
+    page.write_text(page.read_text().replace("kda:models:end", "kda:model:end"))
+    with pytest.raises(UsageError, match=r"fam/README.md: expected the line '<!-- kda:models:end -->' once, got it 0"):
+        publish([task], check=True)
+    page.unlink()
+    publish([task], check=False)
+    assert not page.exists()
+
+
+BEGIN, END = "<!-- kda:x:begin -->\n", "<!-- kda:x:end -->\n"
+
+
+def test_a_block_is_replaced_and_nothing_else() -> None:
+    once = replace_block(f"a\n{BEGIN}old\n{END}b\n", "x", "new\n")
+    assert once == f"a\n{BEGIN}new\n{END}b\n"
+    assert replace_block(once, "x", "new") == once
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{BEGIN}", "x:end -->' once, got it 0 times"),
+        (f"{BEGIN}{END}{END}", "x:end -->' once, got it 2 times"),
+        (f"{BEGIN}{BEGIN}{END}", "x:begin -->' once, got it 2 times"),
+        (f"{END}{BEGIN}", "the other way round"),
+    ],
+)
+def test_broken_markers_are_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace_block(text, "x", "new")
+
+
+def test_rounding_is_a_fixed_point(task: Task, record: RunRecord) -> None:
+    assert derive.rounded(record) == record
+    append(task.ledger, record)
+    assert read(task.ledger) == [record]

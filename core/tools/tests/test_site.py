@@ -1,0 +1,350 @@
+"""The static site: built from a ledger, driven in a headless browser, without a server and without a network."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from core.judge.tests.records_factory import ROWS, make_checkout, make_record
+from kda_judge.contract.errors import KdaError, MissingRequirement, UsageError
+from kda_judge.contract.tasks import Task, find_task, find_tasks
+from kda_judge.evidence.ledger import append, read
+from kda_judge.evidence.run_record import Basis, Metric, RunRecord
+from kda_tools.publish import plots
+from kda_tools.publish.generate import publish
+from kda_tools.publish.report import WORDS, interval, microseconds
+from kda_tools.publish.site import build, pages
+from kda_tools.publish.site.strips import strips
+from kda_tools.publish.tables import SHOWN, bounds_md
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ROOT = Path(__file__).resolve().parents[3]
+BROWSERS = ("google-chrome", "google-chrome-stable", "chromium", "chromium-browser")
+"""Chrome first: Ubuntu's chromium is a snap, which may not read temporary folders."""
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+LOCAL = ("file:", "data:")
+WIDTHS = (320, 390, 900, 1300)
+"""CSS pixels of a small and a usual phone, a tablet and a desktop."""
+PAGE = "fam/k99_fake/docs/results.html"
+BLOCKS = ("tasks", "models", "shapes")
+LATER = "2026-11-21T04:30:00Z"
+
+
+def lacking() -> str | None:
+    """What this machine lacks for a test of the site, with the remedy."""
+    if problem := plots.missing():
+        return problem
+    try:
+        import playwright  # noqa: F401
+        import sphinx  # noqa: F401
+    except ImportError as error:
+        return f"{error}: pip install -e 'core/tools[plots,site]' playwright"
+    if not any(map(shutil.which, BROWSERS)):
+        return f"no browser, looked for {', '.join(BROWSERS)}: apt-get install chromium"
+    return None
+
+
+# In CI nothing is skipped: what is missing there fails.
+pytestmark = pytest.mark.skipif(not os.environ.get("CI") and lacking() is not None, reason=str(lacking()))
+
+
+def fill(root: Path, task: Task) -> None:
+    """The documents of a small checkout, and two runs: one published, a later one that cannot be."""
+    blocks = (f"## About {name}\n\n<!-- kda:{name}:begin -->\n<!-- kda:{name}:end -->\n" for name in BLOCKS)
+    (root / "fam" / "README.md").write_text("\n".join(["# Family\n", *blocks]))
+    (root / "README.md").write_text((root / "README.md").read_text() + "\n[Method](docs/method.md#a-heading)\n")
+    (root / "docs").mkdir()
+    (root / "docs" / "method.md").write_text(
+        "# Method\n\n[start](../README.md), [code](../fam/k99_fake/solution), "
+        "[contract](../fam/k99_fake/config.toml)\n\n"
+        "## A heading\n\n```mermaid\nflowchart TD\n  rows --> judge\n```\n"
+    )
+    (task.path / "prompt.md").write_text("# fake: Card\n\n[results](docs/results.md)\n")
+    append(task.ledger, make_record(task))
+    append(task.ledger, make_record(task, seed=1, utc=LATER).model_copy(update={"partial": True}))
+    publish([task], check=False)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    fill(tmp_path, make_checkout(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
+    """A site, and the run that it publishes."""
+    root = tmp_path_factory.mktemp("checkout")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KDA_ROOT", str(root))
+        task = make_checkout(root)
+        fill(root, task)
+        build(root / "_site")
+    return root / "_site", read(task.ledger)[0]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of this repository."""
+    out = tmp_path_factory.mktemp("real") / "_site"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KDA_ROOT", str(ROOT))
+        build(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    assert lacking() is None, lacking()
+    path = next(filter(None, map(shutil.which, BROWSERS)))
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=path, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+def opened(browser: "Browser", page: Path, hash: str = "", **options: Any) -> "Page":
+    """The page in a browser of its own, offline; what it complains of, or asks of a network, is in its `complaints`."""
+    context = browser.new_context(offline=True, **options)
+    tab = context.new_page()
+    complaints: list[str] = []
+    tab.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(LOCAL) else None)
+    tab.on("requestfailed", lambda asked: complaints.append(f"failed: {asked.url}"))
+    tab.goto(page.as_uri() + hash)
+    tab.complaints = complaints
+    return tab
+
+
+def column(tab: "Page", label: str) -> list[str]:
+    return tab.locator(f'table[data-kda-sortable] >> nth=0 >> [data-label="{label}"]').all_inner_texts()
+
+
+# ---- what a visitor does -------------------------------------------------------------------------
+
+
+def test_a_click_sorts_the_rows_and_another_one_turns_them(made: tuple[Path, RunRecord], browser: "Browser") -> None:
+    site, record = made
+    tab = opened(browser, site / PAGE)
+    given = [" ".join(text.split()) for text in column(tab, "device solution")]
+    assert given == [microseconds(row.arms["solution"].summary[Metric.DEVICE].median) for row in record.rows]
+    found = [row.speedup[Basis.DEVICE]["baseline"] for row in record.rows]
+    speedups = sorted((value.estimate, interval(value)) for value in found)
+    label = "device vs baseline"
+    head = tab.locator("table[data-kda-sortable]").first.get_by_role("columnheader", name=label)
+    for turn, expected in (("ascending", speedups), ("descending", speedups[::-1])):
+        head.get_by_role("button").click()
+        assert head.get_attribute("aria-sort") == turn
+        assert [" ".join(text.split()) for text in column(tab, label)] == [text for _, text in expected]
+    tab.locator("table[data-kda-sortable]").first.get_by_role("columnheader", name="row").get_by_role("button").click()
+    assert [text.split()[-1] for text in column(tab, "row")] == sorted(ROWS)
+    assert head.get_attribute("aria-sort") is None
+    assert tab.complaints == []
+
+
+def test_the_page_says_what_bounds_the_rows(made: tuple[Path, RunRecord], browser: "Browser") -> None:
+    site, record = made
+    words = " ".join(opened(browser, site / PAGE).locator("body").inner_text().split())
+    table = [line.strip(" |\n").split(" | ") for line in bounds_md(record).splitlines() if line.startswith("| ")]
+    assert len(table) > 1
+    for cells in table:
+        assert " ".join(cells) in words
+
+
+def test_a_row_opens_to_its_samples(made: tuple[Path, RunRecord], browser: "Browser") -> None:
+    site, record = made
+    tab = opened(browser, site / PAGE)
+    row = record.rows[1]
+    button, detail = tab.get_by_role("button", name=row.id), tab.locator(f"#h200-{row.id}-detail")
+    assert not detail.is_visible()
+    button.click()
+    assert detail.is_visible()
+    assert button.get_attribute("aria-expanded") == "true"
+    assert not tab.locator(f"#h200-{record.rows[0].id}-detail").is_visible()
+    solution = row.arms["solution"]
+    ticks = detail.locator('svg[aria-label^="wall samples of solution"] path:not(.kda-median)')
+    assert [path.count("v") for path in ticks.evaluate_all("all => all.map(one => one.getAttribute('d'))")] == [12] * 3
+    words = detail.inner_text()
+    assert f"FASTER, {row.reason}" in words
+    assert "256 bytes moved, device floor 28.00 us, host floor 4.30 us" in words
+    assert "5.0% of the tolerance used" in words
+    wall = solution.summary[Metric.WALL]
+    numbers = [wall.median, wall.mean, wall.std, wall.min, wall.p10, wall.p90]
+    assert "\t".join(["solution", "wall", *map(microseconds, numbers), "36"]) in words
+    # The detail goes along when the rows are sorted.
+    tab.locator("table[data-kda-sortable]").first.get_by_role("columnheader", name="row").get_by_role("button").click()
+    assert detail.is_visible()
+    button.click()
+    assert not detail.is_visible()
+    assert tab.complaints == []
+
+
+def test_a_link_to_a_row_opens_it(made: tuple[Path, RunRecord], browser: "Browser") -> None:
+    site, _ = made
+    tab = opened(browser, site / PAGE, hash=f"#h200-{ROWS[1]}")
+    assert tab.locator(f"#h200-{ROWS[1]}-detail").is_visible()
+    assert not tab.locator(f"#h200-{ROWS[0]}-detail").is_visible()
+
+
+def test_the_numbers_are_the_ledgers(made: tuple[Path, RunRecord], browser: "Browser") -> None:
+    site, record = made
+    headline = record.headline
+    assert headline is not None
+    device = headline.speedup[Basis.DEVICE]["baseline"]
+    stated = [interval(device), interval(headline.attained)]
+    start = opened(browser, site / "index.html")
+    (shown,) = column(start, f"vs sglang 1.0: {SHOWN}")
+    assert shown.startswith(f"{device.estimate:.3f} / ")
+    start.get_by_role("link", name="k99_fake").first.click()
+    cards = " ".join(start.locator(".kda-cards").inner_text().split())
+    assert all(number in cards for number in stated)
+    assert "portable wall over sglang 1.0" in cards
+    words = start.locator("article").inner_text()
+    assert record.command in words
+    assert record.provenance.commit in words
+    assert "not published: interrupted" in words
+    assert start.locator("svg.kda-plot").count() == 3
+    assert start.complaints == []
+
+
+@pytest.mark.parametrize("which", ["made", "real"])
+def test_no_page_scrolls_sideways_or_complains(which: str, request: pytest.FixtureRequest, browser: "Browser") -> None:
+    value = request.getfixturevalue(which)
+    site = value if which == "real" else value[0]
+    found = sorted(site.rglob("*.html"))
+    assert len(found) > 5
+    tab = opened(browser, found[0])
+    for page in found:
+        tab.goto(page.as_uri())
+        for button in tab.locator(".kda-open").all()[:1]:
+            button.click()
+        for width in WIDTHS:
+            tab.set_viewport_size({"width": width, "height": 800})
+            beyond = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert (page.name, width, beyond, tab.complaints) == (page.name, width, 0, [])
+
+
+def test_light_and_dark(made: tuple[Path, RunRecord], browser: "Browser") -> None:
+    """Brightness, 0 to 765, of the ground and of a plot's text on it."""
+    looks = {}
+    for scheme in ("light", "dark"):
+        tab = opened(browser, made[0] / PAGE, color_scheme=scheme)
+        text = tab.locator("svg.kda-plot text").first.evaluate("one => getComputedStyle(one).fill")
+        colours = (tab.evaluate("getComputedStyle(document.body).backgroundColor"), text)
+        looks[scheme] = tuple(sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+    (light_paper, light_text), (dark_paper, dark_text) = looks.values()
+    assert light_paper > 600 > 200 > light_text, looks
+    assert dark_paper < 200 < 600 < dark_text, looks
+
+
+def test_this_repositorys_pages_show_their_ledgers(real: Path, browser: "Browser") -> None:
+    published = 0
+    for task in find_tasks():
+        tab = opened(browser, real / task.family / task.folder / "docs" / "results.html")
+        latest = pages.report.published(task, read(task.ledger))
+        unmeasured = tab.locator("text=not measured: the ledger holds no run").count()
+        assert tab.locator("svg.kda-plot").count() == 3 * len(latest)
+        assert unmeasured == len(task.config.targets) - len(latest)
+        for record in list(latest.values())[:1]:
+            decides = record.settings.decides
+            shown = [" ".join(text.split()) for text in column(tab, f"{WORDS[decides]} vs baseline")]
+            assert shown == [interval(row.speedup[decides]["baseline"]) for row in record.rows]
+            published += 1
+        tab.context.close()
+    assert published
+
+
+# ---- how it is built -------------------------------------------------------------------------------
+
+
+def test_links_between_documents_hold(made: tuple[Path, RunRecord]) -> None:
+    site, _ = made
+    method = (site / "docs" / "method.html").read_text()
+    assert 'href="../index.html"' in method
+    assert re.search(r'href="\.\./_downloads/[^"]+/config\.toml"', method)
+    assert "<svg" in method, "the diagram is in the page"
+    assert not re.search(r"<a[^>]*>code</a>", method), "a folder has no page"
+    assert 'href="docs/method.html#a-heading"' in (site / "index.html").read_text()
+    assert "cdn" not in "".join(page.read_text() for page in site.rglob("*.html"))
+
+
+def test_a_stale_run_says_so_and_a_task_without_a_run_shows_no_plot(checkout: Path) -> None:
+    task = find_task("fake")
+    assert "Stale" not in pages.task_page(task, read(task.ledger))
+    (task.path / "solution" / "__init__.py").write_text("def fake(x):\n    return x + 0\n")
+    assert "Stale: solution has changed since run" in pages.task_page(task, read(task.ledger))
+    empty = pages.task_page(task, [])
+    assert "svg" not in empty
+    assert "not measured: the ledger holds no run" in empty
+    assert "The ledger is empty." in empty
+
+
+def test_what_a_record_says_is_text_not_markup(checkout: Path) -> None:
+    task = find_task("fake")
+    record = read(task.ledger)[0]
+    row = record.rows[0].model_copy(update={"reason": "<script>alert(1)</script>"})
+    page = pages.task_page(task, [record.model_copy(update={"rows": (row, *record.rows[1:])})])
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_a_chart_has_every_sample_in_its_place() -> None:
+    chart = strips(Metric.WALL, {"a": ((1.0, 3.0), (2.0,)), "b": ((5.0,),), "absent": ()})
+    assert chart is not None
+    assert [strip.arm for strip in chart.arms] == ["a", "b"]
+    first, second = chart.arms[0].lanes
+    assert (first.title, second.title) == (
+        "generation 1: 2 samples, 1.00 to 3.00 us, median 2.00",
+        "generation 2: 1 samples, 2.00 to 2.00 us, median 2.00",
+    )
+    places = [float(x) for x in re.findall(r"M([\d.]+) ", first.path + second.path + chart.arms[1].lanes[0].path)]
+    assert places == pytest.approx([28.3, 500.0, 264.2, 971.7], abs=0.1)
+    ticks = {text: place for place, text in chart.ticks}
+    assert ticks["3"] == pytest.approx(50.0, abs=0.1)
+    assert strips(Metric.WALL, {"a": ((), ())}) is None
+    alike = strips(Metric.DEVICE, {"a": ((2.0, 2.0),)})
+    assert alike is not None
+    assert alike.arms[0].place == pytest.approx(500)
+
+
+def test_a_link_to_nothing_is_named(checkout: Path) -> None:
+    (checkout / "docs" / "method.md").write_text("# Method\n\n[gone](gone.md)\n")
+    with pytest.raises(KdaError, match=r"docs/method.md:3: .*'gone.md'"):
+        build(checkout / "_site")
+    assert not (checkout / "_site").exists()
+
+
+def test_only_an_earlier_site_is_replaced(checkout: Path) -> None:
+    out = checkout / "_site"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="_site: expected an earlier site or nothing there"):
+        build(out)
+    assert (out / "mine.txt").read_text() == "mine"
+    shutil.rmtree(out)
+    build(out)
+    (out / "old.html").touch()
+    build(out)
+    assert not (out / "old.html").exists()
+    assert (out / ".nojekyll").exists()
+
+
+def test_what_is_missing_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kda_tools.publish.site.builder.MODULES", ("sphinx", "no_such_module"))
+    with pytest.raises(MissingRequirement, match=r"needs no_such_module: pip install -e 'core\[plots,site\]'"):
+        build(checkout / "_site")
+    monkeypatch.undo()
+    monkeypatch.setenv("KDA_ROOT", str(checkout))
+    monkeypatch.setattr(plots, "MATPLOTLIB", "0.1")
+    with pytest.raises(MissingRequirement, match=r"kda site: plots need matplotlib 0\.1,"):
+        build(checkout / "_site")
