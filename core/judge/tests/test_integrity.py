@@ -119,7 +119,7 @@ def test_one_call_that_was_held_up_is_no_proof(toy, monkeypatch):
 
 def test_a_claim_of_more_time_than_passed_costs_its_row_and_not_the_run(toy):
     longer = (
-        "import sys\nworker = sys.modules['__main__']\ntimed = worker.Timed\n"
+        "import sys\nworker = sys.modules['kda_judge.arms.arm_worker']\ntimed = worker.Timed\n"
         "worker.Timed = lambda **facts: timed(**{**facts, 'total_us': 3 * facts['total_us']})\n"
     )
     found = bench(toy, longer + GOOD).rows[0]
@@ -127,7 +127,7 @@ def test_a_claim_of_more_time_than_passed_costs_its_row_and_not_the_run(toy):
 
 
 LESS = (
-    "import sys\nworker = sys.modules['__main__']\ntimed = worker.Timed\n"
+    "import sys\nworker = sys.modules['kda_judge.arms.arm_worker']\ntimed = worker.Timed\n"
     "worker.Timed = lambda **facts: timed(**{{**facts, 'total_us': facts['total_us'] * {share}}})\n"
 )
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kda_judge.arms.fork_server import Forked, fork
 from kda_judge.arms.process_tree import detached, trees
 from kda_judge.arms.protocol import (
     ArmFailure,
@@ -23,7 +22,6 @@ from kda_judge.arms.protocol import (
     Ready,
     Reply,
 )
-from kda_judge.contract.task_import import import_path
 from kda_judge.evidence.run_record import Verdict
 
 REFUSALS = ("ValueError:", "TypeError:", "AssertionError:", "NotImplementedError:")
@@ -56,7 +54,7 @@ class ArmProcess:
         self.spec = spec
         self._timeout_s = timeout_s
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self._channel: Channel | None = None
         self._log: Any = None
 
@@ -82,20 +80,14 @@ class ArmProcess:
         """Start the process without waiting for its imports; `hello` waits."""
         self.stop()
         ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kda_judge.arms.arm_worker", str(theirs.fileno()), self.spec.model_dump_json()],
-            # Without bytecode of their own: what lies beside an arm's source after the run was put there.
-            env={**os.environ, **self._environment, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            # A session of its own: Ctrl-C reaches the judge alone.
-            start_new_session=True,
-        )
-        theirs.close()
         self._channel = Channel(ours)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        with theirs:
+            try:
+                spec = self.spec.model_dump_json()
+                self._process = fork(self._environment, spec, theirs.fileno(), self._log.fileno())
+            except OSError as error:
+                raise self.give_up(Verdict.ERROR, f"could not be started: {error}") from None
 
     def hello(self) -> None:
         """Wait until the arm is imported."""

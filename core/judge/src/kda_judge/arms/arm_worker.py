@@ -1,7 +1,6 @@
 """One arm's process: imports the arm, runs what the judge tells it, hands back outputs and times.
 
-Started as `python -m kda_judge.arms.arm_worker FD SPEC`: FD is the worker's end of the judge's socket pair,
-SPEC an `ArmSpec` as JSON. Expected outputs never exist here.
+`fork_server.py` starts it. Expected outputs never exist here.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import gc
 import json
 import os
 import socket
-import sys
 import traceback
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -333,14 +331,9 @@ def serve(channel: Channel, spec: ArmSpec) -> None:
         channel.send({"id": ident, **answer.model_dump(mode="json")})
 
 
-def main(arguments: list[str]) -> None:
-    """Entry point of the process."""
-    descriptor = int(arguments[0])
+def main(descriptor: int, spec: str) -> None:
+    """Run as a worker: `descriptor` is its end of the judge's socket pair, `spec` an `ArmSpec` as JSON."""
     supervise(descriptor)
     channel = Channel(socket.socket(fileno=descriptor))
     with contextlib.suppress(ChannelClosed):
-        serve(channel, ArmSpec.model_validate_json(arguments[1]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        serve(channel, ArmSpec.model_validate_json(spec))

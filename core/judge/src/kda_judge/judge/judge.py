@@ -186,14 +186,14 @@ class Judge:
     def _start_all(self) -> None:
         """Start every worker; they import side by side, and nothing is timed meanwhile."""
         self._cannot_start = {}
-        for arm in self._arms.values():
-            arm.start()
-        for name, arm in self._arms.items():
-            try:
-                arm.hello()
-            except Fault as fault:
-                # Not tried again in this generation: an import that hangs would cost its timeout on every row.
-                self._cannot_start[name] = fault
+        for step in (ArmProcess.start, ArmProcess.hello):
+            for name, arm in self._arms.items():
+                try:
+                    if name not in self._cannot_start:
+                        step(arm)
+                except Fault as fault:
+                    # Not tried again in this generation: an import that hangs would cost its timeout on every row.
+                    self._cannot_start[name] = fault
 
     def _isolate(self, number: int) -> None:
         """Fresh workers for every row but the first, where the task asks for that."""

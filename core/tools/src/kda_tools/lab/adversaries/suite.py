@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kda_judge.arms.arm_process import ArmProcess
+from kda_judge.arms.process_tree import trees
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.bench import CHANGED, Request, Session, frozen_rows, open_session, run
 from kda_judge.contract.tasks import Task
@@ -205,11 +206,10 @@ def started(
 
 def _kill_workers() -> None:
     """End this process's workers: a judge without them soon comes to an end, if by starting some once more."""
-    for folder in Path("/proc").glob("[0-9]*"):
+    for process in trees([os.getpid()])[os.getpid()]:
         with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"kda_judge.arms.arm_worker" in (folder / "cmdline").read_bytes():
-                os.kill(int(folder.name), signal.SIGTERM)  # the supervisor takes its worker's tree along
+            if b"kda_judge.arms.arm_worker" in Path(f"/proc/{process}/cmdline").read_bytes():
+                os.kill(process, signal.SIGTERM)  # the supervisor takes its worker's tree along
 
 
 def _timeless(ending: Ending | None) -> bool:

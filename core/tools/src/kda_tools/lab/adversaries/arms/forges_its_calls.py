@@ -5,7 +5,7 @@ Caught by: the judge knows what it asked for.
 
 import sys
 
-worker = sys.modules["__main__"]
+worker = sys.modules["kda_judge.arms.arm_worker"]
 _Timed = worker.Timed
 
 

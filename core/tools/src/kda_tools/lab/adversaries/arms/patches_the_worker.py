@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-worker = sys.modules["__main__"]
+worker = sys.modules["kda_judge.arms.arm_worker"]
 _hand_back = worker.Worker._hand_back
 _PENDING = {}
 

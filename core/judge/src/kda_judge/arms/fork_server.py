@@ -1,0 +1,220 @@
+"""A process that has imported torch once, and forks a worker for each arm that is started.
+
+The import takes more than a second of processor time, a fork some milliseconds. The server imports no arm and touches
+no GPU, so a worker inherits only what it would have imported itself. Python's own forkserver is not used: it imports
+the caller's main module into every child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from kda_judge.contract.task_import import import_path
+
+MESSAGE_BYTES = 1 << 16
+START_S = 180.0
+"""For the server to import torch and to answer. Forks that come later take milliseconds."""
+NOT_PASSED = {"PYTEST_CURRENT_TEST"}
+"""Which test runs is no arm's business, and it changes all the time."""
+ROOM = 512
+"""Bytes of the server's command line that a worker's own takes the place of."""
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+"""Folder and environment: what a worker inherits."""
+
+
+class Forked:
+    """A process that the server has forked, with the questions of `subprocess.Popen`."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+        self._descriptor = os.pidfd_open(pid)  # nobody else gets the number before the server has asked for the status
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the process runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None:
+            ended = select.poll()
+            ended.register(self._descriptor, select.POLLIN)
+            if not ended.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("worker", timeout or 0)
+            self.returncode = self._server.status(self.pid)
+            os.close(self._descriptor)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The judge's hold on one server. Judges may run in several threads, but it is asked by one at a time."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._log: Any = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(START_S)
+        self._lock = threading.Lock()
+        self._running: set[int] = set()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kda_judge.arms.fork_server", str(theirs.fileno()), " " * ROOM],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            # A session of its own: Ctrl-C reaches the judge alone.
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def fork(self, spec: str, channel: int, log: int) -> Forked:
+        """See the function of this name."""
+        pid = int(self._ask(spec.encode(), [channel, log]))
+        self._running.add(pid)
+        return Forked(self, pid)
+
+    def status(self, pid: int) -> int:
+        """The exit code of a process that has ended. With its server it was killed."""
+        self._running.discard(pid)
+        try:
+            return os.waitstatus_to_exitcode(int(self._ask(str(pid).encode(), [])))
+        except OSError:
+            return -signal.SIGKILL
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no worker of it is known to run."""
+        return not self._running
+
+    def stop(self) -> None:
+        """End the server; workers that still run end with it."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _ask(self, message: bytes, descriptors: list[int]) -> bytes:
+        with self._lock:
+            try:
+                socket.send_fds(self._socket, [message], descriptors)
+                if answer := self._socket.recv(MESSAGE_BYTES):
+                    return answer
+                raise ConnectionResetError
+            except BaseException as error:
+                self.stop()  # after Ctrl-C, say, its answer would be taken for the next question's
+                if isinstance(error, OSError):
+                    raise OSError(f"the process that forks workers has ended: {self._output() or error}") from None
+                raise
+
+    def _output(self) -> str:
+        self._log.seek(0)
+        return str(self._log.read().decode(errors="replace")).strip()
+
+
+_servers: dict[Key, ForkServer] = {}
+_lock = threading.Lock()
+
+
+def fork(extra: dict[str, str], spec: str, channel: int, log: int) -> Forked:
+    """A worker for the arm of `spec`, in this folder, with this process's environment and the variables `extra`.
+
+    `channel` and `log` are the descriptors of its end of the judge's socket pair and of the file that it prints to. The
+    server that forks it stays for what is started next.
+
+    Raises:
+        OSError: the server has ended or does not answer.
+    """
+    # Without bytecode of their own: what lies beside an arm's source after the run was put there.
+    own = {"PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {key: value for key, value in {**os.environ, **extra, **own}.items() if key not in NOT_PASSED}
+    key = (str(Path.cwd()), tuple(sorted(environment.items())))
+    with _lock:
+        if key not in _servers or not _servers[key].alive:
+            for other in [other for other, one in _servers.items() if one.idle or not one.alive]:
+                _servers.pop(other).stop()
+            _servers[key] = ForkServer(environment)
+        return _servers[key].fork(spec, channel, log)
+
+
+@atexit.register
+def _stop() -> None:
+    for one in _servers.values():
+        one.stop()
+
+
+def serve(channel: socket.socket) -> tuple[int, str]:
+    """Fork and wait as the judge asks. Returns in the children: a worker's end of its socket pair, and its spec."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+        if not message:
+            sys.exit()  # the judge has ended
+        if not descriptors:
+            channel.send(str(os.waitpid(int(message), 0)[1]).encode())
+            continue
+        worker, log = descriptors
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            os.setsid()
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            return worker, message.decode()
+        channel.send(str(pid).encode())
+        os.close(worker)
+        os.close(log)
+
+
+def _name(command: str) -> None:
+    """Have `ps` and the like show this command line: proc(5), arg_start and arg_end in /proc/self/stat."""
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    ctypes.memmove(start, command.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of the server, and of every worker."""
+    from kda_judge.arms import arm_worker, clocks, output_guards  # noqa: F401  # they import torch, for all workers
+
+    gc.freeze()  # so that a worker's collections leave these pages to all
+    worker, spec = serve(socket.socket(fileno=int(arguments[0])))
+    sys.argv = ["kda_judge.arms.arm_worker", str(worker), spec]  # as if it had been started alone
+    _name(" ".join([sys.executable, "-m", *sys.argv]))
+    arm_worker.main(worker, spec)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
