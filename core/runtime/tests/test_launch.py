@@ -2,6 +2,8 @@
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kda_runtime.launch import Launch, is_tracing
 
@@ -15,6 +17,20 @@ def test_tracing_is_seen():
     seen = []
     torch.func.vmap(lambda row: (seen.append(is_tracing(row)), row)[1])(x[None])
     assert seen == [True]
+
+
+def test_a_mode_that_looks_on_is_no_tracer():
+    """Else a launcher that records what a call allocates and launches sees an op, and nothing that it could replay."""
+
+    class Watcher(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **kwargs or {})
+
+    x = torch.zeros(3)
+    with Watcher():
+        assert not is_tracing(x)
+        assert make_fx(lambda y: y + is_tracing(y))(x)(x).tolist() == [1, 1, 1]
+    assert not is_tracing(x)
 
 
 def test_variant_names_what_triton_specialises_on():

@@ -168,12 +168,34 @@ def test_meaningless_arguments_are_named(case, fault):
             assert blamed == name or name in {*op.like.values(), *op.outputs}
 
 
+@each()
+def test_before_a_launch_is_nothing_but_allocations_and_views(case):
+    """SGLang's `replay_launches` repeats only such calls without their Python."""
+    seen = []
+
+    class Watcher(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **kwargs or {})
+            if "empty" not in func.__name__ and not func.is_view:
+                seen.append(str(func))
+            return result
+
+    assert case.op
+    with Watcher():
+        case.solution.launches(case.row.op, meta_tensors(case.row), case.row.scalars)
+    assert seen == []
+
+
 @each(1)
 @pytest.mark.parametrize("layout", ["as it is", "permuted"])
 def test_the_registered_op_is_truthful(case, layout):
     recorded = []
 
     class Recorder(TorchDispatchMode):
+        @classmethod
+        def is_infra_mode(cls):
+            return True  # as tracers' modes are: others do not see the op
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func.namespace.startswith(case.task.folder):
                 recorded.append((func, args, kwargs))

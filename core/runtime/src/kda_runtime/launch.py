@@ -167,12 +167,15 @@ def is_interpreted(kernel: object) -> bool:
 def is_tracing(*tensors: torch.Tensor) -> bool:
     """Whether a call with these arguments is being recorded, faked or transformed, so that the dispatcher must see it.
 
-    True inside a dispatch mode (FakeTensorMode, make_fx), a functorch transform, or for tensor subclasses with their
-    own dispatch. Under Dynamo ask `torch.compiler.is_compiling()` first.
+    True inside a dispatch mode of a tracer (FakeTensorMode, make_fx's, functionalization's), a functorch transform, or
+    for tensor subclasses with their own dispatch. Other modes only look on, and see of a Triton launch what they always
+    see: the allocations. SGLang's `replay_launches` is one. Under Dynamo ask `torch.compiler.is_compiling()` first.
     """
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    if _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack()):
         return True
     return any(type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for tensor in tensors)
 
