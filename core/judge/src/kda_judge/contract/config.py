@@ -202,6 +202,11 @@ class Config(Strict):
     bench: Bench = Bench()
     cpu: Cpu = Cpu()
 
+    @property
+    def capabilities(self) -> list[str]:
+        """What is compiled for, each once: several kinds of GPU may run the same machine code."""
+        return list(dict.fromkeys(target.capability for target in self.targets.values()))
+
     @model_validator(mode="after")
     def _names_resolve(self) -> "Config":
         for needed in ("baseline", "solution"):

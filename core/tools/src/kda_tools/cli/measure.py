@@ -333,8 +333,7 @@ def _compile(task: "Task", rows: list[str], arm: str = "solution") -> None:
     from kda_tools.lab.inspect.aot import compile_task
     from kda_tools.publish.list_views import print_kernels
 
-    targets = [target.capability for target in task.config.targets.values()]
-    kernels = compile_task(task, select(task.workloads, rows), targets, arm)
+    kernels = compile_task(task, select(task.workloads, rows), task.config.capabilities, arm)
     if kernels is None:
         typer.echo(f"no kernels to compile: {arm} has no launches(op, inputs, scalars)")
     else:

@@ -46,7 +46,7 @@ def rederive(task: Task) -> None:
 
 
 def _compile(planned: run_sweep.Plan) -> None:
-    targets = [target.capability for target in planned.request.task.config.targets.values()]
+    targets = planned.request.task.config.capabilities
     check_targets(planned.request.task, targets)
     used = compile_all(planned.trials, targets)
     for target in targets:
