@@ -26,7 +26,7 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 ROOT = Path(__file__).resolve().parent
 CORE = [ROOT / "core" / name for name in ("runtime", "judge", "tools")]
 """The packages, each after those that it depends on."""
-EXTRAS = {"runtime": ("torch", "cutedsl"), "judge": ("torch", "upstream"), "tools": ("plots", "site", "models")}
+EXTRAS = {"runtime": ("torch", "cutedsl"), "judge": ("torch", "upstream"), "tools": ("llm", "plots", "site", "models")}
 """What of them the shared environment has."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
@@ -50,6 +50,8 @@ DEVELOPMENT = [
     "ruff",
     "uv",
 ]
+LLM_TOOLS = ["guidellm==0.8.1", "transformers[serving]==5.17.0"]
+"""The server and the load generator of `kda llm`. guidellm wants another click than constraints.txt has."""
 PYTHONPATH = os.pathsep.join(filter(None, [*(str(core / "src") for core in CORE), os.environ.get("PYTHONPATH")]))
 WORKERS = ("-n", "0" if shutil.which("nvidia-smi") else str(min(len(os.sched_getaffinity(0)), 8)))
 """Processes of a test session: a GPU has to be one test's alone, and more than a few do not fit into memory."""
@@ -246,6 +248,38 @@ def versions(session: nox.Session) -> None:
             shown = "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)"
             run(session, "-c", shown, ahead=folder)
             run(session, "-m", "pytest", *WORKERS, *places, *rest, tools=tools, ahead=folder)
+
+
+@nox.session(name="llm-tools", venv_backend="none")
+def llm_tools(session: nox.Session) -> None:
+    """Install transformers' server and guidellm into .nox/llm, for `kda llm serve` and `kda llm bench`"""
+    python = python_of(session, ())
+    place = ROOT / ".nox" / "llm" / SHARED.name
+    wanted = f"{LLM_TOOLS} {python} {fingerprint()}"
+    stamp = place / "stamp"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    session.run(sys.executable, "-m", "virtualenv", "-q", "--clear", "-p", python, str(place), external=True)
+    # torch and what else is there already is taken from the environment of all sessions, not installed again
+    asked = [python, "-c", "import sysconfig, torch; print(sysconfig.get_path('purelib')); print(torch.__version__)"]
+    behind, torch = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "behind.pth").write_text(f"{behind}\n")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
+        pins.write(f"torch=={torch.partition('+')[0]}\n")
+        pins.flush()
+        session.run(
+            str(place / "bin" / "python"), "-m", "pip", "install", "-q", "-c", pins.name, *LLM_TOOLS, external=True
+        )
+    stamp.write_text(wanted)
+
+
+@nox.session(venv_backend="none")
+def llm(session: nox.Session) -> None:
+    """Try `kda llm` end to end on this machine: a tiny model, a real server, guidellm, capture, inventory, cards"""
+    llm_tools(session)
+    tests = str(ROOT / "core" / "tools" / "tests" / "test_llm_end_to_end.py")
+    run(session, "-m", "pytest", "-n", "0", tests, *session.posargs, tools=("pytest", "pytest-timeout", "pytest-xdist"))
 
 
 @nox.session(venv_backend="none")

@@ -7,7 +7,7 @@ draft: what it computes, and which bytes really have to move, is for a person to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +43,9 @@ BYTES_RULE = (
 )
 
 
+MovedBy = Callable[[Hotspot, "tuple[Tensor, ...] | None"], "int | None"]
+
+
 class CardTensor(Strict):
     """One input."""
 
@@ -64,6 +67,20 @@ class CardRow(Strict):
     """Of a call, by `bytes_rule`; None where a dtype or the shapes are unknown."""
     limit_us: Amount | None = None
     """What the device needs for these bytes."""
+    phase: str | None = None
+    """Of an inventory of several traces: which one."""
+
+
+class PhaseShare(Strict):
+    """What the operator takes in one phase of an inventory; as the keys of the card, which are of the largest share."""
+
+    phase: str
+    share: Amount
+    us_per_step: Amount
+    calls_per_step: Amount
+    step_us: Amount
+    saved_us_per_step: Amount | None = None
+    step_speedup_at_most: Amount | None = None
 
 
 class Card(Strict):
@@ -90,6 +107,10 @@ class Card(Strict):
     """Amdahl: step / (step - saved). Less where the GPU waits for the host or runs other work at the same time."""
     limit_source: str
     bytes_rule: str
+    model: str | None = None
+    """Of an inventory, as the next two."""
+    phase: str | None = None
+    phases: tuple[PhaseShare, ...] = ()
     row: tuple[CardRow, ...]
 
 
@@ -105,8 +126,8 @@ def cards(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: Co
             f"--cards: {profile.file}: expected at most {MOST_UNATTRIBUTED:.0%} of GPU time unattributed, got "
             f"{unknown:.1%}; profile without CUDA graphs, with CPU activities, with_stack=True and record_shapes=True"
         )
-    made = [_card(profile, spot, found, limit) for spot, found in judged if wants_card(profile, spot, found)]
-    return sorted(made, key=lambda card: (-(card.saved_us_per_step or 0.0), -card.share, card.operator, card.module))
+    made = [card(profile, spot, found, limit) for spot, found in judged if wants_card(profile, spot, found)]
+    return sorted(made, key=lambda one: (-(one.saved_us_per_step or 0.0), -one.share, one.operator, one.module))
 
 
 def wants_card(profile: Profile, spot: Hotspot, found: Finding) -> bool:
@@ -115,10 +136,22 @@ def wants_card(profile: Profile, spot: Hotspot, found: Finding) -> bool:
     return found.status is Status.NEW and large and spot.attributed and spot.kind in BOUND_BY_BYTES
 
 
-def _card(profile: Profile, spot: Hotspot, found: Finding, limit: CopyLimit | None) -> Card:
+def card(
+    profile: Profile,
+    spot: Hotspot,
+    found: Finding,
+    limit: CopyLimit | None,
+    moved_by: MovedBy | None = None,
+    rule: str = BYTES_RULE,
+) -> Card:
+    """The draft for one hotspot; a missing limit leaves out what follows from it.
+
+    `moved_by` gives the bytes of a call where `rule` says more than BYTES_RULE; None from it: BYTES_RULE decides.
+    """
     made, saved = [], None
     for row in rows(spot):
-        moved = bytes_moved(spot, row.inputs, row.moved // row.calls)
+        moved = moved_by(spot, row.inputs) if moved_by is not None else None
+        moved = bytes_moved(spot, row.inputs, row.moved // row.calls) if moved is None else moved
         floor = limit.us(moved) if limit is not None and moved else None
         if floor is not None:
             saved = (saved or 0.0) + max(row.us - floor * row.calls, 0.0) / profile.steps
@@ -152,7 +185,7 @@ def _card(profile: Profile, spot: Hotspot, found: Finding, limit: CopyLimit | No
         if saved is None or saved >= profile.step_us
         else profile.step_us / (profile.step_us - saved),
         limit_source=source or f"none: no clean run of a task is recorded on {profile.gpu or 'this unnamed GPU'}",
-        bytes_rule=BYTES_RULE,
+        bytes_rule=rule,
         row=tuple(made),
     )
 
@@ -197,12 +230,12 @@ def write(made: Iterable[Card], folder: Path) -> list[Path]:
     """One file per card, named by rank and operator, in a folder as `empty_folder` asks for."""
     empty_folder(folder)
     paths = []
-    for rank, card in enumerate(made, start=1):
-        name = re.sub(r"\W+", "_", f"{card.operator}_{card.module}").strip("_")
+    for rank, draft in enumerate(made, start=1):
+        name = re.sub(r"\W+", "_", f"{draft.operator}_{draft.module}").strip("_")
         path = folder / f"{rank:02d}_{name[:60]}.toml"
         document = tomlkit.document()
-        document.add(tomlkit.comment("A draft of a task card, by `kda model trace --cards`; times in microseconds."))
-        for key, value in card.model_dump(mode="json", exclude_none=True).items():
+        document.add(tomlkit.comment("A draft of a task card; times in microseconds."))
+        for key, value in draft.model_dump(mode="json", exclude_none=True).items():
             document[key] = value
         path.write_text(tomlkit.dumps(document), encoding="utf-8")
         paths.append(path)

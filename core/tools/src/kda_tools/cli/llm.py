@@ -1,0 +1,205 @@
+"""`kda llm`: serve a language model, load it, profile it, and say which of its kernels are worth a task."""
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from kda_judge.contract.errors import ArmFailed, UsageError
+from kda_tools.cli.base import MOST, command_line, relative, seconds, writable
+from kda_tools.cli.base import app as kda
+
+if TYPE_CHECKING:
+    from kda_tools.llm.known_llms import EngineName
+    from kda_tools.llm.known_llms import Target as GpuName
+
+app = typer.Typer(help="Language models in serving: from a server to task cards.", no_args_is_help=True)
+kda.add_typer(app, name="llm")
+Url = Annotated[str, typer.Argument(metavar="URL", help="Of a running server: http://HOST:PORT.")]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `kda llm list` shows.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the record there.")]
+Record = Annotated[bool, typer.Option("--record", help="Append it to the checkout's records.")]
+
+
+class Engine(str, Enum):
+    """What serves."""
+
+    TRANSFORMERS = "transformers"
+    SGLANG = "sglang"
+    VLLM = "vllm"
+
+
+class Profiled(str, Enum):
+    """Engines with a profiler."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+
+
+class Target(str, Enum):
+    """What a serving command is for."""
+
+    H200 = "h200"
+    B200 = "b200"
+
+
+class Load(str, Enum):
+    """Loads of llm/models.toml."""
+
+    LOW = "low"
+    MID = "mid"
+    HIGH = "high"
+
+
+@app.command("list")
+def list_llms() -> None:
+    """List the models, how they are served, and where their figures come from."""
+    from kda_tools.llm.known_llms import load_llms
+    from kda_tools.llm.llm_views import list_lines
+
+    typer.echo("\n".join(list_lines(load_llms())))
+
+
+@app.command()
+def serve(
+    model: ModelName = "tiny",
+    engine: Annotated[Engine, typer.Option("--engine", help="What serves.")] = Engine.TRANSFORMERS,
+    target: Annotated[
+        Target | None, typer.Option("--target", help="GPUs that the command is for; without it: this machine's.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    traces: Annotated[Path, typer.Option("--traces", metavar="DIR", help="Where vLLM's profiler is to write.")] = Path(
+        "traces"
+    ),
+    show: Annotated[bool, typer.Option("--print", help="Print the command, and start nothing.")] = False,
+) -> None:
+    """Serve MODEL until Ctrl-C. Without arguments: a tiny random model on this machine, by transformers."""
+    import shlex
+
+    from kda_judge.evidence import gpu_state
+    from kda_tools.llm import engines
+    from kda_tools.llm import serve as serving
+    from kda_tools.llm.known_llms import load_llms
+
+    known = load_llms()
+    name: EngineName = engine.value
+    chosen = cast("GpuName | None", target and target.value)
+    if target is None and gpu_state.has_gpu():
+        chosen = _this_gpu(known.model(model).gpus)
+    words = engines.command(known, model, name, chosen, host, port, traces.absolute())
+    if show:
+        typer.echo(shlex.join(words))
+        return
+    words[0] = engines.find_program(known.engines[name].program, known.engines[name].install)
+    serving.demand_free(host, port)
+    local = known.model(model).hub is None
+    if local:
+        typer.echo(f"model: {words[words.index(engines.model_path(known, model))]}")
+    code = serving.run(words, engines.environment(local), f"http://{host}:{port}", typer.echo)
+    if code:
+        raise ArmFailed(f"{words[0]}: ended with exit code {code}; what it said is above")
+
+
+def _this_gpu(known: "dict[GpuName, int]") -> "GpuName":
+    """The target that this machine's GPU is, else the model's first one."""
+    from kda_judge.evidence import gpu_state
+
+    gpu = gpu_state.read_state(0).name.lower()
+    return next((target for target in known if target in gpu), next(iter(known), "h200"))
+
+
+@app.command()
+def bench(
+    url: Url,
+    load: Annotated[Load, typer.Option("--load", help="How many requests at once.")] = Load.LOW,
+    data: Annotated[
+        str, typer.Option("--data", metavar="random|FILE", help="Random tokens, or JSON lines with a key `prompt`.")
+    ] = "random",
+    model: Annotated[
+        str | None, typer.Option("--model", help="As the server names it; the first that it lists, or the tiny one.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Folder or name on the Hub; the model's own.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option("--requests", min=1, max=MOST, help="Instead of the load's.")] = None,
+    input_tokens: Annotated[int | None, typer.Option("--input-tokens", min=1, help="Of a random prompt.")] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option("--output-tokens", min=1, help="Most that are asked for.")
+    ] = None,
+    record: Record = False,
+    json: JsonFile = None,
+) -> None:
+    """Load a server with guidellm: time to first token, time between tokens, tokens a second, failures."""
+    from kda_judge.evidence.record_log import append
+    from kda_tools.llm import engines, guidellm_load, load_record, server_client
+    from kda_tools.llm.known_llms import folder, load_llms
+    from kda_tools.llm.llm_views import load_lines
+
+    writable(json)
+    known = load_llms()
+    url = server_client.check_url(url)
+    listed = server_client.served_models(url) if model is None else []
+    name = model or (listed[0] if listed else engines.model_path(known, "tiny"))
+    chosen = known.loads[load.value]
+    plan = guidellm_load.LoadPlan(
+        url=url,
+        model=name,
+        tokenizer=tokenizer or name,
+        load=load.value,
+        concurrency=chosen.concurrency,
+        requests=requests or chosen.requests,
+        input_tokens=input_tokens or known.tokens.input,
+        output_tokens=output_tokens or known.tokens.output,
+        data=None if data == "random" else Path(data),
+        local=Path(tokenizer or name).is_dir(),
+        command=command_line(),
+    )
+    found = guidellm_load.run(plan)
+    if record:
+        append(load_record.log(folder()), found)
+    if json is not None:
+        json.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    typer.echo("\n".join(load_lines(found)))
+    if not found.succeeded:
+        raise ArmFailed(f"{url}: none of {found.requests} requests succeeded; the record says why")
+    if found.partial:
+        raise ArmFailed(f"{url}: {'the server died' if found.died else 'the load ended early'}: a partial record")
+
+
+@app.command()
+def profile(
+    url: Url,
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the server writes; of vLLM its own folder.")],
+    engine: Annotated[Profiled | None, typer.Option("--engine", help="As the server says, when left out.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="Of SGLang.")] = 10,
+    duration: Annotated[
+        float, typer.Option("--seconds", callback=seconds, help="Of vLLM, which counts no steps.")
+    ] = 2.0,
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="With operators, shapes and frames, which slow the host down.")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", callback=seconds, help="For a steady load, and then for the trace; seconds.")
+    ] = 60.0,
+) -> None:
+    """Have a loaded server of SGLang or vLLM write a trace, once its load is steady."""
+    from kda_tools.llm import profile_server, server_client
+    from kda_tools.llm.known_llms import load_llms
+
+    url = server_client.check_url(url)
+    name = engine.value if engine else server_client.owner(url)
+    if name not in [one.value for one in Profiled]:
+        raise UsageError(f"--engine: {url} does not say that it is SGLang or vLLM, it says {name!r}; name the engine")
+    plan = profile_server.ProfilePlan(
+        url=url,
+        engine=cast("Literal['sglang', 'vllm']", name),
+        folder=out,
+        steps=steps,
+        seconds=duration,
+        shapes=shapes,
+        wait_s=wait,
+    )
+    for path in profile_server.run(plan, load_llms().engines[plan.engine], typer.echo):
+        typer.echo(relative(path.absolute()))

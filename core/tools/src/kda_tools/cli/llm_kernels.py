@@ -1,0 +1,158 @@
+"""`kda llm capture`, `inventory` and `cards`: which kernels a model's steps need, and which are worth a task."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.cli.base import MOST, command_line, relative, writable
+from kda_tools.cli.llm import ModelName, Record, app
+
+if TYPE_CHECKING:
+    from kda_tools.llm.inventory import Inventory
+    from kda_tools.traces.catalogue import Entry
+    from kda_tools.traces.copy_limit import CopyLimit
+
+
+@app.command()
+def capture(
+    model: ModelName,
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder for traces and capture.json.")],
+    layers: Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")] = None,
+    prefill: Annotated[
+        list[int] | None, typer.Option("--prefill", min=1, help="Tokens of a prompt; may be repeated.")
+    ] = None,
+    decode: Annotated[
+        list[int] | None, typer.Option("--decode", min=1, help="Sequences in a step; may be repeated.")
+    ] = None,
+    kv: Annotated[int | None, typer.Option("--kv", min=2, help="Tokens of each sequence in decode steps.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="In a trace.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Times of a step.")] = 20,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30)] = 0,
+    offline: Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")] = False,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")] = False,
+) -> None:
+    """Run a model's steps here, with random weights, in a server's structure. Without a GPU: tiny, untimed."""
+    from kda_judge.evidence import gpu_state
+    from kda_tools.llm.known_llms import folder, load_llms
+    from kda_tools.traces.cards import empty_folder
+
+    known = load_llms()
+    known.model(model)
+    empty_folder(out)
+    from kda_tools.llm import capture as capturing
+    from kda_tools.llm.llm_views import capture_lines
+
+    gpu = gpu_state.has_gpu()
+    plan = capturing.CapturePlan(
+        model=model,
+        layers=layers,
+        prefill=tuple(prefill or ([4096] if gpu else [24])),
+        decode=tuple(decode or ([1, 16, 64] if gpu else [1, 4])),
+        kv=kv or (2048 if gpu else 32),
+        steps=steps,
+        samples=samples,
+        seed=seed,
+        folder=out,
+        offline=offline,
+        allow_busy=allow_busy,
+        command=command_line(),
+    )
+    pin = known.kernels.pin
+    found = capturing.run(plan, known, pin, folder() / pin.files, typer.echo)
+    typer.echo("\n".join(capture_lines(found)))
+    typer.echo(f"{relative(out.absolute())}: the traces and the record; next: kda llm inventory {out}")
+
+
+@app.command()
+def inventory(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="The folder of a capture, or a server's traces.")
+    ],
+    model: Annotated[str | None, typer.Option("--model", help="Of a server's traces.")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="Of a server's traces: name and release.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST, help="In a server's trace.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the inventory there.")] = None,
+    threshold: Annotated[float, typer.Option(min=0, max=100, help="Per cent of GPU time from which a line shows.")] = 1,
+    record: Record = False,
+) -> None:
+    """Say what the steps of a model spend the GPU's time on, phase by phase."""
+    from kda_judge.evidence import provenance, record_log
+    from kda_tools.llm import inventory as inventories
+    from kda_tools.llm.kernel_cards import judge, worth
+    from kda_tools.llm.known_llms import folder, load_llms
+    from kda_tools.llm.llm_views import inventory_lines
+
+    writable(out)
+    now = (provenance.run_id(), provenance.utc(), command_line())
+    if len(traces) == 1 and traces[0].is_dir():
+        found = inventories.of_capture(traces[0], *now)
+    else:
+        if model is None or engine is None:
+            raise UsageError("kda llm inventory: traces of a server need --model and --engine, as 'sglang 0.5.23'")
+        load_llms().model(model)
+        found = inventories.of_traces(traces, steps, model, engine, *now)
+    lines = worth(judge(found, _catalogue()), threshold / 100)
+    if out is not None:
+        out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    if record:
+        record_log.append(inventories.log(folder()), found)
+    typer.echo("\n".join(inventory_lines(found, lines)))
+
+
+@app.command()
+def cards(
+    file: Annotated[Path, typer.Argument(metavar="INVENTORY", help="A file of `kda llm inventory --out`.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    threshold: Annotated[float, typer.Option(min=0, max=100, help="Per cent of GPU time that a kernel needs.")] = 1,
+) -> None:
+    """Write a task card for every kernel of an inventory that is worth one; `kda new --from-trace` takes it."""
+    from kda_tools.llm import inventory as inventories
+    from kda_tools.llm import kernel_cards
+    from kda_tools.llm.llm_views import worth_lines
+    from kda_tools.traces import cards as drafts
+    from kda_tools.traces import trace_view
+
+    found = inventories.read(file)
+    made, lines = kernel_cards.cards(found, _catalogue(), _limits(found), threshold / 100)
+    drafts.empty_folder(out)
+    paths = drafts.write(made, out)
+    typer.echo("\n".join(worth_lines(lines)))
+    typer.echo("")
+    for line in trace_view.card_lines(made, [path.name for path in paths]):
+        typer.echo(line)
+    typer.echo(f"{kernel_cards.names(made)} in {relative(out.absolute())}")
+
+
+def _catalogue() -> "tuple[Entry, ...]":
+    from kda_judge.contract.tasks import checkout_root
+    from kda_tools.traces import catalogue
+
+    root = checkout_root()
+    if root is None:
+        raise UsageError("kda llm: expected a checkout, whose docs/catalogue it reads; there is none here")
+    return catalogue.load(root)
+
+
+def _limits(found: "Inventory") -> "dict[str, CopyLimit | None]":
+    from kda_judge.contract.tasks import find_tasks
+    from kda_tools.traces.copy_limit import copy_limit
+
+    return {gpu: copy_limit(gpu, find_tasks()) for gpu in {phase.gpu for phase in found.phases}}
+
+
+@app.command()
+def lock() -> None:
+    """List the upstream files whose kernels a capture runs, with their sha256."""
+    from kda_judge.arms import upstream
+    from kda_judge.contract.tasks import checkout_root
+    from kda_tools.llm.known_llms import folder, load_llms
+    from kda_tools.models.known_models import Patterns
+    from kda_tools.models.lock_wheels import write_lock
+
+    kernels = load_llms().kernels
+    wheel = upstream.obtain(kernels.pin, upstream.cache_folder(checkout_root()), offline=False)
+    path = folder() / kernels.pin.files
+    count = write_lock(Patterns(take=kernels.take, without=kernels.without), wheel, path)
+    typer.echo(f"{relative(path)}: {count} files")

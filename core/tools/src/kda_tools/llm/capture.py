@@ -1,0 +1,193 @@
+"""`kda llm capture`: a model's step in this process, under torch.profiler and in a CUDA graph.
+
+Without a GPU the structure is the same, the operations are PyTorch's, and only what they are called with is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kda_judge.arms import upstream
+from kda_judge.contract.config import Pin
+from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_judge.contract.tasks import checkout_root
+from kda_judge.evidence import gpu_state, provenance
+from kda_tools.llm.capture_record import FILE, CapturedPhase, CaptureRecord, OperationCall, TensorOf
+from kda_tools.llm.known_llms import KnownLlms
+from kda_tools.llm.served_names import is_stand_in
+from kda_tools.llm.served_step import ServedStep, Signature
+from kda_tools.llm.step_ops import PlainOps, StepOps, UpstreamOps
+
+WARM_UP = 3
+CPU_MOST = 1024
+"""Widest hidden state that is built without a GPU."""
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """What the user asked for."""
+
+    model: str
+    layers: int | None
+    """None: all of the real model."""
+    prefill: tuple[int, ...]
+    """Tokens of one sequence."""
+    decode: tuple[int, ...]
+    """Sequences with one new token each."""
+    kv: int
+    """Tokens of each of these."""
+    steps: int
+    samples: int
+    """Of the times of a step."""
+    seed: int
+    folder: Path
+    offline: bool
+    allow_busy: bool
+    command: str
+
+
+def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callable[[str], None]) -> CaptureRecord:
+    """Capture every phase, and write traces and record into the folder.
+
+    Raises:
+        UsageError: an unknown model, one whose structure is not built here, or one too wide for a CPU.
+        MissingRequirement: a busy GPU, or upstream's wheel cannot be had.
+    """
+    model = known.model(plan.model)
+    if not model.captured:
+        fitting = ", ".join(name for name, one in known.models.items() if one.captured)
+        raise UsageError(f"{plan.model}: expected a model whose step is built here, {fitting}")
+    gpu = gpu_state.has_gpu()
+    if not gpu and model.config.hidden_size > CPU_MOST:
+        raise UsageError(f"{plan.model}: there is no GPU, and its step is too large for a CPU; take tiny or tiny-moe")
+    before = gpu_state.read_state(0) if gpu else None
+    if before and (reason := gpu_state.busy(before)) and not plan.allow_busy:
+        raise MissingRequirement(f"{reason}; wait, or capture all the same with --allow-busy")
+    git = provenance.git_state(checkout_root())
+    device, dtype = torch.device("cuda" if gpu else "cpu"), torch.bfloat16 if gpu else torch.float32
+    layers = min(plan.layers or model.config.layers, model.config.layers)
+    ops: StepOps = PlainOps()
+    if gpu:
+        tree = upstream.fetch(pin, lock, upstream.cache_folder(checkout_root()), offline=plan.offline)
+        ops = UpstreamOps(tree, pin.version)
+    utc, run_id = provenance.utc(), provenance.run_id()
+    with torch.inference_mode():
+        served = ServedStep(model.config, layers, ops, device, dtype, plan.seed)
+        phases = tuple(_phases(plan, served, said))
+    after = gpu_state.read_state(0) if gpu else None
+    names = {call.name for phase in phases for call in phase.calls}
+    record = CaptureRecord(
+        run_id=run_id,
+        utc=utc,
+        command=plan.command,
+        model=plan.model,
+        layers=layers,
+        layers_of_model=model.config.layers,
+        device="cuda" if gpu else "cpu",
+        gpu=before.name if before else None,
+        dtype=str(dtype).removeprefix("torch."),
+        seed=plan.seed,
+        kernels=f"{pin.package} {pin.version} {pin.wheel_sha256}" if gpu else "PyTorch",
+        files=hashlib.sha256(lock.read_bytes()).hexdigest() if gpu else None,
+        stand_ins=tuple(sorted(name for name in names if is_stand_in(name))),
+        commit=git.commit,
+        dirty=git.dirty,
+        versions=provenance.versions(before.driver if before else None),
+        noisy=tuple(gpu_state.noise(before, after)) if before and after else (),
+        phases=phases,
+    )
+    (plan.folder / FILE).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+def _phases(plan: CapturePlan, served: ServedStep, said: Callable[[str], None]) -> Iterator[CapturedPhase]:
+    kinds = [(f"prefill-{tokens}", 1, tokens, tokens) for tokens in plan.prefill]
+    kinds += [(f"decode-b{batch}-kv{plan.kv}", batch, 1, plan.kv) for batch in plan.decode]
+    for name, batch, new, kv in kinds:
+        said(f"{plan.model} {name}")
+        empty = CapturedPhase(
+            name=name, batch=batch, new_tokens=new, kv_tokens=kv, steps=plan.steps, calls=(), trace=None
+        )
+        try:
+            yield _phase(plan, served, empty)
+        except torch.cuda.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            why = f"out of GPU memory: {str(error).splitlines()[0]}"
+            yield empty.model_copy(update={"left_out": why})
+
+
+def _phase(plan: CapturePlan, served: ServedStep, empty: CapturedPhase) -> CapturedPhase:
+    cuda = served.device.type == "cuda"
+    step = served.step(empty.batch, empty.new_tokens, empty.kv_tokens)
+    eager: tuple[float, ...] = ()
+    graph: tuple[float, ...] = ()
+    refused = trace = None
+    if cuda:
+        for _ in range(WARM_UP):
+            step()
+        eager = _times(step, plan.samples)
+        try:
+            graph = _graph_times(step, plan.samples)
+        except RuntimeError as error:
+            refused = str(error).splitlines()[0]
+    served.calls.seen.clear()
+    served.calls.on = True
+    try:
+        if cuda:
+            trace = f"{plan.model}-{empty.name}.trace.json"
+            _profile(step, plan.steps, plan.folder / trace)
+        else:
+            for _ in range(plan.steps):
+                step()
+    finally:
+        served.calls.on = False
+    calls = tuple(
+        OperationCall(name=name, tensors=_tensors(signature), calls_a_step=count / plan.steps)
+        for (name, signature), count in served.calls.seen.items()
+    )
+    return empty.model_copy(
+        update={"calls": calls, "trace": trace, "eager_us": eager, "graph_us": graph, "graph_refused": refused}
+    )
+
+
+def _tensors(signature: Signature) -> tuple[TensorOf, ...]:
+    return tuple(TensorOf(dtype=dtype, shape=shape, strides=strides) for dtype, shape, strides in signature)
+
+
+def _times(step: Callable[[], object], samples: int) -> tuple[float, ...]:
+    """Microseconds of single steps, between two CUDA events."""
+    found = []
+    for _ in range(samples):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) * 1e3)
+    return tuple(found)
+
+
+def _graph_times(step: Callable[[], object], samples: int) -> tuple[float, ...]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    graph.replay()
+    return _times(graph.replay, samples)
+
+
+def _profile(step: Callable[[], object], steps: int, trace: Path) -> None:
+    """Write a trace of so many steps, each of them marked."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=kinds, record_shapes=True, schedule=schedule(wait=0, warmup=1, active=steps)) as profiler:
+        for _ in range(steps + 1):
+            step()
+            torch.cuda.synchronize()
+            profiler.step()
+    profiler.export_chrome_trace(str(trace))

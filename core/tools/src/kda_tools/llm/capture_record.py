@@ -1,0 +1,97 @@
+"""What `kda llm capture` leaves behind beside its traces: `capture.json`, the calls of every phase and how it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, validate
+
+SCHEMA_VERSION: Final = 1
+FILE = "capture.json"
+
+
+class TensorOf(Strict):
+    """One tensor that an operation was called with."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    strides: tuple[Count, ...]
+
+
+class OperationCall(Strict):
+    """Calls of one operation with the same tensors."""
+
+    name: str
+    """As the range in the trace, without its prefix."""
+    tensors: tuple[TensorOf, ...]
+    calls_a_step: Amount
+
+
+class CapturedPhase(Strict):
+    """Steps of one kind."""
+
+    name: str
+    """`prefill-4096`, `decode-b16-kv2048`."""
+    batch: Count
+    new_tokens: Count
+    """Of each sequence."""
+    kv_tokens: Count
+    """Of each sequence, the new ones among them."""
+    steps: Count
+    calls: tuple[OperationCall, ...]
+    trace: str | None
+    """File beside this one; None without a GPU, or where the phase was left out."""
+    eager_us: tuple[Amount, ...] = ()
+    """GPU time of a step, launched one kernel after the other; empty where nothing was timed."""
+    graph_us: tuple[Amount, ...] = ()
+    """The same step as a CUDA graph, replayed."""
+    graph_refused: str | None = None
+    """Why the step is no CUDA graph."""
+    left_out: str | None = None
+    """Why the phase was not captured."""
+
+
+class CaptureRecord(Strict):
+    """One capture."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    utc: str
+    command: str
+    model: str
+    layers: Annotated[int, Field(gt=0)]
+    layers_of_model: Annotated[int, Field(gt=0)]
+    device: Literal["cpu", "cuda"]
+    """`cpu`: the operations were PyTorch's, and nothing was timed."""
+    gpu: str | None
+    dtype: str
+    seed: Count
+    kernels: str
+    """Whose operations ran: package, version and sha256 of its wheel, or `PyTorch`."""
+    files: Digest | None
+    """Of the list of upstream files."""
+    stand_ins: tuple[str, ...]
+    """Operations that no server runs like this; never carded."""
+    commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
+    dirty: bool
+    versions: dict[str, str]
+    noisy: tuple[str, ...]
+    phases: tuple[CapturedPhase, ...]
+
+
+def read(path: Path) -> CaptureRecord:
+    """The record of a file or of the folder that holds it; a broken one is a UsageError that names file and key."""
+    import json
+
+    file = path / FILE if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{file}: file not found; `kda llm capture` writes one") from None
+    except ValueError as error:
+        raise UsageError(f"{file}: expected a capture's JSON: {error}") from None
+    return validate(CaptureRecord, content, file)

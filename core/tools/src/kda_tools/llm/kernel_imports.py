@@ -1,0 +1,55 @@
+"""SGLang's kernels of a language model's step, imported from a verified tree, and the few answers that they ask for.
+
+The kernels are files of their own; what chooses between them in a server is not loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from kda_judge.contract.errors import KdaError, UpstreamError
+from kda_tools.models import standins
+
+OPS = "sglang.kernels.ops."
+
+
+class Finder(standins.Finder):
+    """The models' finder, with what the kernels of mixtures of experts ask for beside."""
+
+    def __init__(self, tree: Path, version: str) -> None:
+        super().__init__(tree, version)
+        hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+        known = self._standins
+        self._standins = {
+            **known,
+            "sglang.srt.utils": {
+                **known["sglang.srt.utils"],
+                "cpu_has_amx_support": standins.no,
+                "is_sm90_supported": lambda: hopper,
+            },
+            "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": standins.no},
+            "sglang.srt.layers.moe.utils": {"get_moe_padding_size": lambda _: 0},  # of FP8, which no capture runs
+        }
+
+
+def load(tree: Path, version: str, names: tuple[str, ...]) -> list[ModuleType]:
+    """The modules `sglang.kernels.ops.NAME`.
+
+    Raises:
+        UpstreamError: one does not import; says which, and why.
+    """
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder(tree.resolve(), version))
+        sys.meta_path.append(standins.Absent())
+    found = []
+    for name in names:
+        try:
+            found.append(importlib.import_module(OPS + name))
+        except (ImportError, KdaError) as error:
+            raise UpstreamError(f"sglang {version}: {OPS}{name} does not import: {error}") from error
+    return found

@@ -1,0 +1,170 @@
+"""The language models, engines and loads that `kda llm` knows, as data: `llm/models.toml`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kda_judge.contract.config import Pin
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.near_names import nearest
+from kda_judge.contract.strict_models import Strict, read_toml, validate
+from kda_judge.contract.tasks import checkout_root
+
+FOLDER = Path("llm")
+"""In the checkout: `models.toml`, the list of upstream files, and `docs/` with the records and their pages."""
+Size = Annotated[int, Field(gt=0, le=1 << 24)]
+Target = Literal["h200", "b200"]
+EngineName = Literal["transformers", "sglang", "vllm"]
+
+
+class Load(Strict):
+    """How a server is loaded."""
+
+    concurrency: Size
+    """Requests in flight."""
+    requests: Size
+    """Requests in all."""
+
+
+class Tokens(Strict):
+    """Of one request with random data."""
+
+    input: Size
+    output: Size
+    source: str
+
+
+class Engine(Strict):
+    """How an engine is started. Words in braces are filled in: model, host, port, gpus, traces."""
+
+    release: str
+    program: str
+    """What has to be on the path."""
+    command: tuple[str, ...] = Field(min_length=1)
+    on_cpu: tuple[str, ...] | None = None
+    """More words where there is no GPU; None: this engine needs one."""
+    install: str
+    source: str
+    running: str | None = None
+    """The metric at /metrics that counts requests being worked on; None: there is none, and no profiler either."""
+    waiting: str | None = None
+    """As `running`: those that wait."""
+
+
+class Config(Strict):
+    """Widths of one model. What no source gives is absent."""
+
+    attention: Literal["grouped", "latent"]
+    """Grouped-query, or multi-head latent (MLA)."""
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size | None = None
+    """Of dense layers."""
+    layers: Size
+    dense_layers: Annotated[int, Field(ge=0)] = 0
+    """Of a model with experts: the first ones, which have none."""
+    heads: Size
+    kv_heads: Size | None = None
+    head_dim: Size | None = None
+    qk_norm: bool | None = None
+    kv_lora_rank: Size | None = None
+    qk_rope_head_dim: Size | None = None
+    rms_norm_eps: float | None = None
+    rope_theta: float | None = None
+    experts: Size | None = None
+    experts_per_token: Size | None = None
+    shared_experts: Annotated[int, Field(ge=0)] = 0
+    moe_intermediate_size: Size | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Config":
+        moe = (self.experts, self.experts_per_token, self.moe_intermediate_size)
+        if any(moe) and not all(moe):
+            raise ValueError("experts, experts_per_token, moe_intermediate_size: expected all of them or none")
+        if self.experts is None and self.intermediate_size is None:
+            raise ValueError("intermediate_size: expected one, as there are no experts")
+        if self.attention == "grouped" and (self.kv_heads is None or self.head_dim is None):
+            raise ValueError("kv_heads, head_dim: expected both for grouped attention")
+        return self
+
+
+class Llm(Strict):
+    """One model."""
+
+    title: str
+    hub: str | None = None
+    """Name on the Hugging Face Hub; None: it is made on this machine."""
+    captured: bool = False
+    """Whether `kda llm capture` can build its step."""
+    gpus: dict[Target, Size] = {}
+    """Target -> degree of tensor parallelism."""
+    gpus_source: str | None = None
+    serve: dict[EngineName, tuple[str, ...]] = {}
+    """Engine -> more words of its command."""
+    source: str
+    config: Config
+
+    @model_validator(mode="after")
+    def _sourced(self) -> "Llm":
+        if bool(self.gpus) != (self.gpus_source is not None):
+            raise ValueError("gpus, gpus_source: expected both or neither")
+        config = self.config
+        if self.captured and (
+            config.attention != "grouped"
+            or None in (config.rms_norm_eps, config.rope_theta, config.qk_norm)
+            or config.dense_layers
+            or config.shared_experts
+        ):
+            raise ValueError(
+                "captured: expected grouped attention, rms_norm_eps, rope_theta, qk_norm, layers of one kind, and no "
+                "shared experts"
+            )
+        return self
+
+
+class KernelFiles(Strict):
+    """The wheel whose kernels a capture runs, and which of its files are listed in its lock file."""
+
+    pin: Pin
+    take: tuple[str, ...] = Field(min_length=1)
+    """fnmatch patterns of paths inside the wheel."""
+    without: tuple[str, ...] = ()
+
+
+class KnownLlms(Strict):
+    """The whole file."""
+
+    kernels: KernelFiles
+
+    loads: dict[Literal["low", "mid", "high"], Load] = Field(min_length=1)
+    tokens: Tokens
+    engines: dict[EngineName, Engine] = Field(min_length=1)
+    models: dict[str, Llm] = Field(min_length=1)
+
+    def model(self, name: str) -> Llm:
+        """The model of this name, or a UsageError that names the nearest ones."""
+        if name not in self.models:
+            near = ", ".join(nearest(name, self.models))
+            raise UsageError(f"unknown model {name!r}; nearest: {near}; `kda llm list` shows all")
+        return self.models[name]
+
+
+def find_folder() -> Path | None:
+    """The folder `llm` of the checkout; None outside of one, and in one without such models."""
+    root = checkout_root()
+    return root / FOLDER if root is not None and (root / FOLDER / "models.toml").is_file() else None
+
+
+def folder() -> Path:
+    """As `find_folder`; none is a UsageError."""
+    found = find_folder()
+    if found is None:
+        raise UsageError(f"no {FOLDER / 'models.toml'}: run inside a checkout, or set KDA_ROOT")
+    return found
+
+
+def load_llms(path: Path | None = None) -> KnownLlms:
+    """The known models at `path`, by default the checkout's; a UsageError names file and key."""
+    path = path or folder() / "models.toml"
+    return validate(KnownLlms, read_toml(path), path)

@@ -1,0 +1,92 @@
+"""Models, loads, captures and inventories as lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kda_judge.evidence.run_record import Interval
+from kda_tools.llm import load_record
+from kda_tools.llm.capture_record import CaptureRecord
+from kda_tools.llm.inventory import Inventory
+from kda_tools.llm.kernel_cards import Worth
+from kda_tools.llm.known_llms import KnownLlms
+from kda_tools.llm.load_record import LoadRecord
+
+UNTIMED = "without a GPU nothing was timed: what follows is what operations are called with"
+NONE = "-"
+
+
+def list_lines(known: KnownLlms) -> Iterator[str]:
+    """One line for each model, and where its figures come from."""
+    for name, model in known.models.items():
+        gpus = ", ".join(f"{target} x {count}" for target, count in model.gpus.items()) or "not served by a recipe"
+        sizes = f"{model.config.layers} layers of {model.config.hidden_size}"
+        experts = f", {model.config.experts} experts" if model.config.experts else ""
+        yield f"{name}: {model.title}, {sizes}{experts}; {gpus}{'; captured here' if model.captured else ''}"
+        yield f"  {model.source}"
+
+
+def load_lines(record: LoadRecord) -> Iterator[str]:
+    """What a load found: requests, times, failures."""
+    yield (
+        f"{record.model} ({record.engine}), load {record.load}: {record.concurrency} at once, {record.data}; "
+        f"{len(record.succeeded)} of {record.requests} requests succeeded, {record.errored} failed, "
+        f"{record.incomplete} incomplete"
+    )
+    for text, count in record.errors.items():
+        yield f"  {count} x {text}"
+    if record.partial:
+        yield "  partial: the server died" if record.died else "  partial: less came back than was asked for"
+    if record.gpu is None:
+        yield "  there is no GPU: these times say that the pipeline works, and nothing about a model"
+    for label, interval, unit in (
+        ("time to first token", load_record.first_token_ms(record), "ms, median"),
+        ("time between tokens", load_record.inter_token_ms(record), "ms, median"),
+        ("output tokens", load_record.tokens_per_s(record), "a second"),
+    ):
+        yield f"  {label}: {_told(interval)} {unit}"
+
+
+def _told(interval: Interval | None) -> str:
+    return NONE if interval is None else f"{interval.estimate:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+
+
+def capture_lines(record: CaptureRecord) -> Iterator[str]:
+    """What was captured."""
+    yield (
+        f"{record.model}: {record.layers} of {record.layers_of_model} layers, {record.dtype}, "
+        f"{record.gpu or 'no GPU'}, kernels of {record.kernels.rpartition(' ')[0] or record.kernels}"
+    )
+    if record.device == "cpu":
+        yield UNTIMED
+    for phase in record.phases:
+        names = len({call.name for call in phase.calls})
+        yield f"  {phase.name}: {phase.left_out or f'{names} operations, {phase.steps} steps'}"
+    yield f"stand-ins, never carded: {', '.join(record.stand_ins) or 'none'}"
+
+
+def inventory_lines(found: Inventory, lines: Sequence[Worth]) -> Iterator[str]:
+    """The phases, then every operation above the threshold; of an untimed capture the calls."""
+    yield f"{found.model}, {found.engine}"
+    if not found.timed:
+        yield UNTIMED
+        for phase in found.phases:
+            yield f"{phase.name}:"
+            for call in phase.calls:
+                tensors = "; ".join(f"{one.dtype} {list(one.shape)}" for one in call.tensors)
+                yield f"  {call.calls_a_step:g} a step  {call.name}: {tensors}"
+        return
+    for phase in found.phases:
+        yield (
+            f"{phase.name}: {phase.gpu_us:.1f} us of GPU time a step of {phase.step_us:.1f} us, "
+            f"{phase.unattributed:.1%} unattributed"
+        )
+    yield from worth_lines(lines)
+
+
+def worth_lines(lines: Sequence[Worth]) -> Iterator[str]:
+    """What becomes of each operation."""
+    for one in lines:
+        shares = ", ".join(f"{each.phase.name} {each.share:.1%}" for each in one.phases)
+        where = f" in {one.module}" if one.module else ""
+        yield f"{one.largest.share:6.1%}  {one.name}{where} ({one.largest.spot.kind.value}): {one.what}; {shares}"

@@ -1,0 +1,147 @@
+"""`kda llm profile`: have a loaded server write a trace, in steady state only.
+
+Steady is a server that works on about as many requests in every reading of its metrics, and lets none wait. Before it,
+a trace is of the queue that fills or of prompts alone. The load comes from elsewhere, as from `kda llm bench`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
+from kda_tools.llm import server_client
+from kda_tools.llm.known_llms import Engine
+
+READINGS = 6
+"""In a row that have to agree."""
+SPREAD = 0.1
+"""By how much of the largest one they may differ; by 1 in any case."""
+STOP_S = 600.0
+"""For vLLM to write what it has: its answer comes after that."""
+SETTLED_S = 1.0
+"""A trace whose size does not change for so long is whole."""
+
+
+@dataclass(frozen=True)
+class ProfilePlan:
+    """What the user asked for."""
+
+    url: str
+    engine: Literal["sglang", "vllm"]
+    folder: Path
+    """Where the server writes; for vLLM the folder that it was started with."""
+    steps: int
+    """Of SGLang."""
+    seconds: float
+    """Of vLLM, which counts no steps."""
+    shapes: bool
+    """With operators and shapes of the host, which slow it down; else the GPU alone, for shares."""
+    wait_s: float
+    """For a steady state, and then for the trace."""
+    every_s: float = 0.5
+    """Between two readings."""
+
+
+def run(plan: ProfilePlan, engine: Engine, said: Callable[[str], None]) -> list[Path]:
+    """Wait for a steady state, profile, and give the new traces back.
+
+    Raises:
+        MissingRequirement: no server, no metrics, no profiler in it, or no trace came.
+        UsageError: no steady state within the time.
+        ArmFailed: the load changed while the profiler ran; the traces are kept.
+    """
+    if engine.running is None or engine.waiting is None:
+        raise UsageError(f"--engine {plan.engine}: expected one with a profiler")
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    before = set(traces(plan.folder))
+    running = _steady(plan, engine)
+    said(f"steady: {running:g} requests at work; profiling")
+    if plan.engine == "sglang":
+        body = {
+            "output_dir": str(plan.folder.absolute()),
+            "num_steps": plan.steps,
+            "activities": ["CPU", "GPU"] if plan.shapes else ["GPU"],
+            "record_shapes": plan.shapes,
+            "with_stack": plan.shapes,
+        }
+        server_client.ask(plan.url, "/start_profile", body)
+    else:
+        server_client.ask(plan.url, "/start_profile", {})
+        time.sleep(plan.seconds)
+    after = _reading(plan, engine)[0]
+    if plan.engine == "vllm":
+        server_client.ask(plan.url, "/stop_profile", {}, STOP_S)
+    found: list[Path] = []
+
+    def written() -> bool:
+        found[:] = sorted(set(traces(plan.folder)) - before)
+        return bool(found)
+
+    if not server_client.wait_until(written, plan.wait_s, plan.every_s):
+        raise MissingRequirement(
+            f"{plan.folder}: expected a trace within {plan.wait_s:g} s, got none; the server writes on its own "
+            "machine: into this folder (SGLang), or the one of its --profiler-config (vLLM)"
+        )
+    _settle(found)
+    written()
+    if abs(after - running) > max(1.0, SPREAD * running):
+        raise ArmFailed(
+            f"the load changed while the profiler ran, from {running:g} to {after:g} requests at work: "
+            f"{', '.join(path.name for path in found)} in {plan.folder} are of no steady state; load for longer"
+        )
+    return found
+
+
+def traces(folder: Path) -> list[Path]:
+    """The traces in a folder."""
+    return [path for pattern in ("*.json", "*.json.gz") for path in folder.rglob(pattern)]
+
+
+def _steady(plan: ProfilePlan, engine: Engine) -> float:
+    readings: list[tuple[float, float]] = []
+
+    def agree() -> bool:
+        readings.append(_reading(plan, engine))
+        last = readings[-READINGS:]
+        most = max(running for running, _ in last)
+        least = min(running for running, _ in last)
+        calm = most > 0 and most - least <= max(1.0, SPREAD * most) and least > 0
+        return len(last) == READINGS and calm and not any(waiting for _, waiting in last)
+
+    if not server_client.wait_until(agree, plan.wait_s, plan.every_s):
+        told = ", ".join(f"{running:g}+{waiting:g}" for running, waiting in readings[-READINGS:])
+        raise UsageError(
+            f"{plan.url}: expected a steady load within {plan.wait_s:g} s, got at last (at work + waiting) {told}; "
+            "load it meanwhile, for example with `kda llm bench`, for longer, or with fewer requests at once"
+        )
+    return readings[-1][0]
+
+
+def _reading(plan: ProfilePlan, engine: Engine) -> tuple[float, float]:
+    """Requests at work, and requests that wait."""
+    assert engine.running is not None
+    assert engine.waiting is not None
+    running, waiting = (server_client.metric(plan.url, name) for name in (engine.running, engine.waiting))
+    if running is None or waiting is None:
+        raise MissingRequirement(
+            f"{plan.url}/metrics: expected {engine.running} and {engine.waiting} of {plan.engine}, got a page without "
+            "them; is it that engine? SGLang is to be started with --enable-metrics"
+        )
+    return running, waiting
+
+
+def _settle(found: list[Path]) -> None:
+    """Wait until the traces grow no more."""
+    sizes: list[int] = []
+
+    def still() -> bool:
+        now = [path.stat().st_size for path in found]
+        same = now == sizes
+        sizes[:] = now
+        return same
+
+    server_client.wait_until(still, STOP_S, SETTLED_S)

@@ -1,0 +1,136 @@
+"""Questions to a running server, with answers that say what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+from kda_judge.contract.errors import MissingRequirement, UsageError
+
+TIMEOUT_S = 20.0
+"""For an answer that needs no tokens."""
+FIRST_ANSWER_S = 300.0
+"""For one token: an engine may compile before it gives its first."""
+
+
+def check_url(url: str) -> str:
+    """The server's address without a trailing slash.
+
+    Raises:
+        UsageError: it is no address of a server.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/") and not parts.query
+        fits = bool(fits) and (parts.port or 1) > 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise UsageError(f"{url}: expected a server's address, http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def ask(url: str, path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
+    """The answer to GET, or to POST with a `body`.
+
+    Raises:
+        MissingRequirement: nobody answers, or with an error; says which.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"} if data else {})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            found: bytes = answer.read()
+            return found
+    except urllib.error.HTTPError as error:
+        said = error.read(300).decode(errors="replace").strip()
+        raise MissingRequirement(
+            f"{url}{path}: expected an answer, got HTTP {error.code}: {said or 'nothing more'}"
+        ) from None
+    except (OSError, HTTPException) as error:
+        why = getattr(error, "reason", None) or error
+        raise MissingRequirement(
+            f"{url}{path}: no server answers ({why}); start one, for example with `kda llm serve`"
+        ) from None
+
+
+def served_models(url: str) -> list[str]:
+    """Names that the server lists; none where it lists nothing, as `transformers serve` may.
+
+    Raises:
+        MissingRequirement: as `ask`, or the answer is no list of models.
+    """
+    answer = ask(url, "/v1/models")
+    try:
+        return [str(one["id"]) for one in json.loads(answer)["data"]]
+    except (ValueError, KeyError, TypeError):
+        raise MissingRequirement(
+            f"{url}/v1/models: expected an OpenAI-like list of models, got {answer[:80]!r}; is it such a server?"
+        ) from None
+
+
+def owner(url: str) -> str:
+    """Who the server says owns its models, which is the engine's name for SGLang and vLLM; else "unknown"."""
+    try:
+        return str(json.loads(ask(url, "/v1/models"))["data"][0]["owned_by"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return "unknown"
+
+
+def demand_tokens(url: str, model: str) -> None:
+    """One completion of one token, so that a wrong model or a broken server is told before the load.
+
+    Raises:
+        UsageError: the server lists models, and this is none of them.
+        MissingRequirement: as `ask`, or the answer has no completion.
+    """
+    names = served_models(url)
+    if names and model not in names:
+        raise UsageError(f"--model {model}: expected a model that {url} serves: {', '.join(names)}")
+    body = {"model": model, "prompt": "a", "max_tokens": 1, "stream": False}
+    answer = ask(url, "/v1/completions", body, FIRST_ANSWER_S)
+    try:
+        fine = bool(json.loads(answer)["choices"])
+    except (ValueError, KeyError, TypeError):
+        fine = False
+    if not fine:
+        raise MissingRequirement(f"{url}/v1/completions: expected a completion, got {answer[:80]!r}")
+
+
+def alive(url: str) -> bool:
+    """Whether anybody answers, with whatever."""
+    try:
+        ask(url, "/health", timeout_s=5.0)
+    except MissingRequirement as error:
+        return "got HTTP" in str(error)
+    return True
+
+
+def metric(url: str, name: str) -> float | None:
+    """A gauge of the server's Prometheus page, summed over its labels; None where the page lacks it.
+
+    Raises:
+        MissingRequirement: as `ask`.
+    """
+    found: list[float] = []
+    for line in ask(url, "/metrics").decode(errors="replace").splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0].partition("{")[0] == name:
+            found.append(float(words[1] if "{" not in line else line.rpartition("}")[2].split()[0]))
+    return sum(found) if found else None
+
+
+def wait_until(question: Callable[[], bool], seconds: float, every_s: float = 0.5) -> bool:
+    """Whether `question()` was true within so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        if question():
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(every_s)
