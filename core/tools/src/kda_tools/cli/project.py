@@ -165,6 +165,8 @@ def publish(
 ) -> None:
     """Generate results, plots and tables from the ledgers."""
     from kda_judge.contract.tasks import all_tasks
+    from kda_tools.llm import known_llms
+    from kda_tools.llm import page as llm_page
     from kda_tools.models import page
     from kda_tools.models.known_models import find_folder
     from kda_tools.publish.generate import publish as generate
@@ -172,6 +174,8 @@ def publish(
     changed = generate(all_tasks(), check=check)
     if (models := find_folder()) is not None:
         changed += page.publish(models, check=check)
+    if (llms := known_llms.find_folder()) is not None:
+        changed += llm_page.publish(llms, check=check)
     for line in changed:
         typer.echo(line)
     if check and changed:

@@ -67,6 +67,20 @@ def command(
     Raises:
         UsageError: the model has no degree of parallelism for the target.
     """
+    return fill_command(known, name, engine, target, host, port, str(traces), None)
+
+
+def fill_command(
+    known: KnownLlms,
+    name: str,
+    engine: EngineName,
+    target: Target | None,
+    host: str,
+    port: int,
+    traces: str,
+    path: str | None,
+) -> list[str]:
+    """As `command`; `path` is what to load, None: what `model_path` says."""
     known_engine, model = known.engines[engine], known.model(name)
     gpus = 1 if target is None or model.hub is None else model.gpus.get(target)
     if gpus is None:
@@ -74,12 +88,14 @@ def command(
             f"--target {target}: expected {' or '.join(model.gpus) or 'none'} for {name}: llm/models.toml knows no "
             "degree of parallelism for another one"
         )
+    if known_engine.one_gpu and gpus > 1:
+        raise UsageError(f"--engine {engine}: expected one that serves on {gpus} GPUs, which {name} needs")
     values = {
-        "model": model_path(known, name),
+        "model": path or model_path(known, name),
         "host": host,
         "port": str(port),
         "gpus": str(gpus),
-        "traces": str(traces),
+        "traces": traces,
     }
     words = [*known_engine.command, *model.serve.get(engine, ())]
     words += known_engine.on_cpu or () if target is None else ()

@@ -147,9 +147,9 @@ def read_report(path: Path) -> Report:
         sent = [one["info"]["timings"]["request_start"] for one in requests["successful"]]
         start = min(sent, default=0.0)
         errors = Counter(_error(one) for one in requests["errored"])
-        totals = benchmark["metrics"]["request_totals"]
+        totals = benchmark["scheduler_metrics"]["requests_made"]  # `request_totals` leaves out some of them
         if (totals["successful"], totals["errored"]) != (len(sent), errors.total()):
-            raise ValueError(f"request_totals {totals} are not the requests that it lists")
+            raise ValueError(f"requests_made {totals} are not the requests that it lists")
         return Report(
             version=str(told["metadata"]["guidellm_version"]),
             succeeded=tuple(_times(one, start) for one in requests["successful"]),

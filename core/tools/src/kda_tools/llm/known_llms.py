@@ -44,6 +44,8 @@ class Engine(Strict):
     command: tuple[str, ...] = Field(min_length=1)
     on_cpu: tuple[str, ...] | None = None
     """More words where there is no GPU; None: this engine needs one."""
+    one_gpu: bool = False
+    """Whether it serves on no more than one GPU."""
     install: str
     source: str
     running: str | None = None

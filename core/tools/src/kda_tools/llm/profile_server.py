@@ -125,13 +125,13 @@ def _reading(plan: ProfilePlan, engine: Engine) -> tuple[float, float]:
     """Requests at work, and requests that wait."""
     assert engine.running is not None
     assert engine.waiting is not None
-    running, waiting = (server_client.metric(plan.url, name) for name in (engine.running, engine.waiting))
-    if running is None or waiting is None:
+    found = server_client.gauges(plan.url, (engine.running, engine.waiting))
+    if len(found) < len((engine.running, engine.waiting)):
         raise MissingRequirement(
             f"{plan.url}/metrics: expected {engine.running} and {engine.waiting} of {plan.engine}, got a page without "
             "them; is it that engine? SGLang is to be started with --enable-metrics"
         )
-    return running, waiting
+    return found[engine.running], found[engine.waiting]
 
 
 def _settle(found: list[Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -111,18 +112,19 @@ def alive(url: str) -> bool:
     return True
 
 
-def metric(url: str, name: str) -> float | None:
-    """A gauge of the server's Prometheus page, summed over its labels; None where the page lacks it.
+def gauges(url: str, names: tuple[str, ...]) -> dict[str, float]:
+    """Gauges of the server's Prometheus page, read at once and summed over their labels; what it lacks is absent.
 
     Raises:
         MissingRequirement: as `ask`.
     """
-    found: list[float] = []
+    found: dict[str, float] = {}
     for line in ask(url, "/metrics").decode(errors="replace").splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0].partition("{")[0] == name:
-            found.append(float(words[1] if "{" not in line else line.rpartition("}")[2].split()[0]))
-    return sum(found) if found else None
+        name = re.split(r"[{\s]", line, maxsplit=1)[0]
+        if name in names:
+            rest = line.rpartition("}")[2] if "{" in line else line.partition(" ")[2]
+            found[name] = found.get(name, 0.0) + float(rest.split()[0])
+    return found
 
 
 def wait_until(question: Callable[[], bool], seconds: float, every_s: float = 0.5) -> bool:
