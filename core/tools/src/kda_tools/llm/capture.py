@@ -73,6 +73,7 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callabl
     layers = min(plan.layers or model.config.layers, model.config.layers)
     ops: StepOps = PlainOps()
     if gpu:
+        upstream.check_python(pin, "kernels of a capture")
         tree = upstream.fetch(pin, lock, upstream.cache_folder(checkout_root()), offline=plan.offline)
         ops = UpstreamOps(tree, pin.version)
     utc, run_id = provenance.utc(), provenance.run_id()
