@@ -5,6 +5,8 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from core.tools.tests.trace_factory import GEMM, H200, Trace
+from kda_judge.arms import upstream
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
 from kda_judge.evidence import record_log
 from kda_tools import cli
@@ -662,3 +665,21 @@ def test_a_step_counts_what_a_server_would_call(tmp_path: Path, monkeypatch: pyt
     ops.moe_gemm(x, weight, out, MoeRouting(weights, experts, ops.moe_align(experts, 3, 4), 4), True)
     expected = torch.einsum("td,tkfd->tkf", x, weight[experts.long()]) * weights[..., None]
     torch.testing.assert_close(out, expected)
+
+
+def test_upstreams_kernels_import_and_its_grouped_gemm_takes_our_routing() -> None:
+    pytest.importorskip("triton")
+    pin = KNOWN.kernels.pin
+    try:
+        upstream.check_python(pin, "a capture")
+        tree = upstream.fetch(pin, ROOT / "llm" / pin.files, upstream.cache_folder(ROOT))
+    except MissingRequirement as error:
+        pytest.skip(str(error).splitlines()[0])
+    probe = Path(__file__).with_name("llm_kernel_probe.py")
+    env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(probe), str(tree), pin.version]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    differences = [float(line) for line in done.stdout.split()]
+    assert len(differences) == 3
+    assert all(one <= 2e-3 for one in differences)  # one rounding of float16 near 2; NaN is what was not written

@@ -186,7 +186,7 @@ class UpstreamOps:
             *(x, weight, None, out, None, None, None, routing.weights, experts),
             *(routing.rows, routing.block_experts, routing.padded, weighted, experts.shape[1]),
             {**settings, "BLOCK_SIZE_M": routing.block},
-            compute_type=tl.bfloat16,
+            compute_type=getattr(tl, str(x.dtype).removeprefix("torch.")),
             **dict.fromkeys(
                 ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16", "per_channel_quant"), False
             ),
