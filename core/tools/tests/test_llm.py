@@ -39,7 +39,7 @@ from kda_tools.llm.capture_record import CapturedPhase, CaptureRecord, Operation
 from kda_tools.llm.llm_views import inventory_lines
 from kda_tools.llm.load_record import LoadRecord, RequestTimes
 from kda_tools.traces import cards as drafts
-from kda_tools.traces import catalogue
+from kda_tools.traces import catalogue, traced_rows
 from kda_tools.traces.copy_limit import CopyLimit
 from kda_tools.traces.trace_profile import Tensor
 
@@ -546,6 +546,8 @@ def test_a_capture_becomes_cards(tmp_path: Path) -> None:
     saved = 2 * (100.0 - row.limit_us)
     assert card.saved_us_per_step == pytest.approx(saved)
     assert card.step_speedup_at_most == pytest.approx(card.step_us / (card.step_us - saved))
+    assert card.step_us == 2000.0  # the step as a CUDA graph, and not the eager one
+    assert "| decode-b1 | 2 | 50.00 |" in traced_rows.with_shapes("# a task", card)
     (path,) = drafts.write(made, tmp_path / "cards")
     assert drafts.read(path) == card
     assert not kernel_cards.cards(found, catalogue.load(ROOT), LIMITS, 0.11)[0]
@@ -683,3 +685,22 @@ def test_upstreams_kernels_import_and_its_grouped_gemm_takes_our_routing() -> No
     differences = [float(line) for line in done.stdout.split()]
     assert len(differences) == 3
     assert all(one <= 2e-3 for one in differences)  # one rounding of float16 near 2; NaN is what was not written
+
+
+def test_what_a_task_or_upstream_covers_gets_no_card(tmp_path: Path) -> None:
+    found = inventory.of_capture(captured(tmp_path / "capture"), *NOW)
+    plain: dict[str, Any] = {"id": "a", "pattern": "norm", "kind": "norm"}
+    covered = catalogue.CatalogueFile.model_validate_json(
+        json.dumps({"entry": [{**plain, "fast": ["fused_add_rmsnorm"], "task": "l02_norm"}]})
+    )
+    has_it = [{"release": "sglang 0.5.23", "path": "a.py", "op": "fused"}]
+    missed = catalogue.CatalogueFile.model_validate_json(
+        json.dumps({"entry": [{**plain, "replaces": [{"operator": "^fused_add_rmsnorm$"}], "upstream": has_it}]})
+    )
+    for entries, what in (
+        (covered.entry, "covered by l02_norm"),
+        (missed.entry, "no card, upstream has it: fused (sglang 0.5.23): every listed constraint holds"),
+    ):
+        made, lines = kernel_cards.cards(found, entries, LIMITS, 0.01)
+        assert not made
+        assert {one.name: one.what for one in lines}["fused_add_rmsnorm"] == what

@@ -23,8 +23,6 @@ from kda_tools.traces.hotspots import Hotspot, hotspots
 from kda_tools.traces.kernel_classes import BOUND_BY_BYTES
 from kda_tools.traces.trace_profile import Profile
 
-RULE = f"{operation_bytes.RULE} Operators of a server's trace: {drafts.BYTES_RULE}"
-
 
 @dataclass(frozen=True)
 class Judged:
@@ -82,7 +80,9 @@ def _what(one: Judged) -> str:
     if spot.kind not in BOUND_BY_BYTES:
         return f"no card: {spot.kind.value} is not bound by bytes"
     if found.status is Status.TASK:
-        return found.why
+        return f"covered by {found.why}"
+    if found.status is Status.NOT_HIT:
+        return f"no card, upstream has it: {found.why}"
     return "card" if spot.attributed else "no card: unattributed"
 
 
@@ -115,7 +115,9 @@ def _card(model: str, one: Worth, limits: Mapping[str, CopyLimit | None]) -> Car
     by_phase = []
     for each in one.phases:
         limit = limits.get(each.phase.gpu)
-        by_phase.append((each, drafts.card(each.profile, each.spot, each.found, limit, operation_bytes.moved, RULE)))
+        known = operation_bytes.known(each.spot)
+        rule = (operation_bytes.moved, operation_bytes.RULE) if known else (None, drafts.BYTES_RULE)
+        by_phase.append((each, drafts.card(each.profile, each.spot, each.found, limit, *rule)))
     best = next(card for each, card in by_phase if each is one.largest)
     return best.model_copy(
         update={

@@ -10,7 +10,7 @@ from kda_tools.traces.hotspots import Hotspot
 from kda_tools.traces.trace_profile import Tensor
 
 RULE = (
-    "Operations of a capture, by their definition: every element that is needed is read once and every result written "
+    "By the operation's definition: every element that is needed is read once and every result written "
     "once; of a pool, of an embedding and of a table of angles the rows of the call's tokens alone."
 )
 FLOAT32 = 4
@@ -65,9 +65,11 @@ FORMULAS: dict[str, Callable[[Sequence[Tensor]], int]] = {
 """Operation -> bytes of a call. Those whose results the tensors do not show, as `topk_softmax`, have none."""
 
 
+def known(spot: Hotspot) -> bool:
+    """Whether it is a capture's operation that has a formula."""
+    return spot.name in FORMULAS and not spot.module
+
+
 def moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None) -> int | None:
     """Bytes of a call of a capture's operation; None for another one."""
-    formula = FORMULAS.get(spot.name)
-    if formula is None or inputs is None or spot.module:
-        return None
-    return formula(inputs)
+    return FORMULAS[spot.name](inputs) if inputs is not None and known(spot) else None

@@ -46,11 +46,18 @@ def _section(card: Card) -> Iterator[str]:
         yield f"A kernel at its limit takes {card.saved_us_per_step:.1f} us off a step, which is then at most"
         yield f"{card.step_speedup_at_most:.4f} times as fast."
     yield ""
-    yield "| calls a step | us a call | limit, us | bytes | inputs |"
-    yield "|---|---|---|---|---|"
+    phases = any(row.phase for row in card.row)
+    yield f"| {'phase | ' * phases}calls a step | us a call | limit, us | bytes | inputs |"
+    yield "|---" * (5 + phases) + "|"
     for row in card.row:
         known = ("-" if row.limit_us is None else f"{row.limit_us:.2f}", "-" if row.bytes is None else f"{row.bytes}")
-        cells = (f"{row.calls_per_step:g}", f"{row.us_per_call:.2f}", *known, _inputs(row))
+        cells = (
+            *([row.phase or ""] if phases else []),
+            f"{row.calls_per_step:g}",
+            f"{row.us_per_call:.2f}",
+            *known,
+            _inputs(row),
+        )
         yield f"| {' | '.join(cells)} |"
 
 

@@ -23,6 +23,8 @@ REMEDY = "pip install -e 'core[plots,site]'"
 START, INDEX = Path("README.md"), Path("index.md")
 """The repository's README becomes the start page."""
 GUIDES = ("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
+LLMS = "llm/docs/*.md"
+"""The generated pages of language models."""
 RESULTS = Path("docs/results.md")
 """In a task's folder: the site has the task's page in its place."""
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -80,7 +82,8 @@ def build(out: Path) -> int:
 def _staged(root: Path, ledgers: Ledgers) -> Pages:
     """Every page at its document's place in the repository, so that the links between documents hold."""
     guides = [path.relative_to(root) for pattern in GUIDES for path in sorted(root.glob(pattern))]
-    staged = {path: _text(root / path) for path in guides}
+    llms = [path.relative_to(root) for path in sorted(root.glob(LLMS))]
+    staged = {path: _text(root / path) for path in (*guides, *llms)}
     shelves = {}
     for family in sorted({task.family for task, _ in ledgers}):
         members = [(task, records) for task, records in ledgers if task.family == family]
@@ -98,7 +101,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
             staged[page], places = pages.WIDE + text + _contents("", places), [page]
         shelves[family.capitalize()] = places
     start = replace_block(_text(root / START), "results", pages.headlines(ledgers, ""))
-    for caption, places in {**shelves, "Guides": guides}.items():
+    for caption, places in {**shelves, "Language models": llms, "Guides": guides}.items():
         start += _contents(caption, places)
     return {INDEX: pages.WIDE + start, **staged}
 
