@@ -15,6 +15,8 @@ import torch
 from kda_tools.llm import kernel_imports
 
 Tensor = torch.Tensor
+DEFAULT_MOE_SETTINGS = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8}
+"""SGLang 0.5.23's own, where no configuration was tuned for the GPU."""
 
 
 class StepOps(Protocol):
@@ -137,6 +139,7 @@ class UpstreamOps:
         loaded = kernel_imports.load(tree, version, names)
         self._norm, self._rope, self._activation, self._softmax, self._sum, self._align, self._gemm = loaded
         self._tree = tree
+        self._settings: dict[tuple[int, int], dict[int, dict[str, int]]] = {}
 
     def rmsnorm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # noqa: D102
         out = torch.empty_like(x)
@@ -194,13 +197,17 @@ class UpstreamOps:
 
     def moe_settings(self, experts: int, width: int, tokens: int) -> dict[str, int]:
         """The kernel's configuration: the wheel's for this GPU at the nearest number of tokens, else its default."""
-        gpu = torch.cuda.get_device_name().replace(" ", "_")
-        found = sorted(self._tree.rglob(f"E={experts},N={width},device_name={gpu}.json"))
-        if not found:
-            return {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8}
-        tuned = {int(m): settings for m, settings in json.loads(found[-1].read_text()).items()}
-        nearest: dict[str, int] = tuned[min(tuned, key=lambda m: abs(m - tokens))]
-        return nearest
+        tuned = self._tuned(experts, width)
+        return tuned[min(tuned, key=lambda m: abs(m - tokens))]
+
+    def _tuned(self, experts: int, width: int) -> dict[int, dict[str, int]]:
+        """Tokens -> configuration; read once, as every layer asks."""
+        if (experts, width) not in self._settings:
+            gpu = torch.cuda.get_device_name().replace(" ", "_")
+            found = sorted(self._tree.rglob(f"E={experts},N={width},device_name={gpu}.json"))
+            told = json.loads(found[-1].read_text()) if found else {"1": DEFAULT_MOE_SETTINGS}
+            self._settings[experts, width] = {int(m): settings for m, settings in told.items()}
+        return self._settings[experts, width]
 
     def topk_sum(self, x: Tensor) -> Tensor:  # noqa: D102
         made: Tensor = self._sum.moe_topk_sum(x, torch.empty_like(x[:, 0]))
