@@ -1,0 +1,141 @@
+"""A dispatch in front of a public function's own body: found by its syntax tree, inserted as lines, nothing rewritten."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.port.insertions import Insertion
+
+WIDTH = 88
+"""Columns of SGLang's formatter."""
+
+
+def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[..., Any]]) -> list[Insertion]:
+    """What goes into the module `text` so that its functions of these names try `package`'s first.
+
+    Raises:
+        UsageError: a function is not there, or has parameters that the solution cannot answer; names it.
+    """
+    tree = ast.parse(text, where.name)
+    found = [Insertion(_after_imports(tree, text), _import(package, [one.__name__ for one in functions]))]
+    for function in functions:
+        node = definition(tree, function.__name__, where)
+        body = node.body
+        first = body[1] if ast.get_docstring(node) is not None and len(body) > 1 else body[0]
+        if first.lineno == node.lineno:
+            raise UsageError(f"{where}:{node.lineno}: {function.__name__}: expected a body on lines of its own")
+        line = min([first.lineno, *(decorator.lineno for decorator in getattr(first, "decorator_list", ()))])
+        found.append(Insertion(line - 1, _front(node, function, where)))
+    return found
+
+
+def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
+    """The first function of this name on the module's top level: later ones stand in for it on other platforms."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    raise UsageError(f"{where}: expected a function {name} on its top level, found none")
+
+
+def try_name(function: Callable[..., Any]) -> str:
+    """The name of the function that does a call, or says None."""
+    return f"try_{function.__name__}"
+
+
+def in_place(function: Callable[..., Any]) -> bool:
+    """Whether a public function returns nothing."""
+    op: Any = function.kda_op  # type: ignore[attr-defined]
+    return not op.outputs
+
+
+def _after_imports(tree: ast.Module, text: str) -> int:
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    if imports:
+        return int(imports[-1].end_lineno or 0)
+    has_docstring = ast.get_docstring(tree) is not None and len(text.splitlines()) > 0
+    return int(tree.body[0].end_lineno or 0) if has_docstring else 0
+
+
+def _import(package: str, names: Sequence[str]) -> str:
+    tried = sorted(f"try_{name}" for name in names)
+    line = f"from {package} import {', '.join(tried)}\n"
+    if len(line) <= WIDTH + 1:
+        return line
+    return f"from {package} import (\n" + "".join(f"    {name},\n" for name in tried) + ")\n"
+
+
+def _front(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> str:
+    """The lines before a body: the call goes to the port first, and on where that says None."""
+    arguments, conditions = _passed(node, function, where)
+    name = try_name(function)
+    pad = " " * 4
+    lines = ["# KDA's kernels first. What they do not take goes on below, as before."]
+    inner = ""
+    if conditions:
+        lines.append(f"if {' and '.join(conditions)}:")
+        inner = pad
+    call = f"kda_result = {name}({', '.join(arguments)})"
+    if len(f"{pad}{inner}{call}") > WIDTH:
+        lines += [f"{inner}kda_result = {name}(", *(f"{inner}{pad}{one}," for one in arguments), f"{inner})"]
+    else:
+        lines.append(f"{inner}{call}")
+    lines += [f"{inner}if kda_result is not None:"]
+    lines += [f"{inner}{pad}return" if in_place(function) else f"{inner}{pad}return kda_result"]
+    return "".join(f"{pad}{line}\n" for line in lines)
+
+
+def _passed(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> tuple[list[str], list[str]]:
+    """The arguments as they are handed on, and what has to hold of those that the solution does not have."""
+    known = dict(inspect.signature(function).parameters)
+    arguments: list[str] = []
+    conditions = []
+    for name, keyword, default in _parameters(node, where):
+        if name not in known:
+            if default is None:
+                raise UsageError(
+                    f"{where}:{node.lineno}: {node.name} has the argument {name}, without a default, which the solution "
+                    "does not know"
+                )
+            conditions.append(_is_default(name, default))
+            continue
+        parameter = known.pop(name)
+        if keyword or parameter.kind is parameter.KEYWORD_ONLY or any("=" in one for one in arguments):
+            arguments.append(f"{name}={name}")
+        else:
+            arguments.append(name)
+    missing = [name for name, parameter in known.items() if parameter.default is parameter.empty]
+    if missing:
+        raise UsageError(
+            f"{where}:{node.lineno}: {node.name} has no argument {', '.join(missing)}, which the solution needs"
+        )
+    positional = [one for one in arguments if "=" not in one]
+    order = [name for name in inspect.signature(function).parameters if name in positional]
+    if order != positional or (known and positional != list(inspect.signature(function).parameters)[: len(positional)]):
+        arguments = [one if "=" in one else f"{one}={one}" for one in arguments]
+    return arguments, conditions
+
+
+def _parameters(node: ast.FunctionDef, where: Path) -> Iterator[tuple[str, bool, ast.expr | None]]:
+    """Name, whether it is keyword-only, and the default of each parameter."""
+    given = node.args
+    if given.vararg or given.kwarg:
+        raise UsageError(f"{where}:{node.lineno}: {node.name}: expected named parameters, got * or **")
+    plain = [*given.posonlyargs, *given.args]
+    defaults: list[ast.expr | None] = [*([None] * (len(plain) - len(given.defaults))), *given.defaults]
+    for argument, default in zip(plain, defaults, strict=True):
+        yield argument.arg, False, default
+    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        yield argument.arg, True, default
+
+
+def _is_default(name: str, default: ast.expr) -> str:
+    if isinstance(default, ast.Constant) and default.value is False:
+        return f"not {name}"
+    if isinstance(default, ast.Constant) and (default.value is None or default.value is True):
+        return f"{name} is {default.value}"
+    return f"{name} == {ast.unparse(default)}"

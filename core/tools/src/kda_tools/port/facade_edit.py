@@ -1,0 +1,147 @@
+"""What a port adds to a tree with a facade: a registry entry, exports, its gate's site, its tier, and its provenance."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task
+from kda_tools.port.insertions import Insertion, Patch
+from kda_tools.port.layouts import FACADE, Tree
+from kda_tools.port.package_files import gate_name
+
+KDA_README = "sglang/kernels/kda_kernels/README.md"
+STAGE = "sglang/multimodal_gen/runtime/pipelines_core/stages/denoising.py"
+"""Where the levels of all gated fusions are declared."""
+HANDLERS = "_QUALITY_FUSION_HANDLERS"
+ADAPTERS = "sglang/multimodal_gen/test/unit/test_quality_fusion_lora.py"
+"""SGLang's test that wants a reason of every gated fusion why adapters keep their effect."""
+SITE = '''# SPDX-License-Identifier: Apache-2.0
+"""Gate of KDA's kernels for {names}.
+
+They are `{tier}`: other roundings than the kernels that run today, so a request's quality level decides. The ops are
+shared by many models, so there is no module to mark: one switch for the process, turned where a batch begins to denoise.
+Stages before that keep the level of the batch before.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from sglang.kernels.ops.diffusion.sites.quality_gate import QualityGatedFusion
+
+
+class SharedOps(QualityGatedFusion):
+    """Ops that are called from everywhere, mounted for the process."""
+
+    __slots__ = ("mounted",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, marker_attr="_sgl_kda_{op}", enabled_attr="_sgl_kda_{op}_enabled")
+        self.mounted = False
+
+    def mount(self, root: nn.Module) -> bool:
+        """On for every model of the process."""
+        self.mounted = True
+        return True
+
+    def unmount(self, root: nn.Module) -> None:
+        """Off for every model of the process."""
+        self.mounted = False
+
+
+{gate} = SharedOps("KDA {op}")
+'''
+
+
+def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], new: bool) -> None:
+    """Add to `patch` all that the tree's facade, its levels and its tables have to know of the port.
+
+    Raises:
+        UsageError: a table is not where the release has it; or the task promises `exact`.
+    """
+    prefix = "" if tree.root == patch.base else f"{tree.root.relative_to(patch.base).as_posix()}/"
+    owner = f"sglang.kernels.kda_kernels.{task.op}"
+    entries = "".join(
+        f'    (\n        "diffusion.{name}",\n        KernelBackend.KDA,\n'
+        f'        "{owner}:{name if new else f"try_{name}"}",\n        _CUDA,\n    ),\n'
+        for name in functions
+    )
+    exports = {name: owner for name in functions} if new else {gate_name(task.op): f"sites.kda_{task.op}_site"}
+    exported = "".join(f'    "{name}": "{module}",\n' for name, module in exports.items())
+    text, where = patch.read(f"{prefix}{FACADE}"), patch.base / prefix / FACADE
+    patch.insert(
+        f"{prefix}{FACADE}",
+        Insertion(_end_of(text, "_SPECS", where), entries),
+        Insertion(_end_of(text, "_EXPORTS", where), exported),
+    )
+    _edit_readme(patch, prefix, task, functions)
+    if not new:
+        _mount(patch, prefix, task, functions)
+
+
+def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str]) -> None:
+    tier, gate = task.config.task.numerics, gate_name(task.op)
+    if tier == "exact":
+        raise UsageError(
+            f"{task.path / 'config.toml'}: numerics = 'exact' is mounted by a BitExactFusionGate at each site, which "
+            "compares with the chain that the site replaces; write that site by hand, as sites/bitexact_gate.py says"
+        )
+    site = f"{prefix}sglang/kernels/ops/diffusion/sites/kda_{task.op}_site.py"
+    names = ", ".join(f"`{name}`" for name in functions)
+    patch.created[site] = SITE.format(names=names, tier=tier, op=task.op, gate=gate)
+    imported = f"from sglang.kernels.ops.diffusion import {gate}\n"
+    text, where = patch.read(prefix + STAGE), patch.base / prefix / STAGE
+    patch.insert(
+        prefix + STAGE,
+        Insertion(_first_import(text, where), imported),
+        Insertion(_end_of(text, HANDLERS, where), f'    ("{tier}", {gate}),\n'),
+    )
+    if (patch.base / prefix / ADAPTERS).is_file():
+        text, where = patch.read(prefix + ADAPTERS), patch.base / prefix / ADAPTERS
+        patch.insert(
+            prefix + ADAPTERS,
+            Insertion(_first_import(text, where), imported),
+            Insertion(_end_of(text, "_ADAPTER_SAFE_FUSIONS", where), f'    {gate}: "kernels of shared ops, no linear",\n'),
+        )
+
+
+def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str]) -> None:
+    """One more row of the table of provenance, behind its last one."""
+    lines = patch.read(prefix + KDA_README).splitlines()
+    rows = [number for number, line in enumerate(lines) if line.startswith("|")]
+    if not rows:
+        raise UsageError(f"{patch.base / prefix / KDA_README}: expected the table of kernel families, found none")
+    names = ", ".join(f"`{name}`" for name in functions)
+    row = (
+        f"| {task.config.task.title} ({names}; {task.config.task.numerics}) | `{task.op}/` | "
+        f"KDA-Pilot task {task.folder}; see the package README |\n"
+    )
+    patch.insert(prefix + KDA_README, Insertion(rows[-1] + 1, row))
+
+
+def _end_of(text: str, name: str, where: Path) -> int:
+    """The line behind the last entry of the table `name`, a tuple or a dict on the module's top level."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign):
+            target, value = node.target, node.value
+        elif isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+        else:
+            continue
+        if not (isinstance(target, ast.Name) and target.id == name):
+            continue
+        entries = value.elts if isinstance(value, ast.Tuple) else value.values if isinstance(value, ast.Dict) else []
+        if entries and (line := int(entries[-1].end_lineno or 0)) < int(node.end_lineno or 0):
+            return line
+    raise UsageError(f"{where}: expected the table {name}, a tuple or a dict with one entry or more, found none")
+
+
+def _first_import(text: str, where: Path) -> int:
+    """The line behind the first import from the facade."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.kernels.ops.diffusion"):
+            return int(node.end_lineno or 0)
+    raise UsageError(f"{where}: expected an import from sglang.kernels.ops.diffusion on its top level, found none")

@@ -1,0 +1,186 @@
+"""A patch that only inserts and creates: its difference, and how it is written and taken back, byte for byte.
+
+What a port inserted is remembered in `.kda-port/<op>.json` beside `sglang/`, so ports can be undone in any order.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.strict_models import Strict
+
+MEMORY = ".kda-port"
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """Lines that go before line `line` (from 0) of a file."""
+
+    line: int
+    text: str
+
+
+@dataclass
+class Patch:
+    """What a port does to a tree. Paths are relative to the folder that everything lies in."""
+
+    base: Path
+    created: dict[str, str] = field(default_factory=dict)
+    inserted: dict[str, list[Insertion]] = field(default_factory=dict)
+
+    def insert(self, path: str, *insertions: Insertion) -> None:
+        """Add insertions; `path` must be there."""
+        self.inserted.setdefault(path, []).extend(insertions)
+
+    def texts(self) -> dict[str, str]:
+        """Every touched file as it will be."""
+        return {**self.created, **{path: with_insertions(self.read(path), all_) for path, all_ in self.inserted.items()}}
+
+    def read(self, path: str) -> str:
+        """A file of the tree, with its line ends as they are."""
+        return (self.base / path).read_bytes().decode("utf-8")
+
+    def difference(self) -> str:
+        """The patch in git's form."""
+        parts = []
+        for path, new in sorted(self.texts().items()):
+            old = "" if path in self.created else self.read(path)
+            source = "/dev/null" if path in self.created else f"a/{path}"
+            lines = difflib.unified_diff(
+                old.splitlines(keepends=True), new.splitlines(keepends=True), source, f"b/{path}"
+            )
+            head = f"diff --git a/{path} b/{path}\n" + ("new file mode 100644\n" if path in self.created else "")
+            parts.append(head + "".join(line if line.endswith("\n") else f"{line}\n" for line in lines))
+        return "".join(parts)
+
+
+class Written(Strict):
+    """What one port did to the files, for undoing it."""
+
+    created: dict[str, str]
+    """Path -> sha256."""
+    inserted: dict[str, list[str]]
+    """Path -> the inserted texts; each occurs once in the file."""
+    before: dict[str, str]
+    """Path -> sha256 before the insertions."""
+
+
+def with_insertions(text: str, insertions: Sequence[Insertion]) -> str:
+    """The text with all insertions, whose lines are the text's own."""
+    lines = text.splitlines(keepends=True)
+    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    for one in sorted(insertions, key=lambda one: -one.line):
+        lines.insert(one.line, one.text.replace("\n", end))
+    return "".join(lines)
+
+
+def memory(base: Path, op: str) -> Path:
+    """Where a port of `op` is remembered."""
+    return base / MEMORY / f"{op}.json"
+
+
+def write(patch: Patch, op: str) -> None:
+    """Write the patch; what was there before can be had back by `undo`.
+
+    Raises:
+        UsageError: it is there already, a file that it creates exists, or an insertion could not be told from others.
+    """
+    place = memory(patch.base, op)
+    if place.exists():
+        raise UsageError(f"{place}: {op} is ported to this tree already; undo that first, with --undo")
+    for path in patch.created:
+        if (patch.base / path).exists():
+            raise UsageError(f"{patch.base / path}: expected a place for a new file, found one that is not this port's")
+    texts = patch.texts()
+    inserted: dict[str, list[str]] = {}
+    for path, insertions in patch.inserted.items():
+        inserted[path] = [_as_in(patch.read(path), one.text) for one in insertions]
+        for text in inserted[path]:
+            if texts[path].count(text) != 1:
+                raise UsageError(f"{patch.base / path}: cannot insert what would be there more than once:\n{text}")
+    done = Written(
+        created={path: _sha256(text.encode()) for path, text in patch.created.items()},
+        inserted=inserted,
+        before={path: _sha256(patch.read(path).encode()) for path in inserted},
+    )
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(done.model_dump_json(indent=1) + "\n", encoding="utf-8")  # first: a half-written port can be undone
+    for path, text in texts.items():
+        target = patch.base / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text.encode())
+
+
+def undo(base: Path, op: str) -> list[str]:
+    """Take a port back; returns the paths that it touched.
+
+    Raises:
+        UsageError: nothing to undo, or a file was changed since: nothing is taken back then.
+    """
+    place = memory(base, op)
+    if not place.is_file():
+        raise UsageError(f"{place}: {op} is not ported to this tree; nothing to undo")
+    done = Written.model_validate_json(place.read_text(encoding="utf-8"))
+    texts = {path: _without(base, op, path, texts) for path, texts in done.inserted.items()}
+    others = {path for other in (base / MEMORY).glob("*.json") if other != place for path in _touched(other)}
+    for path, text in texts.items():
+        if path not in others and _sha256(text.encode()) != done.before[path]:
+            raise UsageError(f"{base / path}: changed since {op} was ported; take your changes back first")
+    for path, sha256 in done.created.items():
+        target = base / path
+        if target.exists() and _sha256(target.read_bytes()) != sha256:
+            raise UsageError(f"{target}: changed since {op} was ported; keep your copy elsewhere, then remove it")
+    for path, text in texts.items():
+        (base / path).write_bytes(text.encode())
+    for path in done.created:
+        (base / path).unlink(missing_ok=True)
+        _remove_empty(base, (base / path).parent)
+    place.unlink()
+    _remove_empty(base, place.parent)
+    return [*done.inserted, *done.created]
+
+
+def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
+    text = (base / path).read_bytes().decode("utf-8")
+    for part in inserted:
+        if text.count(part) > 1 or (text.count(part) == 0 and _sha256(text.encode()) not in _before(base, op, path)):
+            raise UsageError(f"{base / path}: changed since {op} was ported; expected this once in it:\n{part}")
+        text = text.replace(part, "", 1)
+    return text
+
+
+def _before(base: Path, op: str, path: str) -> set[str]:
+    """The hash of a file that a broken-off port had not come to."""
+    return {Written.model_validate_json(memory(base, op).read_text(encoding="utf-8")).before[path]}
+
+
+def _touched(place: Path) -> Mapping[str, object]:
+    return Written.model_validate_json(place.read_text(encoding="utf-8")).inserted
+
+
+def _as_in(text: str, inserted: str) -> str:
+    return inserted.replace("\n", "\r\n") if "\r\n" in text.partition("\n")[0] + "\n" else inserted
+
+
+def _remove_empty(base: Path, folder: Path) -> None:
+    """Folders that are left with nothing but bytecode in them; never the base itself."""
+    while folder != base and base in folder.parents:
+        rest = [one for one in folder.iterdir() if one.name != "__pycache__"] if folder.is_dir() else []
+        if rest or not folder.is_dir():
+            return
+        cache = folder / "__pycache__"
+        for one in cache.iterdir() if cache.is_dir() else ():
+            one.unlink()
+        if cache.is_dir():
+            cache.rmdir()
+        folder.rmdir()
+        folder = folder.parent
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

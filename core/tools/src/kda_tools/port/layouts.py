@@ -1,0 +1,111 @@
+"""Where an SGLang tree keeps kernels, their tests and their benchmarks: the layouts of both pinned releases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kda_judge.arms.upstream import read_lock
+from kda_judge.contract.config import Pin
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task
+from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
+
+FACADE = "sglang/kernels/ops/diffusion/__init__.py"
+"""The import surface and the registry's entries, where a release has one."""
+
+
+class Layout(Enum):
+    """How a release is laid out; the value is the pinned release that has it."""
+
+    JIT_KERNEL = "0.5.12.post1"
+    """Kernels, tests and benchmarks below `sglang/jit_kernel/`; nothing decides at run time which of them run."""
+    FACADE = "0.5.23"
+    """Kernels of agents below `sglang/kernels/kda_kernels/`, behind a facade and quality levels; tests outside."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An SGLang tree: a checkout, or what is in a wheel."""
+
+    root: Path
+    """The folder that holds `sglang/`."""
+    repository: Path
+    """The folder that holds `test/`: above `python/` in a checkout, else the root."""
+    layout: Layout
+
+    def package(self, op: str) -> str:
+        """Where a port's package lies below the root."""
+        if self.layout is Layout.FACADE:
+            return f"sglang/kernels/kda_kernels/{op}"
+        return f"sglang/jit_kernel/diffusion/kda_{op}"
+
+    def test(self, op: str) -> Path:
+        """The file of a port's test."""
+        if self.layout is Layout.FACADE:
+            return self.repository / f"test/registered/kernels/ops/diffusion/test_kda_{op}.py"
+        return self.root / f"sglang/jit_kernel/tests/diffusion/test_kda_{op}.py"
+
+    def benchmark(self, op: str) -> Path:
+        """The file of a port's benchmark."""
+        if self.layout is Layout.FACADE:
+            return self.repository / f"test/registered/kernels/benchmark/diffusion/bench_kda_{op}.py"
+        return self.root / f"sglang/jit_kernel/benchmark/diffusion/bench_kda_{op}.py"
+
+
+def find_tree(path: Path) -> Tree:
+    """The tree at `path`: a checkout of SGLang, or a folder with the package `sglang` in it.
+
+    Raises:
+        UsageError: there is none, or its layout is none of the pinned releases'.
+    """
+    for root in (path / "python", path):
+        if not (root / "sglang" / "__init__.py").is_file():
+            continue
+        repository = path if root != path else root
+        if (root / FACADE).is_file() and (root / "sglang/kernels/kda_kernels").is_dir():
+            return Tree(root, repository, Layout.FACADE)
+        if (root / "sglang/jit_kernel/diffusion").is_dir():
+            return Tree(root, repository, Layout.JIT_KERNEL)
+        raise UsageError(
+            f"--sglang {path}: expected the layout of {' or '.join(one.value for one in Layout)}, found neither "
+            f"{FACADE} nor sglang/jit_kernel/diffusion/"
+        )
+    raise UsageError(f"--sglang {path}: expected a checkout of SGLang or a folder with sglang/ in it, found none there")
+
+
+def pin_of(task: Task, layout: Layout) -> Pin:
+    """The task's pin of the release with this layout.
+
+    Raises:
+        UsageError: the task has none.
+    """
+    for pin in task.config.upstream.values():
+        if pin.package == PACKAGE and pin.version == layout.value:
+            return pin
+    raise UsageError(f"{task.path / 'config.toml'}: expected a pin of {PACKAGE} {layout.value}, found none")
+
+
+def hosts(task: Task, tree: Tree) -> list[Replacement]:
+    """The functions of the tree that the task has a solution for; none where its ops are new there.
+
+    Raises:
+        UsageError: a module that has one in the release is not in the tree.
+    """
+    found = [one for one in replacements([task]) if one.version == tree.layout.value]
+    for one in found:
+        path = tree.root / module_path(one.module)
+        if not path.is_file():
+            raise UsageError(f"{path}: expected the module of {one.function} as in {PACKAGE} {one.version}, got no file")
+    return found
+
+
+def module_path(module: str) -> str:
+    """A module's file below the root."""
+    return f"{module.replace('.', '/')}.py"
+
+
+def locked(task: Task, layout: Layout) -> dict[str, str]:
+    """Path -> sha256 of the release's files that the task's arm there needs."""
+    return read_lock(task.path / pin_of(task, layout).files)

@@ -1,0 +1,211 @@
+"""The package that a port brings: the task's export in `kernel/`, and in front of it what decides who does a call."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kda_judge.contract.tasks import Task, checkout_root
+from kda_judge.evidence import provenance
+from kda_tools.port import tree_files
+from kda_tools.port.dispatch_edit import try_name
+from kda_tools.port.layouts import Layout
+from kda_tools.project.export.readme import origin_json, readme
+from kda_tools.project.export.sources import VENDORED, collect
+
+KERNEL = "kernel"
+"""The export's folder in the package."""
+INVISIBLE = (f"{VENDORED}/cubin.py", f"{VENDORED}/cuda_cpp.py")
+"""Launches that do not go through Triton's JIT: `replay_launches` would leave them out of what it repeats."""
+TIERS = {
+    "exact": "the bits of SGLang's own kernels",
+    "lossless": "SGLang's maths and precision of every operand and accumulator, rounded elsewhere",
+    "high": "a lower precision somewhere than SGLang's own kernels",
+}
+
+HEAD = '''# SPDX-License-Identifier: Apache-2.0
+# KDA extension provenance: KDA-Pilot, task {task}, commit {commit}.
+"""{title}.
+
+`{kernel}/` is the export of a task of KDA-Pilot: README.md says what was measured, provenance.json which files of which
+commit it is. Importing this module imports neither Triton nor a kernel.
+
+Numerics: {tier}, {meaning}. {gate}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+'''
+IN_FRONT = "Each `try_` function answers None for a call that the kernels do not take, and SGLang's own code goes on."
+GATED = (
+    "Off until a request's quality level mounts\n`sites/kda_{op}_site.py`, as `_QUALITY_FUSION_HANDLERS` says.\n" + IN_FRONT
+)
+UNGATED = "This release has no quality levels:\nthe kernels are on wherever they can run.\n" + IN_FRONT
+NEW = "No model calls these ops yet: whoever mounts\nthem mounts them behind a site of that level."
+
+FUNCTIONS = '''
+_functions: dict[str, Callable[..., Any]] = {{}}
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function `name` of the export, imported and wrapped when it is first called."""
+    found = _functions.get(name)
+    if found is None:
+{load}
+        found = _functions[name] = {wrapped}
+    return found
+'''
+OPEN_FACADE = '''
+def _open(*tensors: torch.Tensor | None) -> bool:
+    """Whether the kernels are asked at all: no trace, no gradients, an NVIDIA GPU, and a level that allows them."""
+    if torch.compiler.is_compiling() or not {gate}.mounted or not is_cuda():
+        return False
+    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
+'''
+OPEN_JIT = '''
+@cache
+def _is_cuda() -> bool:
+    """Asked late: the platform may be a plug-in's."""
+    from sglang.multimodal_gen.runtime.platforms import current_platform
+
+    return bool(current_platform.is_cuda())
+
+
+def _open(*tensors: torch.Tensor | None) -> bool:
+    """Whether the kernels are asked at all: no trace, no gradients, an NVIDIA GPU."""
+    if torch.compiler.is_compiling() or not _is_cuda():
+        return False
+    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
+'''
+TRY = '''
+def {try_name}{signature}:
+    """`{name}`, or None for a call that the kernels do not take."""
+    if not _open({tensors}):
+        return None
+    return _function("{name}")({arguments})
+'''
+GRADIENTS = '''
+def _recorded(*tensors: torch.Tensor | None) -> bool:
+    """Whether a graph or a tape is being made of the call: then the registered op has to be seen."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+'''
+WHOLE = '''
+def {name}{signature}:
+    """{first_line}
+
+    `{kernel}/` has the details; what its kernels do not take goes a plain PyTorch path there.
+    """
+    if _recorded({tensors}):
+        from .{kernel} import {name} as registered
+
+        return registered({arguments})
+    return _function("{name}")({arguments})
+'''
+
+
+def package_files(task: Task, layout: Layout, package: str, new: bool) -> dict[str, str]:
+    """The text of every file of the package `package` (dotted) by its path in it; `new`: the tree has no such ops."""
+    exported = collect(task, runtime=False).files
+    solution = task.load("solution")
+    functions = dispatched(task, solution)
+    replayed = layout is Layout.FACADE and not set(INVISIBLE) & set(exported)
+    files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
+    template = "taken_recorded.py" if layout is Layout.FACADE else "taken_eager.py"
+    files["taken.py"] = (Path(str(tree_files.__file__)).parent / template).read_text(encoding="utf-8")
+    files["__init__.py"] = _init(task, layout, functions, new, replayed)
+    files["README.md"] = readme(task, package, "plain", f"from {package} import {', '.join(_exported(functions, new))}")
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
+    return {**files, "provenance.json": origin_json(task, hashes)}
+
+
+def dispatched(task: Task, solution: ModuleType) -> list[Callable[..., Any]]:
+    """The public functions with an op of their own; others end in one of these, in SGLang's code as in ours."""
+    found = [getattr(solution, name) for name in solution.__all__ if hasattr(getattr(solution, name), "kda_op")]
+    return [one for one in found if one.kda_op.name == one.__name__ and one.__name__ in task.config.ops]
+
+
+def gate_name(op: str) -> str:
+    """The name of a port's gate."""
+    return f"KDA_{op.upper()}"
+
+
+def _exported(functions: list[Callable[..., Any]], new: bool) -> list[str]:
+    return [one.__name__ if new else try_name(one) for one in functions]
+
+
+def _init(task: Task, layout: Layout, functions: list[Callable[..., Any]], new: bool, replayed: bool) -> str:
+    facade = layout is Layout.FACADE
+    tier = task.config.task.numerics
+    gate = NEW if new else GATED.format(op=task.op) if facade else UNGATED
+    text = HEAD.format(
+        task=task.folder,
+        commit=provenance.git_state(checkout_root()).commit or "unknown",
+        title=task.config.task.title,
+        kernel=KERNEL,
+        tier=tier,
+        meaning=TIERS[tier],
+        gate=gate,
+    )
+    if facade:
+        if not new:
+            text += "from sglang.kernels.ops.diffusion.common.platform import is_cuda\n"
+            site = f"sglang.kernels.ops.diffusion.sites.kda_{task.op}_site"
+            text += f"from {site} import (\n    {gate_name(task.op)},\n)\n"
+    else:
+        text = text.replace("from typing import Any\n", "from functools import cache\nfrom typing import Any\n", 1)
+    wrapper = "whole" if new else "taken"
+    load = ["from . import kernel", f"from .taken import {wrapper}"]
+    wrapped = f"{wrapper}(getattr(kernel, name))"
+    if replayed:
+        load.insert(0, "from sglang.kernels.ops.diffusion.common.fast_launch import replay_launches\n")
+        wrapped = f"replay_launches({wrapped})"
+    text += FUNCTIONS.format(load="\n".join(f"        {line}" if line else "" for line in load), wrapped=wrapped)
+    if new:
+        text += "\n" + GRADIENTS
+    else:
+        text += "\n" + (OPEN_FACADE.format(gate=gate_name(task.op)) if facade else OPEN_JIT)
+    for function in functions:
+        text += "\n" + _function(function, new)
+    return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted(_exported(functions, new))) + "]\n"
+
+
+def _function(function: Callable[..., Any], new: bool) -> str:
+    signature = inspect.signature(function)
+    parts = []
+    for name, parameter in signature.parameters.items():
+        parts.append(f"{name}={name}" if parameter.kind is parameter.KEYWORD_ONLY else name)
+    tensors = [name for name, p in signature.parameters.items() if "Tensor" in inspect.formatannotation(p.annotation)]
+    return (WHOLE if new else TRY).format(
+        name=function.__name__,
+        try_name=try_name(function),
+        signature=_signature(signature),
+        tensors=", ".join(tensors),
+        arguments=", ".join(parts),
+        first_line=(inspect.getdoc(function) or "").partition("\n")[0],
+        kernel=KERNEL,
+    )
+
+
+def _signature(signature: inspect.Signature) -> str:
+    """The parameters, one a line, as SGLang's formatter has them."""
+    lines = []
+    starred = False
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            starred = True
+            lines.append("*")
+        annotation = inspect.formatannotation(parameter.annotation).replace("torch.Tensor", "torch.Tensor")
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        lines.append(f"{name}: {annotation}{default}")
+    return "(\n" + "".join(f"    {line},\n" for line in lines) + ") -> Any"

@@ -1,0 +1,74 @@
+"""`kda port`: a task's export as a patch to an SGLang tree."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task
+from kda_tools.port.dispatch_edit import dispatch
+from kda_tools.port.facade_edit import edit_facade
+from kda_tools.port.insertions import Patch
+from kda_tools.port.layouts import Layout, Tree, hosts, locked, module_path
+from kda_tools.port.package_files import dispatched, package_files
+from kda_tools.port.proof_files import proof_files
+
+
+@dataclass(frozen=True)
+class Port:
+    """A task's patch for one tree."""
+
+    task: Task
+    tree: Tree
+    patch: Patch
+    modules: dict[str, str]
+    """Op -> the dotted module with its public function, of the ops that are dispatched."""
+    new: bool
+    """The tree has no such ops: nothing is dispatched, and nobody calls them yet."""
+    strangers: tuple[str, ...]
+    """Modules that are not byte for byte the pinned release's."""
+
+    @property
+    def package(self) -> str:
+        """The package of the port, dotted."""
+        return self.tree.package(self.task.op).replace("/", ".")
+
+
+def make_port(task: Task, tree: Tree) -> Port:
+    """The patch; nothing is written.
+
+    Raises:
+        UsageError: the tree is not what it has to be for this task; names the file.
+    """
+    found = hosts(task, tree)
+    new = not found
+    if new and tree.layout is not Layout.FACADE:
+        raise UsageError(f"{task.folder}: no arm of it stands on sglang {tree.layout.value}, so there is no place for it")
+    functions = {one.__name__: one for one in dispatched(task, task.load("solution"))}
+    place = tree.package(task.op)
+    package = place.replace("/", ".")
+    modules = {name: package for name in functions}
+    modules |= {one.function: one.module for one in found if one.function in functions}
+    if not new and (homeless := sorted(name for name, module in modules.items() if module == package)):
+        raise UsageError(f"{task.folder}: {', '.join(homeless)}: expected in the arm on sglang {tree.layout.value}")
+    base = tree.repository
+    prefix = "" if tree.root == base else f"{tree.root.relative_to(base).as_posix()}/"
+    patch = Patch(base)
+    for name, text in package_files(task, tree.layout, package, new).items():
+        patch.created[f"{prefix}{place}/{name}"] = text
+    strangers = []
+    pins = locked(task, tree.layout)
+    for module in dict.fromkeys(modules.values()) if not new else ():
+        path = module_path(module)
+        where = tree.root / path
+        if hashlib.sha256(where.read_bytes()).hexdigest() != pins[path]:
+            strangers.append(path)
+        mine = [function for name, function in functions.items() if modules[name] == module]
+        patch.insert(prefix + path, *dispatch(patch.read(prefix + path), where, package, mine))
+    if tree.layout is Layout.FACADE:
+        edit_facade(patch, tree, task, list(functions), new)
+    test, benchmark = proof_files(task, tree.layout, modules)
+    patch.created[tree.test(task.op).relative_to(base).as_posix()] = test
+    patch.created[tree.benchmark(task.op).relative_to(base).as_posix()] = benchmark
+    return Port(task, tree, patch, modules, new, tuple(strangers))

@@ -1,0 +1,293 @@
+"""The test and the benchmark that a port brings, in SGLang's own form, made of the task's rows and its eager arm."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task
+from kda_judge.contract.workloads import Workload
+from kda_tools.port.layouts import FACADE, Layout
+from kda_tools.port.package_files import gate_name
+
+CI = {
+    (Layout.JIT_KERNEL, "test"): 'register_cuda_ci(est_time=60, suite="stage-b-kernel-unit-1-gpu-large")',
+    (Layout.FACADE, "test"): (
+        'register_cuda_ci(\n    est_time=60, stage="base-b-kernel-unit", runner_config="1-gpu-large"\n)'
+    ),
+    (Layout.JIT_KERNEL, "benchmark"): (
+        "register_cuda_ci(\n    est_time=60,\n"
+        '    suite="stage-b-kernel-benchmark-1-gpu-large",\n    disabled="standalone benchmark",\n)'
+    ),
+    (Layout.FACADE, "benchmark"): (
+        'register_cuda_ci(\n    est_time=60, stage="base-b-kernel-benchmark", runner_config="1-gpu-large"\n)'
+    ),
+}
+FILLS = {"normal", "arange", "randint", "cos", "sin", "cos_sin"}
+MOST_BYTES = 1 << 28
+"""Of a row's inputs, in a test of the grid."""
+HEAD = '''"""{title}: {what}.
+
+Rows and tolerances are those of KDA-Pilot's task {task}; `kda port` wrote this file.
+"""
+
+import json
+{imports}
+import torch
+{more_imports}
+from sglang.test.ci.ci_register import register_cuda_ci
+
+{ci}
+
+'''
+INPUTS = '''
+def make(spec):
+    """One input, as `spec` (shape, dtype, stride, fill, low, high) says."""
+    dtype = getattr(torch, spec["dtype"])
+    shape = spec["shape"]
+    fill = spec["fill"]
+    if fill == "normal":
+        value = torch.randn(shape, device="cuda").to(dtype)
+    elif fill == "randint":
+        value = torch.randint(spec["low"], spec["high"], shape, device="cuda").to(dtype)
+    elif fill == "arange":
+        value = torch.arange(shape[-1], device="cuda").expand(shape).to(dtype)
+    else:  # rotary tables: positions along the first dimension but for [B, H, S, D]
+        width = shape[-1] // 2 if fill == "cos_sin" else shape[-1]
+        axis = 2 if len(shape) == 4 else 0
+        steps = torch.arange(width, device="cuda", dtype=torch.float64)
+        rate = 1e4 ** (-steps / width)
+        angle = torch.arange(shape[axis], device="cuda", dtype=torch.float64)
+        angle = angle[:, None] * rate
+        if fill == "cos_sin":
+            table = torch.cat([angle.cos(), angle.sin()], dim=-1)
+        else:
+            table = getattr(angle, fill)()
+        value = table.expand(shape).to(dtype)
+    stride = spec["stride"]
+    if stride is None:
+        return value.contiguous()
+    size = 1 + sum((n - 1) * s for n, s in zip(shape, stride))
+    view = torch.zeros(size, device="cuda", dtype=dtype).as_strided(shape, stride)
+    return view.copy_(value)
+
+
+def arguments(row):
+    """The tensors of a call in their order (None where the row has none), and its scalars."""
+    torch.manual_seed(0)
+    names = OPERANDS[row["op"]]
+    made = [make(row["inputs"][n]) if n in row["inputs"] else None for n in names]
+    return made, row["scalars"]
+'''
+TEST = '''
+@torch.no_grad()
+@pytest.mark.parametrize("row", ROWS, ids=[row["id"] for row in ROWS])
+def test_as_the_eager_chain(row, monkeypatch):
+    """The kernels do the call, and its outputs are those of the eager chain."""
+    taken = []
+{spy}
+    given, scalars = arguments(row)
+    expected_in = [None if one is None else one.clone() for one in given]
+    made = PORTED[row["op"]](*given, **scalars)
+    assert taken == [True], "SGLang's own code did this call"
+    expected = EAGER[row["op"]](*expected_in, **scalars)
+    if row["inplace"]:
+        names = OPERANDS[row["op"]]
+        made = [given[names.index(n)] for n in row["inplace"]]
+        expected = [expected_in[names.index(n)] for n in row["inplace"]]
+    pairs = zip(_tuple(made), _tuple(expected), strict=True)
+    for one, other in pairs:
+        atol, rtol = TOLERANCES[str(one.dtype).removeprefix("torch.")]
+        torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
+
+
+def _tuple(value):
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v", "-s"]))
+'''
+SPY = '''    name = f"try_{row['op']}"
+    original = getattr(HOSTS[row["op"]], name)
+
+    def spy(*args, **kwargs):
+        result = original(*args, **kwargs)
+        taken.append(result is not None)
+        return result
+
+    monkeypatch.setattr(HOSTS[row["op"]], name, spy)'''
+BENCHMARK = '''
+def main():
+    """Microseconds of GPU time per call, as a CUDA graph: SGLang's own code, and the port."""
+    print("| row | before us | port us | speedup |")
+    print("|---|---:|---:|---:|")
+    for row in ROWS[:2] if is_in_ci() else ROWS:
+        given, scalars = arguments(row)
+        op = row["op"]
+        times = []
+        for before in (True, False):
+            host, name = HOSTS[op], f"try_{op}"
+            kept = getattr(host, name)
+            if before:
+                setattr(host, name, lambda *args, **kwargs: None)
+            try:
+                call = lambda: PORTED[op](*given, **scalars)
+                call()
+                times.append(triton.testing.do_bench_cudagraph(call) * 1000)
+            finally:
+                setattr(host, name, kept)
+        old, new = times
+        print(f"| {row['id']} | {old:.2f} | {new:.2f} | {old / new:.2f}x |")
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
+    sys.exit(0)
+'''
+NEW_BENCHMARK = '''
+def main():
+    """Microseconds of GPU time per call, as a CUDA graph: the eager chain, and the port."""
+    print("| row | eager us | port us | speedup |")
+    print("|---|---:|---:|---:|")
+    for row in ROWS[:2] if is_in_ci() else ROWS:
+        given, scalars = arguments(row)
+        times = []
+        for side in (EAGER, PORTED):
+            call = lambda: side[row["op"]](*given, **scalars)
+            call()
+            times.append(triton.testing.do_bench_cudagraph(call) * 1000)
+        old, new = times
+        print(f"| {row['id']} | {old:.2f} | {new:.2f} | {old / new:.2f}x |")
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
+    sys.exit(0)
+'''
+
+
+def proof_files(task: Task, layout: Layout, modules: dict[str, str]) -> tuple[str, str]:
+    """Test and benchmark. `modules`: op -> the dotted module that its public function is in, of those dispatched.
+
+    Raises:
+        UsageError: a row has a fill that only the judge makes.
+    """
+    new = any(module.startswith("sglang.kernels.kda_kernels") for module in modules.values())
+    frozen = [row for row in task.workloads if row.op in modules]
+    production = [row for row in frozen if row.production]
+    seen = {row.id for row in frozen}
+    grid = [row for row in _thin(task) if row.op in modules and row.id not in seen]
+    solution = task.load("solution")
+    small = [row for row in frozen + grid if sum(spec.nbytes for spec in row.inputs.values()) <= MOST_BYTES]
+    covered = [row for row in small if _taken(solution, task, row)]
+    eager = (task.path / "baseline" / "eager.py").read_text(encoding="utf-8")
+    test = HEAD.format(
+        title=task.config.task.title,
+        what="KDA's kernels and the eager chain",
+        task=task.folder,
+        imports="import sys\n\nimport pytest",
+        more_imports=_host_imports(modules),
+        ci=CI[layout, "test"],
+    )
+    test = test.replace("import torch\n", "import torch\n" + _imports_of(eager), 1)
+    gate = _mounting(task, layout, new)
+    skip = "if not torch.cuda.is_available():\n    pytest.skip(\"CUDA required\", allow_module_level=True)\n"
+    test += skip + gate + _tables(task, modules, covered) + INPUTS + _eager(eager, modules)
+    test += TEST.format(spy=SPY if not new else "    taken.append(True)  # new ops: there is no other code")
+    benchmark = HEAD.format(
+        title=task.config.task.title,
+        what="a benchmark of KDA's kernels",
+        task=task.folder,
+        imports="import sys\n",
+        more_imports="import triton\n" + _host_imports(modules) + "from sglang.utils import is_in_ci\n",
+        ci=CI[layout, "benchmark"],
+    )
+    benchmark += gate + _tables(task, modules, production or frozen) + INPUTS
+    if new:
+        benchmark = benchmark.replace("import torch\n", "import torch\n" + _imports_of(eager), 1)
+        benchmark += _eager(eager, modules)
+    return test, benchmark + (NEW_BENCHMARK if new else BENCHMARK)
+
+
+def _thin(task: Task) -> list[Workload]:
+    try:
+        grid = task.load("bench.grid")
+    except ModuleNotFoundError:
+        return []
+    return list(grid.thin(tuple(grid.grid())))
+
+
+def _taken(solution: object, task: Task, row: Workload) -> bool:
+    """Whether the kernels take a row's call on a GPU: whatever holds on any device."""
+    import torch
+
+    tensors = {}
+    for name, spec in row.inputs.items():
+        size = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
+        whole = torch.empty(max(size, 0), dtype=getattr(torch, spec.dtype), device="meta")
+        tensors[name] = whole.as_strided(spec.shape, spec.strides)
+    try:
+        return bool(solution.launches(row.op, tensors, row.scalars))  # type: ignore[attr-defined]
+    except ValueError:
+        return False
+
+
+def _host_imports(modules: dict[str, str]) -> str:
+    lines = ["import importlib\n"]
+    return "".join(lines) + "\n"
+
+
+def _mounting(task: Task, layout: Layout, new: bool) -> str:
+    if layout is Layout.JIT_KERNEL or new:
+        return ""
+    gate = gate_name(task.op)
+    facade = FACADE.removesuffix("/__init__.py").replace("/", ".")
+    return f'\n{gate} = importlib.import_module("{facade}").{gate}\n{gate}.mount(None)\n'
+
+
+def _tables(task: Task, modules: dict[str, str], rows: list[Workload]) -> str:
+    config = task.config
+    hosts = "".join(f'    "{op}": importlib.import_module("{module}"),\n' for op, module in modules.items())
+    operands = "".join(f'    "{op}": {json.dumps(config.ops[op].inputs)},\n' for op in modules)
+    tolerances = "".join(f'    "{dtype}": ({one.atol!r}, {one.rtol!r}),\n' for dtype, one in config.tolerance.items())
+    lines = "\n".join(json.dumps(_row(task, row)) for row in rows)
+    return (
+        f"\nHOSTS = {{\n{hosts}}}\nPORTED = {{op: getattr(HOSTS[op], op) for op in HOSTS}}\n"
+        f"OPERANDS = {{\n{operands}}}\nTOLERANCES = {{\n{tolerances}}}\n"
+        f'ROWS = [json.loads(line) for line in r"""\n{lines}\n""".split("\\n") if line]\n\n'
+    )
+
+
+def _row(task: Task, row: Workload) -> dict[str, object]:
+    inputs = {}
+    for name, spec in row.inputs.items():
+        if spec.fill not in FILLS:
+            raise UsageError(f"{task.path}: row {row.id!r}: fill {spec.fill!r}: a port's test knows {sorted(FILLS)}")
+        inputs[name] = {
+            "shape": spec.shape,
+            "dtype": spec.dtype,
+            "stride": spec.stride,
+            "fill": spec.fill,
+            **({"low": spec.low, "high": spec.high} if spec.fill == "randint" else {}),
+        }
+    return {"id": row.id, "op": row.op, "inplace": row.inplace, "inputs": inputs, "scalars": dict(row.scalars)}
+
+
+def _imports_of(eager: str) -> str:
+    """The imports of the eager arm beside torch itself."""
+    nodes = [node for node in ast.parse(eager).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return "".join(f"{ast.unparse(node)}\n" for node in nodes if ast.unparse(node) != "import torch")
+
+
+def _eager(eager: str, modules: dict[str, str]) -> str:
+    """The eager arm's functions as they are written there."""
+    tree = ast.parse(eager)
+    body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)]
+    lines = eager.splitlines(keepends=True)
+    parts = ["".join(lines[node.lineno - 1 : node.end_lineno]) for node in body]
+    names = "".join(f'    "{op}": {op},\n' for op in modules)
+    return "\n\n# The eager chain.\n\n\n" + "\n\n".join(parts) + f"\n\nEAGER = {{\n{names}}}\n\n"
