@@ -1,4 +1,4 @@
-"""A dispatch in front of a public function's own body: found by its syntax tree, inserted as lines, nothing rewritten."""
+"""A dispatch in front of a public function's own body: found by its syntax tree, inserted as lines."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def _passed(node: ast.FunctionDef, function: Callable[..., Any], where: Path) ->
         if name not in known:
             if default is None:
                 raise UsageError(
-                    f"{where}:{node.lineno}: {node.name} has the argument {name}, without a default, which the solution "
-                    "does not know"
+                    f"{where}:{node.lineno}: {node.name} has the argument {name}, without a default, which "
+                    "the solution does not know"
                 )
             conditions.append(_is_default(name, default))
             continue

@@ -1,4 +1,4 @@
-"""What a port adds to a tree with a facade: a registry entry, exports, its gate's site, its tier, and its provenance."""
+"""What a port adds to a tree with a facade: registry entries, exports, its gate and its tier, and its provenance."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ ADAPTERS = "sglang/multimodal_gen/test/unit/test_quality_fusion_lora.py"
 SITE = '''# SPDX-License-Identifier: Apache-2.0
 """Gate of KDA's kernels for {names}.
 
-They are `{tier}`: other roundings than the kernels that run today, so a request's quality level decides. The ops are
-shared by many models, so there is no module to mark: one switch for the process, turned where a batch begins to denoise.
-Stages before that keep the level of the batch before.
+They are `{tier}`: other roundings than the kernels that run today, so a
+request's quality level decides. The ops are shared by many models, so there is
+no module to mark: one switch for the process, turned where a batch begins to
+denoise. Stages before that keep the level of the batch before.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class SharedOps(QualityGatedFusion):
     __slots__ = ("mounted",)
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, marker_attr="_sgl_kda_{op}", enabled_attr="_sgl_kda_{op}_enabled")
+        super().__init__(
+            name=name,
+            marker_attr="_sgl_kda_{op}",
+            enabled_attr="_sgl_kda_{op}_enabled",
+        )
         self.mounted = False
 
     def mount(self, root: nn.Module) -> bool:
@@ -69,7 +74,7 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
         f'        "{owner}:{name if new else f"try_{name}"}",\n        _CUDA,\n    ),\n'
         for name in functions
     )
-    exports = {name: owner for name in functions} if new else {gate_name(task.op): f"sites.kda_{task.op}_site"}
+    exports = dict.fromkeys(functions, owner) if new else {gate_name(task.op): f"sites.kda_{task.op}_site"}
     exported = "".join(f'    "{name}": "{module}",\n' for name, module in exports.items())
     text, where = patch.read(f"{prefix}{FACADE}"), patch.base / prefix / FACADE
     patch.insert(
@@ -104,7 +109,7 @@ def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str]) -> N
         patch.insert(
             prefix + ADAPTERS,
             Insertion(_first_import(text, where), imported),
-            Insertion(_end_of(text, "_ADAPTER_SAFE_FUSIONS", where), f'    {gate}: "kernels of shared ops, no linear",\n'),
+            Insertion(_end_of(text, "_ADAPTER_SAFE_FUSIONS", where), f'    {gate}: "shared ops, no linear",\n'),
         )
 
 
@@ -125,12 +130,10 @@ def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str]
 def _end_of(text: str, name: str, where: Path) -> int:
     """The line behind the last entry of the table `name`, a tuple or a dict on the module's top level."""
     for node in ast.parse(text).body:
-        if isinstance(node, ast.AnnAssign):
-            target, value = node.target, node.value
-        elif isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
-        else:
+        if not isinstance(node, ast.AnnAssign | ast.Assign):
             continue
+        target: ast.expr = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        value = node.value
         if not (isinstance(target, ast.Name) and target.id == name):
             continue
         entries = value.elts if isinstance(value, ast.Tuple) else value.values if isinstance(value, ast.Dict) else []

@@ -39,7 +39,10 @@ class Patch:
 
     def texts(self) -> dict[str, str]:
         """Every touched file as it will be."""
-        return {**self.created, **{path: with_insertions(self.read(path), all_) for path, all_ in self.inserted.items()}}
+        return {
+            **self.created,
+            **{path: with_insertions(self.read(path), all_) for path, all_ in self.inserted.items()},
+        }
 
     def read(self, path: str) -> str:
         """A file of the tree, with its line ends as they are."""
@@ -67,7 +70,7 @@ class Written(Strict):
     inserted: dict[str, list[str]]
     """Path -> the inserted texts; each occurs once in the file."""
     before: dict[str, str]
-    """Path -> sha256 before the insertions."""
+    """Path -> sha256 before any port's insertions."""
 
 
 def with_insertions(text: str, insertions: Sequence[Insertion]) -> str:
@@ -84,15 +87,24 @@ def memory(base: Path, op: str) -> Path:
     return base / MEMORY / f"{op}.json"
 
 
+def demand_none(base: Path, op: str) -> None:
+    """Refuse a tree that `op` is ported to.
+
+    Raises:
+        UsageError: it is.
+    """
+    if (place := memory(base, op)).exists():
+        raise UsageError(f"{place}: {op} is ported to this tree already; undo that first, with --undo")
+
+
 def write(patch: Patch, op: str) -> None:
     """Write the patch; what was there before can be had back by `undo`.
 
     Raises:
         UsageError: it is there already, a file that it creates exists, or an insertion could not be told from others.
     """
+    demand_none(patch.base, op)
     place = memory(patch.base, op)
-    if place.exists():
-        raise UsageError(f"{place}: {op} is ported to this tree already; undo that first, with --undo")
     for path in patch.created:
         if (patch.base / path).exists():
             raise UsageError(f"{patch.base / path}: expected a place for a new file, found one that is not this port's")
@@ -106,10 +118,12 @@ def write(patch: Patch, op: str) -> None:
     done = Written(
         created={path: _sha256(text.encode()) for path, text in patch.created.items()},
         inserted=inserted,
-        before={path: _sha256(patch.read(path).encode()) for path in inserted},
+        before={path: _pristine(patch.base, path) for path in inserted},
     )
     place.parent.mkdir(exist_ok=True)
-    place.write_text(done.model_dump_json(indent=1) + "\n", encoding="utf-8")  # first: a half-written port can be undone
+    place.write_text(
+        done.model_dump_json(indent=1) + "\n", encoding="utf-8"
+    )  # first: a half-written port can be undone
     for path, text in texts.items():
         target = patch.base / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,17 +160,24 @@ def undo(base: Path, op: str) -> list[str]:
 
 
 def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
+    """The file without one port's insertions; as it is where a port that broke off had not come to it."""
     text = (base / path).read_bytes().decode("utf-8")
+    counts = [text.count(part) for part in inserted]
+    if any(counts) and set(counts) != {1}:
+        part = next(part for part, count in zip(inserted, counts, strict=True) if count != 1)
+        raise UsageError(f"{base / path}: changed since {op} was ported; expected this once in it:\n{part}")
     for part in inserted:
-        if text.count(part) > 1 or (text.count(part) == 0 and _sha256(text.encode()) not in _before(base, op, path)):
-            raise UsageError(f"{base / path}: changed since {op} was ported; expected this once in it:\n{part}")
-        text = text.replace(part, "", 1)
+        text = text.replace(part, "")
     return text
 
 
-def _before(base: Path, op: str, path: str) -> set[str]:
-    """The hash of a file that a broken-off port had not come to."""
-    return {Written.model_validate_json(memory(base, op).read_text(encoding="utf-8")).before[path]}
+def _pristine(base: Path, path: str) -> str:
+    """The hash of a file before the first port that inserted into it."""
+    for other in sorted((base / MEMORY).glob("*.json")):
+        before = Written.model_validate_json(other.read_text(encoding="utf-8")).before
+        if path in before:
+            return before[path]
+    return _sha256((base / path).read_bytes())
 
 
 def _touched(place: Path) -> Mapping[str, object]:

@@ -97,7 +97,9 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
     for one in found:
         path = tree.root / module_path(one.module)
         if not path.is_file():
-            raise UsageError(f"{path}: expected the module of {one.function} as in {PACKAGE} {one.version}, got no file")
+            raise UsageError(
+                f"{path}: expected the module of {one.function} as in {PACKAGE} {one.version}, got no file"
+            )
     return found
 
 

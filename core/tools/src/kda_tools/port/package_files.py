@@ -6,13 +6,14 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from types import ModuleType
 from typing import Any
 
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_tools.port import tree_files
-from kda_tools.port.dispatch_edit import try_name
+from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import Layout
 from kda_tools.project.export.readme import origin_json, readme
 from kda_tools.project.export.sources import VENDORED, collect
@@ -31,10 +32,7 @@ HEAD = '''# SPDX-License-Identifier: Apache-2.0
 # KDA extension provenance: KDA-Pilot, task {task}, commit {commit}.
 """{title}.
 
-`{kernel}/` is the export of a task of KDA-Pilot: README.md says what was measured, provenance.json which files of which
-commit it is. Importing this module imports neither Triton nor a kernel.
-
-Numerics: {tier}, {meaning}. {gate}
+{told}
 """
 
 from __future__ import annotations
@@ -45,13 +43,17 @@ from typing import Any
 import torch
 
 '''
-IN_FRONT = "Each `try_` function answers None for a call that the kernels do not take, and SGLang's own code goes on."
+IN_FRONT = "Each `try_` function answers None for a call that the kernels do not take: SGLang's own code goes on then."
 GATED = (
-    "Off until a request's quality level mounts\n`sites/kda_{op}_site.py`, as `_QUALITY_FUSION_HANDLERS` says.\n" + IN_FRONT
+    "Off until a request's quality level mounts `sites/kda_{op}_site.py`, as `_QUALITY_FUSION_HANDLERS` says. "
+    + IN_FRONT
 )
-UNGATED = "This release has no quality levels:\nthe kernels are on wherever they can run.\n" + IN_FRONT
-NEW = "No model calls these ops yet: whoever mounts\nthem mounts them behind a site of that level."
-
+UNGATED = "This release has no quality levels: the kernels are on wherever they can run. " + IN_FRONT
+NEW = "No model calls these ops yet: whoever does mounts them behind a site of that level."
+ABOUT = (
+    f"`{KERNEL}/` is the export of a task of KDA-Pilot: README.md says what was measured, provenance.json which files "
+    "of which commit it is. Importing this module imports neither Triton nor a kernel."
+)
 FUNCTIONS = '''
 _functions: dict[str, Callable[..., Any]] = {{}}
 
@@ -152,10 +154,7 @@ def _init(task: Task, layout: Layout, functions: list[Callable[..., Any]], new: 
         task=task.folder,
         commit=provenance.git_state(checkout_root()).commit or "unknown",
         title=task.config.task.title,
-        kernel=KERNEL,
-        tier=tier,
-        meaning=TIERS[tier],
-        gate=gate,
+        told="\n\n".join(fill(part, WIDTH) for part in (ABOUT, f"Numerics: {tier}, {TIERS[tier]}. {gate}")),
     )
     if facade:
         if not new:

@@ -44,11 +44,13 @@ def make_port(task: Task, tree: Tree) -> Port:
     found = hosts(task, tree)
     new = not found
     if new and tree.layout is not Layout.FACADE:
-        raise UsageError(f"{task.folder}: no arm of it stands on sglang {tree.layout.value}, so there is no place for it")
+        raise UsageError(
+            f"{task.folder}: no arm of it stands on sglang {tree.layout.value}, so there is no place for it"
+        )
     functions = {one.__name__: one for one in dispatched(task, task.load("solution"))}
     place = tree.package(task.op)
     package = place.replace("/", ".")
-    modules = {name: package for name in functions}
+    modules = dict.fromkeys(functions, package)
     modules |= {one.function: one.module for one in found if one.function in functions}
     if not new and (homeless := sorted(name for name, module in modules.items() if module == package)):
         raise UsageError(f"{task.folder}: {', '.join(homeless)}: expected in the arm on sglang {tree.layout.value}")

@@ -32,6 +32,7 @@ HEAD = '''"""{title}: {what}.
 Rows and tolerances are those of KDA-Pilot's task {task}; `kda port` wrote this file.
 """
 
+import importlib
 import json
 {imports}
 import torch
@@ -109,7 +110,7 @@ def _tuple(value):
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v", "-s"]))
 '''
-SPY = '''    name = f"try_{row['op']}"
+SPY = """    name = f"try_{row['op']}"
     original = getattr(HOSTS[row["op"]], name)
 
     def spy(*args, **kwargs):
@@ -117,7 +118,7 @@ SPY = '''    name = f"try_{row['op']}"
         taken.append(result is not None)
         return result
 
-    monkeypatch.setattr(HOSTS[row["op"]], name, spy)'''
+    monkeypatch.setattr(HOSTS[row["op"]], name, spy)"""
 BENCHMARK = '''
 def main():
     """Microseconds of GPU time per call, as a CUDA graph: SGLang's own code, and the port."""
@@ -183,19 +184,19 @@ def proof_files(task: Task, layout: Layout, modules: dict[str, str]) -> tuple[st
     grid = [row for row in _thin(task) if row.op in modules and row.id not in seen]
     solution = task.load("solution")
     small = [row for row in frozen + grid if sum(spec.nbytes for spec in row.inputs.values()) <= MOST_BYTES]
-    covered = [row for row in small if _taken(solution, task, row)]
+    covered = [row for row in small if _taken(solution, row)]
     eager = (task.path / "baseline" / "eager.py").read_text(encoding="utf-8")
     test = HEAD.format(
         title=task.config.task.title,
         what="KDA's kernels and the eager chain",
         task=task.folder,
         imports="import sys\n\nimport pytest",
-        more_imports=_host_imports(modules),
+        more_imports="",
         ci=CI[layout, "test"],
     )
     test = test.replace("import torch\n", "import torch\n" + _imports_of(eager), 1)
     gate = _mounting(task, layout, new)
-    skip = "if not torch.cuda.is_available():\n    pytest.skip(\"CUDA required\", allow_module_level=True)\n"
+    skip = 'if not torch.cuda.is_available():\n    pytest.skip("CUDA required", allow_module_level=True)\n'
     test += skip + gate + _tables(task, modules, covered) + INPUTS + _eager(eager, modules)
     test += TEST.format(spy=SPY if not new else "    taken.append(True)  # new ops: there is no other code")
     benchmark = HEAD.format(
@@ -203,7 +204,7 @@ def proof_files(task: Task, layout: Layout, modules: dict[str, str]) -> tuple[st
         what="a benchmark of KDA's kernels",
         task=task.folder,
         imports="import sys\n",
-        more_imports="import triton\n" + _host_imports(modules) + "from sglang.utils import is_in_ci\n",
+        more_imports="import triton\n\nfrom sglang.utils import is_in_ci\n",
         ci=CI[layout, "benchmark"],
     )
     benchmark += gate + _tables(task, modules, production or frozen) + INPUTS
@@ -221,7 +222,7 @@ def _thin(task: Task) -> list[Workload]:
     return list(grid.thin(tuple(grid.grid())))
 
 
-def _taken(solution: object, task: Task, row: Workload) -> bool:
+def _taken(solution: object, row: Workload) -> bool:
     """Whether the kernels take a row's call on a GPU: whatever holds on any device."""
     import torch
 
@@ -234,11 +235,6 @@ def _taken(solution: object, task: Task, row: Workload) -> bool:
         return bool(solution.launches(row.op, tensors, row.scalars))  # type: ignore[attr-defined]
     except ValueError:
         return False
-
-
-def _host_imports(modules: dict[str, str]) -> str:
-    lines = ["import importlib\n"]
-    return "".join(lines) + "\n"
 
 
 def _mounting(task: Task, layout: Layout, new: bool) -> str:

@@ -1,0 +1,94 @@
+"""`kda port`: an export as a patch to an SGLang tree, and what a pull request needs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kda_judge.contract.errors import ExitCode, UsageError
+from kda_tools.cli.base import DeviceName, Rows, TaskName, command_line, relative
+from kda_tools.cli.base import app as kda
+
+if TYPE_CHECKING:
+    from kda_tools.port.port_task import Port
+
+
+class _TaskFirst(TyperGroup):
+    """`kda port TASK ...` is `kda port tree TASK ...`: what is no command's name is a task's."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Put the command's name in front where it was left out."""
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["tree", *args])
+
+
+app = typer.Typer(
+    cls=_TaskFirst, help="Bring a solution to SGLang: `kda port TASK --sglang PATH`.", no_args_is_help=True
+)
+kda.add_typer(app, name="port")
+
+
+@app.command("tree")
+def tree(
+    task: TaskName,
+    sglang: Annotated[Path, typer.Option("--sglang", metavar="PATH", help="A checkout, or a folder with sglang/.")],
+    write: Annotated[bool, typer.Option("--write", help="Write the patch to the tree, if the checks pass.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take this task's patch back, byte for byte.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="On a GPU: measure the port; append to the task's docs/ports.jsonl.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Run the grid and SGLang's own tests.")] = True,
+    rows: Rows = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Show a task's export as a patch to an SGLang tree, check it, and with --write write it.
+
+    The difference is on standard output, what was checked on standard error. Nothing is written without --write.
+    """
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.port import insertions
+    from kda_tools.port.check_port import arm, check_syntax
+    from kda_tools.port.layouts import find_tree
+    from kda_tools.port.port_task import make_port
+
+    if undo and (write or record):
+        raise UsageError("--undo: expected alone, without --write or --record")
+    if record and not check:
+        raise UsageError("--record: expected with the checks, without --no-check")
+    found, place = find_task(task), find_tree(sglang)
+    if undo:
+        for path in insertions.undo(place.repository, found.op):
+            typer.echo(f"as before: {path}")
+        return
+    insertions.demand_none(place.repository, found.op)
+    port = make_port(found, place)
+    typer.echo(port.patch.difference(), nl=False)
+    for path in port.strangers:
+        typer.echo(f"note: {path} is not the file of sglang {place.layout.value}; read its part of the patch", err=True)
+    check_syntax(port)
+    if check:
+        with arm(port) as folder:
+            _check(port, folder, rows or [], device, record)
+    if write:
+        insertions.write(port.patch, found.op)
+        typer.echo(f"written to {sglang}; `kda port {found.op} --sglang {sglang} --undo` takes it back", err=True)
+
+
+def _check(port: "Port", folder: Path, rows: list[str], device: str, record: bool) -> None:
+    """Grid, SGLang's own tests, and with `record` the times."""
+    from kda_tools.port.check_port import run_grid
+    from kda_tools.port.port_record import keep, log, measure
+    from kda_tools.port.upstream_tests import run_tests
+
+    grid = run_grid(port, folder, rows, device)
+    typer.echo("\n".join(grid.lines()), err=True)
+    tests = run_tests(port, folder)
+    for one in tests:
+        typer.echo(f"SGLang's {one.file}: {one.outcome}", err=True)
+    if not tests:
+        typer.echo("the tree has no test of SGLang's that names these functions", err=True)
+    if grid.failed:
+        raise typer.Exit(ExitCode.UNFIT_ROWS)
+    if record:
+        keep(port, grid, tests, measure(port, folder, rows, command_line()))
+        typer.echo(f"recorded in {relative(log(port.task))}", err=True)

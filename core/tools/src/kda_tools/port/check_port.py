@@ -1,0 +1,74 @@
+"""What is checked of a port before it is written: syntax, imports, and the task's grid through the ported functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kda_judge.bench import Request, Session, open_session, run
+from kda_judge.contract.errors import UsageError
+from kda_judge.evidence.run_record import RowResult, RunRecord, Verdict
+from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
+from kda_tools.port.port_task import Port
+from kda_tools.port.ported_arm import NAME, write_arm
+from kda_tools.port.tree_files import LEFT
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a run of the grid through a port showed."""
+
+    device: str
+    taken: tuple[RowResult, ...]
+    """Rows whose calls the port's kernels did, and did right."""
+    left: tuple[RowResult, ...]
+    """Rows that go to SGLang's own code; without a GPU that code was not run."""
+    failed: tuple[RowResult, ...]
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        told = [f"grid on the {self.device}: {len(self.taken)} rows right, done by the port's kernels"]
+        if self.left:
+            told.append(f"  {len(self.left)} rows go to SGLang's own code, which was not run without a GPU")
+        return told + [f"  {row.id}: {row.verdict.value}: {row.reason}" for row in self.failed]
+
+
+def check_syntax(port: Port) -> None:
+    """Every file of the patch parses.
+
+    Raises:
+        UsageError: names file and line.
+    """
+    for path, text in port.patch.texts().items():
+        if path.endswith(".py"):
+            try:
+                ast.parse(text, path)
+            except SyntaxError as error:
+                raise UsageError(f"{path}:{error.lineno}: the patch does not parse: {error.msg}") from None
+
+
+@contextmanager
+def arm(port: Port) -> Iterator[Path]:
+    """The port as an arm, in a folder that goes away."""
+    with TemporaryDirectory(prefix="kda-port-") as folder:
+        yield write_arm(port, Path(folder) / f"ported_{port.task.op}")
+
+
+def run_grid(port: Port, folder: Path, rows: list[str], device: str) -> Grid:
+    """Run the grid (thinned and shrunken on a CPU) through the ported functions of the arm in `folder`."""
+    request = Request(task=port.task, rows=rows, subject=NAME, device=device, allow_busy=True, ports={NAME: folder})
+    session = grid_session(open_session(request))
+    record = run(session, grid_rows(session, full=False), measure=False)
+    return _sorted(session, record)
+
+
+def _sorted(session: Session, record: RunRecord) -> Grid:
+    left = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and LEFT in row.reason)
+    bad = (Verdict.INCORRECT, Verdict.INVALID, Verdict.ERROR, Verdict.TIMEOUT)
+    failed = tuple(row for row in record.rows if row.verdict in bad and row not in left)
+    taken = tuple(row for row in record.rows if row.verdict not in bad)
+    return Grid("GPU" if session.kind == "cuda" else "CPU, in Triton's interpreter", taken, left, failed)

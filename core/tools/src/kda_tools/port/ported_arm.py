@@ -1,0 +1,72 @@
+"""A ported tree as an arm of `kda bench` and of the grid: its files, and what imports them beside our stand-ins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.models.apply_site import replacements
+from kda_tools.port import tree_files
+from kda_tools.port.layouts import Layout, locked
+from kda_tools.port.package_files import gate_name
+from kda_tools.port.port_task import Port
+
+NAME = "ported"
+"""What the arm is called in a run's record."""
+BESIDE = {
+    Layout.JIT_KERNEL: (),
+    Layout.FACADE: tuple(
+        f"sglang/kernels/ops/diffusion/{name}"
+        for name in ("common/fast_launch.py", "common/platform.py", "sites/quality_gate.py")
+    ),
+}
+"""Files of the release that a port's package imports, whether or not the op's own module does."""
+
+
+def write_arm(port: Port, folder: Path) -> Path:
+    """Fill the new folder `folder` with the arm, the port included, whether or not it is written to the tree.
+
+    Raises:
+        UsageError: a file that the op's module imports is not in the tree.
+    """
+    texts = port.patch.texts()
+    base = port.patch.base
+    prefix = "" if port.tree.root == base else f"{port.tree.root.relative_to(base).as_posix()}/"
+    package = f"{prefix}{port.tree.package(port.task.op)}/"
+    wanted = dict.fromkeys([*locked(port.task, port.tree.layout), *BESIDE[port.tree.layout]])
+    files: dict[str, bytes] = {}
+    for path in wanted:
+        if prefix + path in texts:
+            files[path] = texts[prefix + path].encode()
+        elif (port.tree.root / path).is_file():
+            files[path] = (port.tree.root / path).read_bytes()
+        else:
+            raise UsageError(
+                f"{port.tree.root / path}: expected the file that {port.task.op}'s module imports, got none"
+            )
+    for path, text in port.patch.created.items():
+        if path.startswith((package, f"{prefix}sglang/kernels/ops/diffusion/sites/")):
+            files[path.removeprefix(prefix)] = text.encode()
+    for path, content in files.items():
+        target = folder / "tree" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    gated = port.tree.layout is Layout.FACADE and not port.new
+    site = f"sglang.kernels.ops.diffusion.sites.kda_{port.task.op}_site"
+    plan = {
+        "version": port.tree.layout.value,
+        "gate": [site, gate_name(port.task.op)] if gated else None,
+        "functions": functions(port),
+        "left": tree_files.LEFT,
+    }
+    (folder / "arm.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+    source = Path(str(tree_files.__file__)).parent / "ported_arm.py"
+    (folder / "__init__.py").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    return folder
+
+
+def functions(port: Port) -> dict[str, str]:
+    """Every public function of the task -> the module of the tree that has it; also those that end in another's op."""
+    held = {one.function: one.module for one in replacements([port.task]) if one.version == port.tree.layout.value}
+    return {**port.modules, **held}

@@ -1,0 +1,59 @@
+"""An arm of the command line: the public functions of a ported tree, as `arm.json` beside this file names them.
+
+On a CPU the platform says that it is CUDA, so that the dispatch is reached and its kernels run in Triton's interpreter.
+A call that the kernels leave to SGLang's own code then raises: that code needs a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kda_judge.arms import sglang_standins
+from kda_judge.arms.upstream import activate
+
+_here = Path(__file__).resolve().parent
+_plan: dict[str, Any] = json.loads((_here / "arm.json").read_text(encoding="utf-8"))
+
+
+def _say_cuda() -> None:
+    """On the CPU: the platform's answers, and registered ops that take CPU tensors."""
+    platform: Any = sglang_standins.Platform
+    platform.is_cuda, platform.is_cpu = (lambda _: True), (lambda _: False)
+    torch.cpu.get_device_properties = lambda *_: types.SimpleNamespace(warp_size=32)  # type: ignore[attr-defined]
+    original = sglang_standins.direct_register_custom_op
+
+    def register(op_name: str, op_func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        original(op_name, op_func, *args, **kwargs)
+        sglang_standins._library.impl(op_name, op_func, "CPU")
+
+    answers: Any = sglang_standins.STANDINS["sglang.srt.utils.common"]
+    answers["direct_register_custom_op"] = register
+
+
+def _or_raise(attempt: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if (result := attempt(*args, **kwargs)) is None:
+            raise RuntimeError(_plan["left"])
+        return result
+
+    return called
+
+
+if not torch.cuda.is_available():
+    _say_cuda()
+activate(_here / "tree", _plan["version"])
+if _plan["gate"]:
+    getattr(import_module(_plan["gate"][0]), _plan["gate"][1]).mount(None)
+for _op, _module in _plan["functions"].items():
+    _host = import_module(_module)
+    if not torch.cuda.is_available() and (_try := getattr(_host, f"try_{_op}", None)) is not None:
+        setattr(_host, f"try_{_op}", _or_raise(_try))
+    setattr(sys.modules[__name__], _op, getattr(_host, _op))

@@ -1,0 +1,113 @@
+"""SGLang's own tests of the functions that a port dispatches: found in the tree, run beside our stand-ins on a GPU."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kda_judge.arms.sglang_standins import STANDINS
+from kda_judge.contract.strict_models import Strict
+from kda_judge.contract.task_import import import_path
+from kda_tools.port.layouts import Layout
+from kda_tools.port.port_task import Port
+
+CONFTEST = """import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import {arm}  # the ported tree, with its gate mounted
+"""
+COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
+TIMEOUT_S = 900
+
+
+class TestFile(Strict):
+    """One of SGLang's test files, and what came of it."""
+
+    file: str
+    outcome: str
+    """pytest's own counts; or why it was not run."""
+    ran: bool
+    """Whether a test of it ran to its end, and none failed."""
+
+
+def find_tests(port: Port) -> list[Path]:
+    """The tree's test files that name one of the port's functions."""
+    tree = port.tree
+    folders = [tree.root / "sglang/jit_kernel/tests/diffusion"]
+    if tree.layout is Layout.FACADE:
+        folders = [tree.repository / "test/registered/kernels/ops/diffusion"]
+    named = re.compile(rf"\b({'|'.join(port.modules)})\b")
+    paths = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
+    return [p for p in paths if not p.name.startswith("test_kda_") and named.search(p.read_text(encoding="utf-8"))]
+
+
+def run_tests(port: Port, arm: Path) -> list[TestFile]:
+    """Run them against the arm in `arm` (`ported_arm.write_arm`), each file in a process of its own.
+
+    Without a GPU they skip themselves; then only their imports are shown to work.
+    """
+    root, folder = port.tree.root, arm.parent / "upstream_tests"
+    folder.mkdir()
+    (folder / "conftest.py").write_text(CONFTEST.format(arm=arm.name), encoding="utf-8")
+    found = find_tests(port)
+    for path in _imported(root, found):
+        target = arm / "tree" / path
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / path, target)
+    return [_run(shutil.copy(path, folder), path.name, folder) for path in found]
+
+
+def _run(path: Path | str, name: str, folder: Path) -> TestFile:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    command += ["-c", os.devnull, str(path)]
+    env = {**os.environ, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return TestFile(file=name, outcome=f"not finished after {TIMEOUT_S} s", ran=False)
+    counts = {word.rstrip("s"): int(number) for number, word in COUNTS.findall(done.stdout[-2000:])}
+    if counts.keys() == {"skipped"}:
+        return TestFile(file=name, outcome=f"not run: all {counts['skipped']} skip themselves without a GPU", ran=False)
+    if not counts:
+        why = (done.stdout + done.stderr).strip().splitlines()
+        return TestFile(file=name, outcome=f"not run: {why[-1] if why else done.returncode}", ran=False)
+    told = ", ".join(f"{number} {word}" for word, number in counts.items())
+    if done.returncode:
+        errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
+        told += f": {errors[0][1:].strip()}" if errors else ""
+    return TestFile(file=name, outcome=told, ran=done.returncode == 0 and counts.get("passed", 0) > 0)
+
+
+def _imported(root: Path, files: Iterable[Path]) -> set[str]:
+    """The files of the tree that these import, and what they import; what a stand-in answers for is left out."""
+    found: set[str] = set()
+    todo = list(files)
+    while todo:
+        for module in _modules(todo.pop()):
+            if any(f"{module}.".startswith(f"{standin}.") for standin in STANDINS):
+                continue
+            path = f"{module.replace('.', '/')}.py"
+            if path not in found and (root / path).is_file():
+                found.add(path)
+                todo.append(root / path)
+    return found
+
+
+def _modules(path: Path) -> Iterator[str]:
+    """Modules of SGLang that a file imports, names that may be modules included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("sglang."):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("sglang."))
