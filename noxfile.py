@@ -326,6 +326,12 @@ def site(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def upstream(session: nox.Session) -> None:
+    """Compare another SGLang release with the pinned ones: -- 0.5.23, or -- latest"""
+    kda(session, "upstream", "check", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def doctor(session: nox.Session) -> None:
     """Show what this machine has, what is missing, and the command that brings it"""
     kda(session, "doctor", *session.posargs)

@@ -1,0 +1,262 @@
+"""`kda upstream check`: what another SGLang release changed of what the tasks stand on, and what that does to wins."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kda_judge.arms.upstream import obtain, read_lock
+from kda_judge.contract.config import Pin
+from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.tasks import Task
+from kda_tools.models.apply_site import PACKAGE, replacements
+from kda_tools.port import tree_files
+from kda_tools.port.layouts import module_path
+from kda_tools.project.lock_upstream import WITHOUT, Found, follow
+
+LATEST = "latest"
+ELSEWHERE = re.compile(r"(^|/)(tests?|benchmark|csrc)/")
+"""Files of the wheel that define no op."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One public function that a task stands on, then and now."""
+
+    task: Task
+    name: str
+    pin: Pin
+    was: str
+    """The module in the pinned release."""
+    now: str | None
+    """The module in the other release; None where no module defines such a function."""
+    signature: str
+    """What became of the arguments."""
+
+
+@dataclass
+class Checked:
+    """A task against the other release."""
+
+    task: Task
+    pin: Pin
+    functions: list[Function]
+    changed: dict[str, str] = field(default_factory=dict)
+    """Pinned file -> `changed`, `gone`, or where its bytes are now."""
+    total: int = 0
+    broken: str = ""
+    """Why its functions cannot be imported beside the stand-ins; empty where they can."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether an arm can stand on the release as it is."""
+        return not self.broken and all(one.now is not None for one in self.functions)
+
+
+def find_wheel(version: str, tasks: Sequence[Task], cache: Path) -> tuple[str, Path]:
+    """The release's number and its wheel: pinned, in the cache, or downloaded into it; `latest` is always asked for.
+
+    Raises:
+        MissingRequirement: pip cannot bring it.
+    """
+    pins = [pin for task in tasks for pin in task.config.upstream.values() if pin.package == PACKAGE]
+    if not pins:
+        raise UsageError(f"expected tasks that pin {PACKAGE}, found none")
+    if known := next((pin for pin in pins if pin.version == version), None):
+        return version, obtain(known, cache, offline=False)
+    kept = sorted((cache / "wheels").glob(f"{PACKAGE}-{version}-*.whl")) if version != LATEST else []
+    if kept:
+        return version, kept[0]
+    folder = cache / "wheels"
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = PACKAGE if version == LATEST else f"{PACKAGE}=={version}"
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
+        command = [sys.executable, "-m", "pip", "download", wanted, "--dest", temporary, "--no-deps", "--no-input"]
+        command += ["--only-binary=:all:", "--python-version", pins[-1].python, "--implementation", "cp"]
+        command += ["--platform", pins[-1].platform, "--disable-pip-version-check", "--progress-bar=off"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        got = sorted(Path(temporary).glob("*.whl"))
+        if ran.returncode or len(got) != 1:
+            said = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()
+            raise MissingRequirement(
+                f"expected pip to download {wanted} for {pins[-1].platform}, got {len(got)} wheels (exit code "
+                f"{ran.returncode})\npip: {said[-1]}\nCheck the version and the network."
+            )
+        return got[0].name.split("-")[1], got[0].replace(folder / got[0].name)
+
+
+def older_pin(task: Task, version: str) -> Pin | None:
+    """The task's pin to compare with: the one before `version` in its contract, else the last."""
+    pins = [pin for pin in task.config.upstream.values() if pin.package == PACKAGE]
+    before = []
+    for pin in pins:
+        if pin.version == version:
+            break
+        before.append(pin)
+    return next(iter([*before[-1:], *pins[-1:]]), None)
+
+
+def check(tasks: Iterable[Task], version: str, wheel: Path, cache: Path) -> list[Checked]:
+    """Compare every task's pinned files with the release's, and import its functions beside our stand-ins."""
+    found = []
+    with zipfile.ZipFile(wheel) as archive:
+        names = frozenset(item.filename for item in archive.infolist() if not item.is_dir())
+        chosen = [(task, pin) for task in tasks if (pin := older_pin(task, version)) is not None]
+        wanted = [one.function for task, pin in chosen for one in replacements([task]) if one.version == pin.version]
+        places = _definitions(archive, names, set(wanted))
+        hashes: dict[str, str] = {}
+        for task, pin in chosen:
+            held = [one for one in replacements([task]) if one.version == pin.version]
+            with zipfile.ZipFile(obtain(pin, cache, offline=False)) as old:
+                functions = [
+                    _function(task, pin, one.function, one.module, places.get(one.function, []), old, archive)
+                    for one in held
+                ]
+            checked = Checked(task, pin, functions)
+            _compare_files(checked, archive, names, hashes)
+            if functions and all(one.now for one in functions):
+                checked.broken = _imports(checked, version, archive)
+            found.append(checked)
+    return found
+
+
+def table(checked: Sequence[Checked], version: str) -> str:
+    """Markdown, for a terminal as for an issue."""
+    lines = [
+        f"| task | function | in | in {PACKAGE} {version} | arguments |",
+        "|---|---|---|---|---|",
+    ]
+    for one in checked:
+        for function in one.functions:
+            now = (
+                "**gone**" if function.now is None else "same module" if function.now == function.was else function.now
+            )
+            lines.append(
+                f"| {one.task.op} | `{function.name}` | {one.pin.version} `{function.was}` | {now} | "
+                f"{function.signature} |"
+            )
+    lines += [
+        "",
+        "| task | pinned files | unchanged | moved | changed | gone | importable |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in checked:
+        states = list(one.changed.values())
+        changed, gone = states.count("changed"), states.count("gone")
+        moved = len(states) - changed - gone
+        importable = "no op left" if not all(f.now for f in one.functions) else one.broken or "yes"
+        lines.append(
+            f"| {one.task.op} | {one.total} of {one.pin.version} | {one.total - len(states)} | {moved} | {changed} | "
+            f"{gone} | {importable} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def write_arm(checked: Checked, version: str, archive: zipfile.ZipFile, folder: Path) -> Path:
+    """The release's functions as an arm of `kda bench`: the files that they need, beside our stand-ins."""
+    names = frozenset(item.filename for item in archive.infolist() if not item.is_dir())
+    for name in sorted(_needed(checked, archive, names).files):
+        target = folder / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(archive.read(name))
+    plan = {
+        "version": version,
+        "gate": None,
+        "functions": {one.name: one.now for one in checked.functions},
+        "left": tree_files.LEFT,
+    }
+    (folder / "arm.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+    source = Path(str(tree_files.__file__)).parent / "ported_arm.py"
+    (folder / "__init__.py").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    return folder
+
+
+def _needed(checked: Checked, archive: zipfile.ZipFile, names: frozenset[str]) -> Found:
+    text = "".join(f"from {one.now} import {one.name}\n" for one in checked.functions)
+    lock = (checked.task.path / checked.pin.files).read_text(encoding="utf-8").splitlines()
+    left_out = {line.removeprefix(WITHOUT) for line in lock if line.startswith(WITHOUT)}
+    dropped = {name for name in names for pattern in left_out if Path(name).match(pattern)}
+    return follow(PACKAGE, {"the arm": ast.parse(text)}, archive, names, (), dropped)
+
+
+def _imports(checked: Checked, version: str, archive: zipfile.ZipFile) -> str:
+    """What goes wrong when the arm is imported on a CPU that says it is CUDA, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="kda-upstream-") as temporary:
+        folder = write_arm(checked, version, archive, Path(temporary) / f"upstream_{checked.task.op}")
+        code = f"import sys; sys.path.insert(0, {temporary!r}); import {folder.name}"
+        env = {**os.environ, "PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": ""}
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    return "" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1].replace("|", "/")
+
+
+def _compare_files(checked: Checked, archive: zipfile.ZipFile, names: frozenset[str], hashes: dict[str, str]) -> None:
+    entries = read_lock(checked.task.path / checked.pin.files)
+    checked.total = len(entries)
+    for path, digest in entries.items():
+        if path in names:
+            if _sha256(archive.read(path)) != digest:
+                checked.changed[path] = "changed"
+            continue
+        base = path.rpartition("/")[2]
+        if not hashes:
+            hashes.update({_sha256(archive.read(name)): name for name in names if name.endswith((".py", ".cuh", ".h"))})
+        checked.changed[path] = hashes.get(digest, "gone") if base else "gone"
+
+
+def _definitions(archive: zipfile.ZipFile, names: frozenset[str], functions: set[str]) -> dict[str, list[str]]:
+    """Function -> the modules that define it on their top level."""
+    wanted = re.compile(rf"^def ({'|'.join(sorted(functions)) or '(?!)'})\(", re.MULTILINE)
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(".py") and not ELSEWHERE.search(name):
+            text = archive.read(name).decode("utf-8", errors="replace")
+            for function in dict.fromkeys(wanted.findall(text)):
+                module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                found.setdefault(function, []).append(module)
+    return found
+
+
+def _function(
+    task: Task, pin: Pin, name: str, was: str, places: Sequence[str], old: zipfile.ZipFile, new: zipfile.ZipFile
+) -> Function:
+    now = was if was in places else next(iter(places), None)
+    signature = "-"
+    if now is not None:
+        then = _arguments(old.read(module_path(was)).decode(), name)
+        place = module_path(now) if module_path(now) in new.namelist() else f"{now.replace('.', '/')}/__init__.py"
+        signature = _difference(then, _arguments(new.read(place).decode(), name))
+    return Function(task, name, pin, was, now, signature)
+
+
+def _arguments(source: str, name: str) -> dict[str, str]:
+    """Argument -> its default, `required` where it has none."""
+    node = next(one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and one.name == name)
+    plain = [*node.args.posonlyargs, *node.args.args]
+    defaults: list[ast.expr | None] = [*([None] * (len(plain) - len(node.args.defaults))), *node.args.defaults]
+    pairs: Iterator[tuple[ast.arg, ast.expr | None]] = iter(
+        [*zip(plain, defaults, strict=True), *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+    )
+    return {argument.arg: ast.unparse(default) if default else "required" for argument, default in pairs}
+
+
+def _difference(then: dict[str, str], now: dict[str, str]) -> str:
+    told = [f"new `{name}` ({now[name]})" for name in now if name not in then]
+    told += [f"without `{name}`" for name in then if name not in now]
+    told += [f"`{name}`: {then[name]} -> {now[name]}" for name in now if name in then and now[name] != then[name]]
+    kept_then, kept_now = [n for n in then if n in now], [n for n in now if n in then]
+    return ", ".join([*told, *(["another order"] if kept_then != kept_now else [])]) or "same"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,76 @@
+"""On a GPU: the solution against another release's functions, and which of its published wins that leaves."""
+
+from __future__ import annotations
+
+import zipfile
+from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kda_judge.bench import Request, open_session, run
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import ledger
+from kda_judge.evidence.run_record import Basis, Interval, RunRecord
+from kda_tools.port.upstream_check import Checked, write_arm
+from kda_tools.publish.report import published
+
+ARM = "upstream_other"
+"""What the release is called in a run's record."""
+
+
+class Fate(str, Enum):
+    """What became of a published win."""
+
+    HOLDS = "holds"
+    SHRANK = "shrank"
+    """The whole interval lies below what it was."""
+    DIED = "died"
+    """The solution is no longer faster for sure."""
+    UNKNOWN = "not comparable"
+    """One of both runs has no time of the row."""
+
+
+def fate(then: Interval | None, now: Interval | None) -> Fate:
+    """Of the speedup over upstream, then and now."""
+    if then is None or now is None or then.low <= 1:
+        return Fate.UNKNOWN
+    if now.low <= 1:
+        return Fate.DIED
+    return Fate.SHRANK if now.high < then.low else Fate.HOLDS
+
+
+def measure(checked: Checked, version: str, wheel: Path, quick: bool) -> RunRecord:
+    """Verify and time the solution against the release's functions."""
+    with TemporaryDirectory(prefix="kda-upstream-") as temporary, zipfile.ZipFile(wheel) as archive:
+        folder = write_arm(checked, version, archive, Path(temporary) / f"upstream_{checked.task.op}")
+        request = Request(task=checked.task, against=[ARM], ports={ARM: folder}, device="cuda", quick=quick)
+        return run(open_session(request))
+
+
+def wins(checked: Checked, now: RunRecord) -> str:
+    """Markdown: every row's speedup over the pinned release, as published, and over the other one."""
+    arm = next(name for name, one in checked.task.config.arms.items() if _stands_on(checked, one.upstream))
+    before = _published(checked.task, now)
+    lines = ["| task | row | published | now | win |", "|---|---|---|---|---|"]
+    for row in now.rows:
+        then = before.get(row.id, {}).get(arm)
+        here = row.speedup.get(Basis.DEVICE, {}).get(ARM)
+        lines.append(f"| {checked.task.op} | {row.id} | {_shown(then)} | {_shown(here)} | {fate(then, here).value} |")
+    return "\n".join(lines) + "\n"
+
+
+def _stands_on(checked: Checked, upstream: str | None) -> bool:
+    return upstream is not None and checked.task.config.upstream[upstream] == checked.pin
+
+
+def _published(task: Task, now: RunRecord) -> dict[str, dict[str, Interval]]:
+    """Row -> opponent -> the published speedup on the same kind of GPU."""
+    gpu = now.machine.before.name if now.machine.before else ""
+    for record in published(task, ledger.read(task.ledger)).values():
+        if record.machine.before is not None and record.machine.before.name == gpu:
+            return {row.id: row.speedup.get(Basis.DEVICE, {}) for row in record.rows}
+    return {}
+
+
+def _shown(one: Interval | None) -> str:
+    return "-" if one is None else f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]"
