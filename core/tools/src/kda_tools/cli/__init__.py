@@ -6,7 +6,7 @@ import traceback
 import typer
 
 # Importing a module registers its commands, in the order of the help text.
-from kda_tools.cli import measure, explain, apply, project, model, model_trace, model_denoise, llm, llm_kernels, port, upstream  # noqa: F401  # isort: skip
+from kda_tools.cli import measure, explain, apply, project, model, model_trace, model_denoise, llm, llm_kernels, port, upstream, ako  # noqa: F401  # isort: skip
 from kda_judge.contract.errors import ExitCode, KdaError
 from kda_tools.cli.base import app
 from kda_tools.cli.outlive import outliving

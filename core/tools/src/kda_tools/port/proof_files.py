@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterable
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
@@ -246,16 +247,28 @@ def _mounting(task: Task, layout: Layout, new: bool) -> str:
 
 
 def _tables(task: Task, modules: dict[str, str], rows: list[Workload]) -> str:
-    config = task.config
     hosts = "".join(f'    "{op}": importlib.import_module("{module}"),\n' for op, module in modules.items())
-    operands = "".join(f'    "{op}": {json.dumps(config.ops[op].inputs)},\n' for op in modules)
-    tolerances = "".join(f'    "{dtype}": ({one.atol!r}, {one.rtol!r}),\n' for dtype, one in config.tolerance.items())
+    named = f"\nHOSTS = {{\n{hosts}}}\nPORTED = {{op: getattr(HOSTS[op], op) for op in HOSTS}}\n"
+    return named + operands(task, modules) + tolerances(task) + rows_text(task, rows)
+
+
+def operands(task: Task, ops: Iterable[str]) -> str:
+    """Source of a table: op -> the names of its tensors, in order."""
+    lines = "".join(f'    "{op}": {json.dumps(task.config.ops[op].inputs)},\n' for op in ops)
+    return f"OPERANDS = {{\n{lines}}}\n"
+
+
+def tolerances(task: Task) -> str:
+    """Source of a table: dtype -> atol and rtol."""
+    given = task.config.tolerance.items()
+    lines = "".join(f'    "{dtype}": ({one.atol!r}, {one.rtol!r}),\n' for dtype, one in given)
+    return f"TOLERANCES = {{\n{lines}}}\n"
+
+
+def rows_text(task: Task, rows: Iterable[Workload]) -> str:
+    """Source of the list of rows."""
     lines = "\n".join(json.dumps(_row(task, row)) for row in rows)
-    return (
-        f"\nHOSTS = {{\n{hosts}}}\nPORTED = {{op: getattr(HOSTS[op], op) for op in HOSTS}}\n"
-        f"OPERANDS = {{\n{operands}}}\nTOLERANCES = {{\n{tolerances}}}\n"
-        f'ROWS = [json.loads(line) for line in r"""\n{lines}\n""".split("\\n") if line]\n\n'
-    )
+    return f'ROWS = [json.loads(line) for line in r"""\n{lines}\n""".split("\\n") if line]\n\n'
 
 
 def _row(task: Task, row: Workload) -> dict[str, object]:

@@ -1,0 +1,50 @@
+"""`kda ako`: a task to AKO4ALL and back."""
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.cli.base import TaskName, relative
+from kda_tools.cli.base import app as kda
+
+app = typer.Typer(help="Work on a task with AKO4ALL, and bring the best version back.", no_args_is_help=True)
+kda.add_typer(app, name="ako")
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="A checkout of AKO4ALL; diffusion/scripts/ensure_ako4all_clean.sh makes one."),
+]
+
+
+@app.command("export")
+def export_task(task: TaskName, folder: Folder) -> None:
+    """Write the task as AKO4ALL wants it: input/, solution/, bench/, context/, ITERATIONS.md, and PROMPT.md."""
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.port.ako_export import export
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: expected a folder that exists, a checkout of AKO4ALL")
+    found = find_task(task)
+    written = export(found, folder)
+    typer.echo(f"{len(written)} files in {relative(folder.absolute())}; bench: python bench/bench_{found.op}.py")
+
+
+@app.command("import")
+def import_task(task: TaskName, folder: Folder) -> None:
+    """Bring the best version into the task's solution, and ITERATIONS.md into docs/ako.jsonl.
+
+    Its numbers are claims of the agent's: verify and measure with `kda bench` before anything is kept.
+    """
+    from kda_judge.contract.tasks import find_task
+    from kda_judge.evidence.provenance import utc
+    from kda_tools.port.ako_import import bring_back, log
+
+    found = find_task(task)
+    made = bring_back(found, folder, utc(datetime.now(timezone.utc)))
+    typer.echo(f"{len(made.iterations)} iterations in {relative(log(found))}")
+    if made.best is None:
+        typer.echo("none improved: the solution stays as it is")
+    else:
+        typer.echo(f"solution/ is that of iteration {made.best}; next: kda bench {found.op}")

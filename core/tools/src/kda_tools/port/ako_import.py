@@ -1,0 +1,201 @@
+"""`kda ako import`: the best version of an AKO4ALL run into the task's solution, and its log as iterations."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.strict_models import Strict
+from kda_judge.contract.tasks import Task, checkout_root
+from kda_judge.evidence import provenance, record_log
+from kda_tools.port.ako_export import MARK, Exported, package_name
+from kda_tools.project.export.sources import VENDORED
+
+ROW = re.compile(r"^\|\s*(\d+)\s*\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|\s*$")
+FIELD = re.compile(r"^- \*\*(Hypothesis|Changes|Analysis|Next):\*\*\s*(.*)$")
+SECTION = re.compile(r"^### Iter (\d+)\b")
+IMPROVED = "improved"
+
+
+class AkoIteration(Strict):
+    """One iteration as AKO4ALL's agent wrote it down: claims, none of them measured by this harness."""
+
+    number: int
+    title: str
+    claimed_speedup: float | None
+    claimed_runtime_ms: float | None
+    status: str
+    hypothesis: str = ""
+    changes: str = ""
+    analysis: str = ""
+
+
+class AkoImport(Strict):
+    """One import: a line of the task's `docs/ako.jsonl`."""
+
+    schema_version: int = 1
+    utc: str
+    task: str
+    exported_commit: str
+    ako_commit: str
+    """Of the checkout that the version was taken from."""
+    best: int | None
+    """The iteration whose version was brought back; None where none improved."""
+    iterations: tuple[AkoIteration, ...]
+
+
+def log(task: Task) -> Path:
+    """Where a task's imports are."""
+    return task.path / "docs" / "ako.jsonl"
+
+
+def bring_back(task: Task, folder: Path, utc: str) -> AkoImport:
+    """Replace the task's solution by the best version, append the iterations to the log.
+
+    Raises:
+        UsageError: no export of this task, one of another solution, a changed library, a log that does not parse, or
+            a best iteration without a commit. Nothing is written then.
+    """
+    mark = _mark(task, folder)
+    log_file = folder / "ITERATIONS.md"
+    if not log_file.is_file():
+        raise UsageError(f"{log_file}: expected AKO4ALL's log, got no file")
+    found = iterations(log_file.read_text(encoding="utf-8"), log_file)
+    improved = [one for one in found if one.status == IMPROVED and one.claimed_speedup is not None]
+    best = max(improved, key=lambda one: one.claimed_speedup or 0.0, default=None)
+    commit = "unknown"
+    if best is not None:
+        commit = _commit(folder, best.number)
+        texts = _version(task, folder, commit, mark)
+        _replace(task, texts)
+    made = AkoImport(
+        utc=utc,
+        task=task.folder,
+        exported_commit=mark.commit,
+        ako_commit=commit,
+        best=None if best is None else best.number,
+        iterations=tuple(found),
+    )
+    record_log.append(log(task), made)
+    return made
+
+
+def iterations(text: str, where: Path) -> list[AkoIteration]:
+    """What is in ITERATIONS.md: a row of its table for each, with the section of the same number.
+
+    Raises:
+        UsageError: a section without a row, a number twice, or a number that is none.
+    """
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    sections: dict[int, dict[str, str]] = {}
+    current: dict[str, str] = {}
+    for line in text.splitlines():
+        if section := SECTION.match(line):
+            current = sections.setdefault(int(section[1]), {})
+        elif field := FIELD.match(line):
+            current[field[1].lower()] = field[2]
+    found: dict[int, AkoIteration] = {}
+    for line in text.splitlines():
+        if (row := ROW.match(line)) is None:
+            continue
+        number, told = int(row[1]), sections.get(int(row[1]), {})
+        if number in found:
+            raise UsageError(f"{where}: iteration {number} has two rows in the table; expected one")
+        found[number] = AkoIteration(
+            number=number,
+            title=row[2].strip(),
+            claimed_speedup=_number(row[3], where, number, "Speedup"),
+            claimed_runtime_ms=_number(row[4], where, number, "Runtime (ms)"),
+            status=row[5].strip().lower(),
+            **{key: told.get(key, "") for key in ("hypothesis", "changes", "analysis")},
+        )
+    if lost := sorted(set(sections) - set(found)):
+        raise UsageError(f"{where}: iteration {lost[0]} has a section and no row in the table; add its row")
+    return [found[number] for number in sorted(found)]
+
+
+def _number(cell: str, where: Path, iteration: int, column: str) -> float | None:
+    text = cell.strip().removesuffix("x").removesuffix("\N{MULTIPLICATION SIGN}").strip()
+    if text in ("", "-", "—", "N/A", "n/a"):
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(
+            f"{where}: iteration {iteration}, {column}: expected a number or -, got {cell.strip()!r}"
+        ) from None
+
+
+def _mark(task: Task, folder: Path) -> Exported:
+    path = folder / MARK
+    if not path.is_file():
+        raise UsageError(f"{path}: expected what `kda ako export` wrote, got no file")
+    mark = Exported.model_validate_json(path.read_text(encoding="utf-8"))
+    if mark.task != task.folder:
+        raise UsageError(f"{path}: an export of {mark.task}, expected {task.folder}")
+    if mark.solution != provenance.hashes(task)["solution"]:
+        raise UsageError(
+            f"{task.path / 'solution'}: changed since it was exported (commit {mark.commit[:12]}); bring the run back "
+            "on a branch of that commit, and merge that"
+        )
+    return mark
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    ran = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=False)
+    if ran.returncode:
+        raise UsageError(f"{folder}: git {arguments[0]}: {ran.stderr.decode(errors='replace').strip()}")
+    return ran.stdout.decode()
+
+
+def _commit(folder: Path, number: int) -> str:
+    """The last commit of an iteration, by its subject."""
+    for line in _git(folder, "log", "--format=%H %s").splitlines():
+        commit, _, subject = line.partition(" ")
+        if re.match(rf"\[iter {number}\]", subject):
+            return commit
+    raise UsageError(
+        f"{folder}: expected a commit '[iter {number}] ...', the best iteration of ITERATIONS.md, found none"
+    )
+
+
+def _version(task: Task, folder: Path, commit: str, mark: Exported) -> dict[str, str]:
+    """The solution's files at a commit, with their imports of the runtime as a task writes them."""
+    begin = f"solution/{package_name(task)}/"
+    names = _git(folder, "ls-tree", "-r", "--name-only", commit, "--", begin).splitlines()
+    texts = {name.removeprefix(begin): _git(folder, "show", f"{commit}:{name}") for name in names}
+    shared = {name: text for name, text in texts.items() if name.startswith(f"{VENDORED}/")}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in shared.items()}
+    if changed := sorted(
+        name for name in hashes.keys() | mark.library.keys() if hashes.get(name) != mark.library.get(name)
+    ):
+        raise UsageError(
+            f"{folder}: {begin}{changed[0]} at {commit[:12]}: shared code was changed, which is not a task's; take "
+            "that change out, or bring it to core/runtime by hand first"
+        )
+    own = {name: text for name, text in texts.items() if name not in shared}
+    if "__init__.py" not in own:
+        raise UsageError(f"{folder}: {begin}__init__.py: not there at {commit[:12]}")
+    return {name: _absolute(text) if name.endswith(".py") else text for name, text in own.items()}
+
+
+def _absolute(text: str) -> str:
+    """`from ._kda.op import` -> `from kda_runtime.op import`, at any depth."""
+    return re.sub(rf"^(\s*from )\.+{VENDORED}(?=[. ])", r"\1kda_runtime", text, flags=re.MULTILINE)
+
+
+def _replace(task: Task, texts: Mapping[str, str]) -> None:
+    folder = task.path / "solution"
+    if (root := checkout_root()) is not None and _git(root, "status", "--porcelain", "--", str(folder)).strip():
+        raise UsageError(f"{folder}: has changes that are not committed; commit or stash them first")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and path.relative_to(folder).as_posix() not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
