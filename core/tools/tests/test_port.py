@@ -1,0 +1,472 @@
+"""Ports on the trees of both pinned wheels: what is inserted, taken back, dispatched, recorded, and left alone."""
+
+import ast
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kda_judge.arms.upstream import cache_folder, obtain
+from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.tasks import Task, all_tasks, checkout_root, find_task
+from kda_tools import cli
+from kda_tools.port import insertions, package_files, port_task
+from kda_tools.port.check_port import check_syntax
+from kda_tools.port.insertions import Insertion, Patch
+from kda_tools.port.layouts import Layout, Tree, find_tree, pin_of
+from kda_tools.port.package_files import KERNEL
+from kda_tools.port.port_task import Port, make_port
+from kda_tools.port.ported_arm import write_arm
+from kda_tools.port.upstream_tests import find_tests, run_tests
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("cutlass")
+
+TASKS = [task.op for task in all_tasks() if task.folder.startswith("diffusion/")]
+WANTED = ("sglang/kernels/", "sglang/jit_kernel/", "sglang/multimodal_gen/", "sglang/srt/", "sglang/test/ci/")
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> dict[Layout, Path]:
+    """The text files of both wheels that a port reads, extracted."""
+    found = {}
+    for layout in Layout:
+        pin = pin_of(find_task("norm_infer"), layout)
+        try:
+            wheel = obtain(pin, cache_folder(checkout_root()), offline=True)
+        except MissingRequirement as absent:
+            pytest.skip(str(absent))
+        found[layout] = tmp_path_factory.mktemp(layout.name)
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if (name.startswith(WANTED) and name.endswith((".py", ".md", ".cuh", ".h"))) or name.count("/") == 1:
+                    archive.extract(name, found[layout])
+    return found
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Path -> sha256 of every file."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(params=list(Layout), ids=lambda layout: layout.value)
+def tree(request: pytest.FixtureRequest, releases: dict[Layout, Path]) -> Tree:
+    """A release's tree. Nothing is left in it."""
+    return find_tree(releases[request.param])
+
+
+def kda(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command in this process."""
+    monkeypatch.setattr(sys, "argv", ["kda", *arguments])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as left:
+        code = int(left.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+# ---- what is inserted, and taken back -----------------------------------------------------------
+
+
+def functions_of(text: str) -> dict[str, ast.FunctionDef]:
+    """The first definition of every function on the top level."""
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    return {node.name: node for node in reversed(nodes)}
+
+
+def test_every_op_is_ported_and_taken_back_byte_for_byte(tree: Tree) -> None:
+    """All tasks into one tree, undone in another order than they came."""
+    before = hashes(tree.root)
+    ports = []
+    for op in TASKS:
+        port = make_port(find_task(op), tree)
+        check_syntax(port)
+        assert port.strangers == ()
+        assert port.new == (tree.layout is Layout.FACADE and op == "norm_tanh_mul_add")
+        insertions.write(port.patch, op)
+        ports.append(port)
+    assert {path for path, digest in hashes(tree.root).items() if before.get(path) != digest} >= {
+        path for port in ports for path in port.patch.texts()
+    }
+    for port in ports:
+        _demand_dispatch(tree, port, before)
+    for op in [*TASKS[1::2], *TASKS[::2]]:
+        insertions.undo(tree.repository, op)
+    assert hashes(tree.root) == before
+
+
+def _demand_dispatch(tree: Tree, port: Port, before: dict[str, str]) -> None:
+    """The public functions are as they were, but for the statements in front of their bodies."""
+    del before
+    for op, module in port.modules.items():
+        path = tree.root / f"{module.replace('.', '/')}.py"
+        if port.new:
+            continue
+        node = functions_of(path.read_text())[op]
+        text = ast.unparse(node)
+        assert f"try_{op}(" in text
+        position = [f"try_{op}(" in ast.unparse(statement) for statement in node.body].index(True)
+        assert position <= 1, "not in front of the body"
+        rest = node.body[:position] + [one for one in node.body[position + 1 :] if "kda_result" not in ast.unparse(one)]
+        original = functions_of(_original(tree, path))[op]
+        assert [ast.dump(one) for one in rest] == [ast.dump(one) for one in original.body]
+        for part in ("args", "returns", "decorator_list"):
+            assert ast.dump(ast.Module([getattr(node, part)], [])) == ast.dump(
+                ast.Module([getattr(original, part)], [])
+            )
+
+
+def _original(tree: Tree, path: Path) -> str:
+    """A file without what all ports of the tree inserted."""
+    text = path.read_text()
+    for memory in (tree.repository / insertions.MEMORY).glob("*.json"):
+        for part in json.loads(memory.read_text())["inserted"].get(path.relative_to(tree.root).as_posix(), ()):
+            text = text.replace(part, "", 1)
+    return text
+
+
+def test_what_the_facade_learns(releases: dict[Layout, Path]) -> None:
+    tree = find_tree(releases[Layout.FACADE])
+    texts = make_port(find_task("qknorm_rope"), tree).patch.texts()
+    facade = texts["sglang/kernels/ops/diffusion/__init__.py"]
+    assert '"sglang.kernels.kda_kernels.qknorm_rope:try_fused_inplace_qknorm_rope"' in facade
+    scope: dict[str, object] = {}
+    for name, value in (("_EXPORTS", ast.Dict), ("_SPECS", ast.Tuple)):
+        found = [node for node in ast.parse(facade).body if isinstance(node, ast.AnnAssign)]
+        scope[name] = next(node.value for node in found if getattr(node.target, "id", "") == name)
+        assert isinstance(scope[name], value)
+    exports = ast.literal_eval(scope["_EXPORTS"])  # type: ignore[arg-type]
+    assert exports["KDA_QKNORM_ROPE"] == "sites.kda_qknorm_rope_site"
+    assert exports["fused_inplace_qknorm_rope"] == "rope.qknorm_rope_jit", "the public name stays where it is"
+    stage = texts["sglang/multimodal_gen/runtime/pipelines_core/stages/denoising.py"]
+    assert '\n    ("lossless", KDA_QKNORM_ROPE),\n)\n' in stage
+    assert "KDA_QKNORM_ROPE" in texts["sglang/multimodal_gen/test/unit/test_quality_fusion_lora.py"]
+    init = texts["sglang/kernels/kda_kernels/qknorm_rope/__init__.py"]
+    assert "replay_launches(taken(" in init
+    host = texts["sglang/kernels/ops/diffusion/rope/qknorm_rope_jit.py"]
+    assert "if not round_norm_before_rope and not cache_has_full_width:\n        kda_result" in host
+    other = make_port(find_task("group_norm_silu"), tree).patch.texts()
+    assert "replay_launches" not in other["sglang/kernels/kda_kernels/group_norm_silu/__init__.py"], "launches cubins"
+    new = make_port(find_task("norm_tanh_mul_add"), tree).patch
+    assert '"fused_norm_tanh_mul_add": "sglang.kernels.kda_kernels.norm_tanh_mul_add"' in "".join(new.texts().values())
+    assert not any("denoising" in path or "site" in path for path in new.texts())
+
+
+def test_a_release_whose_numerics_are_promised_exactly(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    task = copied("qknorm_rope", tmp_path)
+    config = task.path / "config.toml"
+    config.write_text(config.read_text().replace('numerics = "lossless"', 'numerics = "exact"'))
+    with pytest.raises(UsageError, match="mounted by a BitExactFusionGate at each site"):
+        make_port(Task(task.path), find_tree(releases[Layout.FACADE]))
+
+
+def copied(op: str, folder: Path) -> Task:
+    """A copy of a task that may be changed."""
+    original = find_task(op).path
+    copy = folder / "diffusion" / original.name
+    shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return Task(copy)
+
+
+def test_a_checkout_has_its_python_below(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    (tmp_path / "python").mkdir()
+    for name in ("kernels", "multimodal_gen"):
+        (tmp_path / "python" / "sglang").mkdir(exist_ok=True)
+        (tmp_path / "python" / "sglang" / name).symlink_to(releases[Layout.FACADE] / "sglang" / name)
+    (tmp_path / "python" / "sglang" / "__init__.py").touch()
+    tree = find_tree(tmp_path)
+    paths = make_port(find_task("rotary_embedding"), tree).patch.texts()
+    assert "test/registered/kernels/ops/diffusion/test_kda_rotary_embedding.py" in paths
+    assert "python/sglang/kernels/kda_kernels/rotary_embedding/__init__.py" in paths
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def test_folders_that_are_no_tree(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected a checkout of SGLang or a folder with sglang/"):
+        find_tree(tmp_path)
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    with pytest.raises(UsageError, match=r"expected the layout of 0\.5\.12\.post1 or 0\.5\.23, found neither"):
+        find_tree(tmp_path)
+    (tmp_path / "sglang" / "jit_kernel" / "diffusion").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"ltx2_rotary\.py: expected the module of apply_ltx2_split_rotary_emb"):
+        make_port(find_task("rotary_embedding"), find_tree(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("def apply_rotary_embedding(", "def renamed(", "expected a function apply_rotary_embedding on its top level"),
+        ("interleaved: bool = False", "pairs: bool = False, *, more: int", "has the argument more, without a default"),
+        ("sin: torch.Tensor,", "*sin: torch.Tensor,", "expected named parameters"),
+    ],
+)
+def test_a_module_that_became_another(
+    releases: dict[Layout, Path], tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    for name in ("rotary.py", "ltx2_rotary.py"):
+        path = Path("sglang/jit_kernel/diffusion/triton") / name
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        text = (releases[Layout.JIT_KERNEL] / path).read_text()
+        (tmp_path / path).write_text(text.replace(old, new) if name == "rotary.py" else text)
+    (tmp_path / "sglang" / "__init__.py").touch()
+    with pytest.raises(UsageError) as refused:
+        make_port(find_task("rotary_embedding"), find_tree(tmp_path))
+    assert words in str(refused.value)
+    assert "rotary.py" in str(refused.value)
+
+
+def patched(folder: Path) -> Patch:
+    (folder / "a.py").write_bytes(b"one\r\ntwo\r\n")
+    return Patch(folder, created={"new/b.py": "x = 1\n"}, inserted={"a.py": [Insertion(1, "mine = 1\n")]})
+
+
+def test_a_patch_keeps_line_ends_and_says_what_it_does(tmp_path: Path) -> None:
+    patch = patched(tmp_path)
+    assert "+mine = 1" in patch.difference()
+    assert "new file mode 100644\n--- /dev/null\n+++ b/new/b.py\n" in patch.difference()
+    insertions.write(patch, "op")
+    assert (tmp_path / "a.py").read_bytes() == b"one\r\nmine = 1\r\ntwo\r\n"
+    with pytest.raises(UsageError, match="is ported to this tree already"):
+        insertions.write(patch, "op")
+    insertions.undo(tmp_path, "op")
+    assert (tmp_path / "a.py").read_bytes() == b"one\r\ntwo\r\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py"]
+    with pytest.raises(UsageError, match="nothing to undo"):
+        insertions.undo(tmp_path, "op")
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("a.py", b"one\r\ntwo\r\n# changed\r\nmine = 1\r\n"),
+        ("a.py", b"one\r\nmine = 1\r\nmine = 1\r\ntwo\r\n"),
+        ("new/b.py", b"x = 2\n"),
+    ],
+)
+def test_what_was_changed_since_is_not_taken_back(tmp_path: Path, path: str, content: bytes) -> None:
+    insertions.write(patched(tmp_path), "op")
+    (tmp_path / path).write_bytes(content)
+    before = hashes(tmp_path)
+    with pytest.raises(UsageError, match="changed since op was ported"):
+        insertions.undo(tmp_path, "op")
+    assert hashes(tmp_path) == before
+
+
+def test_a_port_that_broke_off_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = patched(tmp_path)
+    before = hashes(tmp_path)
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: write(path, data) if "b.py" in path.name else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        insertions.write(patch, "op")
+    monkeypatch.undo()
+    insertions.undo(tmp_path, "op")
+    assert hashes(tmp_path) == before
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    patch = patched(tmp_path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "b.py").write_text("yours")
+    with pytest.raises(UsageError, match=r"b\.py: expected a place for a new file"):
+        insertions.write(patch, "op")
+    assert not (tmp_path / insertions.MEMORY).exists()
+
+
+# ---- in a process: platforms, the recorder, the grid --------------------------------------------
+
+PLATFORMS = """
+import os, sys, types
+from pathlib import Path
+import torch
+from kda_judge.arms import sglang_standins
+from kda_judge.arms.upstream import activate
+
+plan = {plan!r}
+sys.modules["torch_npu"] = types.ModuleType("torch_npu")
+torch.cpu.get_device_properties = lambda *_: types.SimpleNamespace(warp_size=32)
+for platform in ("npu", "hip", "cpu", "cuda"):
+    if os.fork():
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, platform
+        continue
+    for name in ("cuda", "hip", "cpu", "npu"):
+        setattr(sglang_standins.Platform, f"is_{{name}}", staticmethod(lambda name=name: name == platform))
+    activate(Path({tree!r}), plan["version"])
+    from importlib import import_module
+    if plan["gate"]:
+        gate = getattr(import_module(plan["gate"][0]), plan["gate"][1])
+        assert not gate.mounted
+        gate.mount(None)
+    module = import_module(plan["functions"]["apply_rotary_embedding"])
+    public, mine = module.apply_rotary_embedding, getattr(module, "try_apply_rotary_embedding")
+    x, table = torch.ones(2, 3, 4, dtype=torch.float16), torch.ones(2, 2, dtype=torch.float16)
+    assert (public.__name__ == "apply_rotary_embedding_native") == (platform in ("npu", "cpu")), public
+    # Interpreted, the kernels take CPU tensors: what keeps them off is the platform alone.
+    assert (mine(x, table, table) is None) == (platform != "cuda")
+    assert "triton" in sys.modules or platform != "cuda"
+    if platform == "cpu":
+        assert public(x, table, table).shape == x.shape
+    if platform == "cuda":
+        assert torch.equal(public(x, table, table), mine(x, table, table))
+        assert mine(x.double(), table, table) is None, "a dtype that the kernels do not take"
+        assert mine(x, table[:1, :1], table) is None, "a call without meaning"
+        x.requires_grad_()
+        assert mine(x, table, table) is None, "gradients"
+        with torch.no_grad():
+            assert mine(x, table, table) is not None
+        if plan["gate"]:
+            gate.unmount(None)
+            with torch.no_grad():
+                assert mine(x, table, table) is None, "an exact request"
+    os._exit(0)
+"""
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    named = {"PYTHONPATH": import_path(), "TRITON_INTERPRET": "1", "PATH": "/usr/bin:/bin", "HOME": "/tmp", **env}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=named)
+
+
+def test_fallbacks_of_other_platforms_stay(tree: Tree, tmp_path: Path) -> None:
+    """On NPU, ROCm and CPU a port changes nothing; where it is asked, what it does not take is left."""
+    port = make_port(find_task("rotary_embedding"), tree)
+    arm = write_arm(port, tmp_path / "arm")
+    fallback = "jit_kernel/diffusion/triton/npu_fallback.py"
+    if tree.layout is Layout.FACADE:
+        fallback = "kernels/ops/diffusion/common/fallback_npu.py"
+    target = arm / "tree" / "sglang" / fallback
+    shutil.copy(tree.root / "sglang" / fallback, target)
+    plan = json.loads((arm / "arm.json").read_text())
+    done = python(PLATFORMS.format(plan=plan, tree=str(arm / "tree")))
+    assert done.returncode == 0, done.stderr
+
+
+RECORDER = """
+import importlib, sys
+sys.path.insert(0, {folder!r})
+arm = importlib.import_module("arm")
+from importlib import import_module
+import torch
+from sglang.kernels.ops.diffusion.common import fast_launch
+package = {package!r}
+kernel = import_module(package + ".kernel")
+taken = import_module(package + ".taken").taken
+import_module(package + ".kernel._kda.launch").Launch.run = lambda *_: None  # what is left is what the wrapper does
+seen = []
+class Watched(fast_launch._LaunchOnly):
+    def __torch_dispatch__(self, *args, **kwargs):
+        result = super().__torch_dispatch__(*args, **kwargs)
+        seen.append(self.violation)
+        return result
+fast_launch._LaunchOnly = Watched
+
+def violation(function, *args, **kwargs):
+    seen.clear()
+    out, _ = fast_launch._record(function, args, kwargs, [one for one in args if isinstance(one, torch.Tensor)])
+    return out, next((one for one in seen if one), None)
+
+{calls}
+"""
+INTO = """
+x, w = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
+assert "norm_infer" in violation(kernel.norm_infer, x, w, None, 1e-6)[1], "the public function was recordable"
+run = taken(kernel.norm_infer)
+assert violation(run, x, w, None, 1e-6)[1] is None
+out = torch.empty_like(x)
+made, why = violation(run, x, w, None, 1e-6, True, out)
+assert why is None and made is out
+assert violation(run, x.double(), w, None, 1e-6) == (None, None), "a call that is left records as nothing"
+assert violation(taken(kernel.triton_one_pass_rms_norm), x, w, 1e-6)[1] is None
+"""
+IN_PLACE = """
+q, k = torch.ones(3, 2, 64, dtype=torch.bfloat16), torch.ones(3, 1, 64, dtype=torch.bfloat16)
+w, table, at = torch.ones(64, dtype=torch.bfloat16), torch.ones(3, 64), torch.arange(3)
+made, why = violation(taken(kernel.fused_inplace_qknorm_rope), q, k, w, w, table, at, is_neox=False)
+assert why is None and made is q
+"""
+
+
+@pytest.mark.parametrize(("op", "calls"), [("norm_infer", INTO), ("qknorm_rope", IN_PLACE)])
+def test_upstreams_recorder_sees_launches_alone(
+    releases: dict[Layout, Path], tmp_path: Path, op: str, calls: str
+) -> None:
+    """`replay_launches` gives up on whatever but allocations and launches happens inside."""
+    port = make_port(find_task(op), find_tree(releases[Layout.FACADE]))
+    write_arm(port, tmp_path / "arm")
+    done = python(RECORDER.format(folder=str(tmp_path), package=port.package, calls=calls))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_grid_runs_through_the_ported_function(
+    tree: Tree, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The difference first, then what was checked; a kernel that is wrong is found, and nothing is written."""
+    before = hashes(tree.root)
+    command = ("port", "rotary_embedding", "--sglang", str(tree.root), "--rows", "ltx2-1x126x2048", "--device", "cpu")
+    code, out, err = kda(capsys, monkeypatch, *command)
+    assert (code, out.splitlines()[0][:16]) == (ExitCode.OK, "diff --git a/sgl")
+    assert "CPU, in Triton's interpreter: 1 rows right, done by the port's kernels\n" in err
+    collect = package_files.package_files
+
+    def broken(task: Task, layout: Layout, package: str, new: bool) -> dict[str, str]:
+        files = collect(task, layout, package, new)
+        name = f"{KERNEL}/ltx2_rotary.py"
+        assert "tl.fma(-b" in files[name]
+        return {**files, name: files[name].replace("tl.fma(-b", "tl.fma(b")}
+
+    monkeypatch.setattr(port_task, "package_files", broken)
+    code, _, err = kda(capsys, monkeypatch, *command, "--write")
+    assert code == ExitCode.UNFIT_ROWS, err
+    assert hashes(tree.root) == before
+
+
+def test_upstreams_own_tests_are_found_and_start(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    """Without a GPU they skip themselves, which is said; their imports work beside the stand-ins."""
+    port = make_port(find_task("group_norm_silu"), find_tree(releases[Layout.JIT_KERNEL]))
+    assert [path.name for path in find_tests(port)] == ["test_group_norm_silu.py"]
+    (one,) = run_tests(port, write_arm(port, tmp_path / "arm"))
+    import torch
+
+    if torch.cuda.is_available():
+        assert one.ran, one.outcome
+    else:
+        assert one.outcome.startswith("not run: all "), one.outcome
+        assert not one.ran
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--undo", "--write"), "--undo: expected alone"),
+        (("--record", "--no-check"), "--record: expected with the checks"),
+        (("--undo",), "nothing to undo"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    releases: dict[Layout, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+    words: str,
+) -> None:
+    tree = releases[Layout.JIT_KERNEL]
+    code, out, err = kda(capsys, monkeypatch, "port", "norm_infer", "--sglang", str(tree), *more)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert words in err
