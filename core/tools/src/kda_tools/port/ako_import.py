@@ -168,6 +168,8 @@ def _version(task: Task, folder: Path, commit: str, mark: Exported) -> dict[str,
     begin = f"solution/{package_name(task)}/"
     names = _git(folder, "ls-tree", "-r", "--name-only", commit, "--", begin).splitlines()
     texts = {name.removeprefix(begin): _git(folder, "show", f"{commit}:{name}") for name in names}
+    if "__init__.py" not in texts:
+        raise UsageError(f"{folder}: {begin}__init__.py: not there at {commit[:12]}")
     shared = {name: text for name, text in texts.items() if name.startswith(f"{VENDORED}/")}
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in shared.items()}
     if changed := sorted(
@@ -178,8 +180,6 @@ def _version(task: Task, folder: Path, commit: str, mark: Exported) -> dict[str,
             "that change out, or bring it to core/runtime by hand first"
         )
     own = {name: text for name, text in texts.items() if name not in shared}
-    if "__init__.py" not in own:
-        raise UsageError(f"{folder}: {begin}__init__.py: not there at {commit[:12]}")
     return {name: _absolute(text) if name.endswith(".py") else text for name, text in own.items()}
 
 

@@ -25,6 +25,10 @@ import {arm}  # the ported tree, with its gate mounted
 """
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 TIMEOUT_S = 900
+SOURCES = [
+    f"sglang/{place}/{name}" for place in ("jit_kernel", "kernels/jit") for name in ("include", "csrc/diffusion")
+]
+"""What SGLang's JIT compiles; no import names it."""
 
 
 class TestFile(Strict):
@@ -62,6 +66,9 @@ def run_tests(port: Port, arm: Path) -> list[TestFile]:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / path, target)
+    for name in SOURCES:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, arm / "tree" / name, dirs_exist_ok=True)
     return [_run(shutil.copy(path, folder), path.name, folder) for path in found]
 
 
