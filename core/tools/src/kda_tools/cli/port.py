@@ -92,3 +92,29 @@ def _check(port: "Port", folder: Path, rows: list[str], device: str, record: boo
     if record:
         keep(port, grid, tests, measure(port, folder, rows, command_line()))
         typer.echo(f"recorded in {relative(log(port.task))}", err=True)
+
+
+@app.command("artifacts")
+def artifacts(
+    task: TaskName,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new or empty folder.")],
+    denoise: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--denoise", metavar="BEFORE AFTER", help="Two runs of `kda model denoise`."),
+    ] = None,
+    picture: Annotated[
+        list[Path] | None, typer.Option("--picture", metavar="FILE", help="A generated image or clip; may be repeated.")
+    ] = None,
+    overlaps: Annotated[
+        list[int] | None, typer.Option("--overlaps", min=1, help="Number of an open pull request; may be repeated.")
+    ] = None,
+) -> None:
+    """Gather what a pull request needs: tables, a profile before and after, numerics, provenance, and a draft."""
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.port.artifacts import Given, write
+
+    given = Given(denoise, tuple(picture or ()), tuple(overlaps or ()))
+    made = write(find_task(task), out, given)
+    typer.echo(f"{relative(out.absolute())}: {', '.join(made.files)}")
+    for one in made.missing:
+        typer.echo(f"missing: {one}", err=True)

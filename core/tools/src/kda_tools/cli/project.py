@@ -169,6 +169,7 @@ def publish(
     from kda_tools.llm import page as llm_page
     from kda_tools.models import page
     from kda_tools.models.known_models import find_folder
+    from kda_tools.port import ports_page
     from kda_tools.publish.generate import publish as generate
 
     changed = generate(all_tasks(), check=check)
@@ -176,6 +177,7 @@ def publish(
         changed += page.publish(models, check=check)
     if (llms := known_llms.find_folder()) is not None:
         changed += llm_page.publish(llms, check=check)
+    changed += ports_page.publish(all_tasks(), check=check)
     for line in changed:
         typer.echo(line)
     if check and changed:

@@ -16,7 +16,7 @@ from kda_judge.evidence.run_record import RunRecord
 from kda_tools.port.check_port import Grid
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME
-from kda_tools.port.upstream_tests import TestFile
+from kda_tools.port.upstream_tests import UpstreamTest
 
 
 class PortRecord(Strict):
@@ -31,7 +31,7 @@ class PortRecord(Strict):
     grid_right: int
     """Rows of the grid that the port's kernels did on the GPU, and did right."""
     grid_failed: tuple[str, ...]
-    upstream_tests: tuple[TestFile, ...]
+    upstream_tests: tuple[UpstreamTest, ...]
     run: RunRecord
     """The arm `ported` beside the solution and the upstream arms, interleaved in one session."""
 
@@ -64,7 +64,7 @@ def measure(port: Port, folder: Path, rows: list[str], command: str) -> RunRecor
     return run(session, frozen_rows(session), command=command)
 
 
-def keep(port: Port, grid: Grid, tests: Sequence[TestFile], measured: RunRecord) -> PortRecord:
+def keep(port: Port, grid: Grid, tests: Sequence[UpstreamTest], measured: RunRecord) -> PortRecord:
     """Append the line."""
     made = PortRecord(
         layout=port.tree.layout.value,

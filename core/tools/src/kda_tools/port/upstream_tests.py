@@ -33,7 +33,7 @@ SOURCES = [
 """What SGLang's JIT compiles; no import names it."""
 
 
-class TestFile(Strict):
+class UpstreamTest(Strict):
     """One of SGLang's test files, and what came of it."""
 
     file: str
@@ -54,7 +54,7 @@ def find_tests(port: Port) -> list[Path]:
     return [p for p in paths if not p.name.startswith("test_kda_") and named.search(p.read_text(encoding="utf-8"))]
 
 
-def run_tests(port: Port, arm: Path) -> list[TestFile]:
+def run_tests(port: Port, arm: Path) -> list[UpstreamTest]:
     """Run them against the arm in `arm` (`ported_arm.write_arm`), each file in a process of its own.
 
     Without a GPU they are collected, which shows that their imports work, and not run.
@@ -74,7 +74,7 @@ def run_tests(port: Port, arm: Path) -> list[TestFile]:
     return [_run(shutil.copy(path, folder), path.name, folder) for path in found]
 
 
-def _run(path: Path | str, name: str, folder: Path) -> TestFile:
+def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     command += ["-c", os.devnull, str(path), *([] if has_gpu() else ["--collect-only"])]
     env = {**os.environ, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -83,18 +83,18 @@ def _run(path: Path | str, name: str, folder: Path) -> TestFile:
             command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        return TestFile(file=name, outcome=f"not finished after {TIMEOUT_S} s", ran=False)
+        return UpstreamTest(file=name, outcome=f"not finished after {TIMEOUT_S} s", ran=False)
     counts = {word.rstrip("s"): int(number) for number, word in COUNTS.findall(done.stdout[-2000:])}
     if not has_gpu() and not done.returncode and (collected := COLLECTED.search(done.stdout)):
-        return TestFile(file=name, outcome=f"not run: its {collected[1]} tests need a GPU", ran=False)
+        return UpstreamTest(file=name, outcome=f"not run: its {collected[1]} tests need a GPU", ran=False)
     if not counts:
         why = (done.stdout + done.stderr).strip().splitlines()
-        return TestFile(file=name, outcome=f"not run: {why[-1] if why else done.returncode}", ran=False)
+        return UpstreamTest(file=name, outcome=f"not run: {why[-1] if why else done.returncode}", ran=False)
     told = ", ".join(f"{number} {word}" for word, number in counts.items())
     if done.returncode:
         errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
         told += f": {errors[0][1:].strip()}" if errors else ""
-    return TestFile(file=name, outcome=told, ran=done.returncode == 0 and counts.get("passed", 0) > 0)
+    return UpstreamTest(file=name, outcome=told, ran=done.returncode == 0 and counts.get("passed", 0) > 0)
 
 
 def _imported(root: Path, files: Iterable[Path]) -> set[str]:

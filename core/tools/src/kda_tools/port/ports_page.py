@@ -1,0 +1,60 @@
+"""`docs/ports.md` of a task, made of its measured ports: times, and which of SGLang's tests ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import Basis, Metric, RowResult
+from kda_tools.port.port_record import PortRecord, records
+from kda_tools.port.ported_arm import NAME
+from kda_tools.publish.report import line, median, microseconds
+
+INTRODUCTION = "Ports of this task's solution to SGLang's tree, each measured as an arm beside the others. Made by `kda publish`.\n"
+
+
+def publish(tasks: Iterable[Task], check: bool) -> list[str]:
+    """Write the page of every task that has a measured port; what changed, or with `check` would, one line each."""
+    changed = []
+    for task in tasks:
+        found = records(task)
+        path = task.path / "docs" / "ports.md"
+        if not found:
+            continue
+        text = page_md(task, found)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            changed.append(f"{path}: {'not what docs/ports.jsonl gives' if check else 'written'}")
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    return changed
+
+
+def page_md(task: Task, found: list[PortRecord]) -> str:
+    """The last port to each layout."""
+    latest = {one.layout: one for one in found}
+    sections = "".join(f"\n## {layout}\n\n{section_md(one)}" for layout, one in latest.items())
+    return f"# {task.op}: ports\n\n{INTRODUCTION}{sections}"
+
+
+def section_md(record: PortRecord) -> str:
+    """One port: what was checked, and its times beside each opponent's."""
+    run = record.run
+    gpu = run.machine.before.name if run.machine.before else "unknown GPU"
+    told = [f"{gpu}, {run.utc[:10]}, run `{run.run_id}`. GPU time of a call in microseconds, as a CUDA graph.\n"]
+    told.append(f"- Grid on this GPU: {record.grid_right} rows right, {len(record.grid_failed)} wrong.")
+    told += [f"- SGLang's `{one.file}`: {one.outcome}." for one in record.upstream_tests]
+    if not record.upstream_tests:
+        told.append("- The tree ships no test of SGLang's that names these functions.")
+    told += [f"- Not the release's file: `{path}`." for path in record.strangers]
+    arms = list(run.settings.against)
+    head = line("row", NAME, *arms, *(f"{arm} / {NAME}" for arm in arms)) + "|---" * (2 + 2 * len(arms)) + "|\n"
+    rows = "".join(
+        line(row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in (NAME, *arms)), *_ratios(row, arms))
+        for row in run.rows
+    )
+    return "\n".join(told) + f"\n\n{head}{rows}"
+
+
+def _ratios(row: RowResult, arms: list[str]) -> list[str]:
+    found = [row.speedup.get(Basis.DEVICE, {}).get(arm) for arm in arms]
+    return [f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]" if one else "-" for one in found]
