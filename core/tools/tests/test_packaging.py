@@ -177,6 +177,8 @@ def test_nox_lists_every_session() -> None:
     ]
     of_the_project = ("tests", "tests-ptx", "pythons", "versions", "llm-tools", "llm", "adversaries")
     assert sessions == [*of_tasks, *of_the_project, "lint", "typecheck", "build", "publish", "site", "doctor"]
+    of_the_project = ("tests", "tests-ptx", "pythons", "versions", "adversaries", "lint", "typecheck", "build")
+    assert sessions == [*of_tasks, *of_the_project, "publish", "site", "upstream", "doctor"]
 
 
 def test_the_same_versions_are_named_everywhere(noxfile: ModuleType) -> None:

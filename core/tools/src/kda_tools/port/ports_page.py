@@ -10,7 +10,7 @@ from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
 from kda_tools.publish.report import line, median, microseconds
 
-INTRODUCTION = "Ports of this task's solution to SGLang's tree, each measured as an arm beside the others. Made by `kda publish`.\n"
+INTRODUCTION = "Ports of this task's solution to SGLang, each measured beside the other arms. Made by `kda publish`.\n"
 
 
 def publish(tasks: Iterable[Task], check: bool) -> list[str]:
