@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -448,7 +447,42 @@ def test_upstreams_own_tests_are_found_and_start(releases: dict[Layout, Path], t
         assert not one.ran
 
 
-Command = Callable[..., tuple[int, str, str]]
+CONFTEST = """
+import sys
+sys.path.insert(0, {folder!r})
+from kda_judge.arms.triton_interpreter import convert_as_a_gpu_does
+convert_as_a_gpu_does()
+import arm
+from sglang.kernels.ops import diffusion
+from sglang.kernels.registry import registry
+from sglang.kernels.spec import KernelBackend
+spec = registry.get_backend("diffusion.fused_inplace_qknorm_rope", KernelBackend.KDA)
+assert callable(spec.load())
+assert diffusion.KDA_QKNORM_ROPE.mounted
+"""
+FACADE_FILES = ("ops/diffusion/__init__.py", "registry.py", "spec.py")
+
+
+def test_the_test_that_a_port_brings(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    """Behind the real facade, whose registry takes the new entry: on small rows, interpreted in place of a GPU."""
+    tree = find_tree(releases[Layout.FACADE])
+    port = make_port(find_task("qknorm_rope"), tree)
+    texts = port.patch.texts()
+    arm = write_arm(port, tmp_path / "arm")
+    for name in (*(f"sglang/kernels/{one}" for one in FACADE_FILES), "sglang/test/ci/ci_register.py"):
+        target = arm / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(texts.get(name) or (tree.root / name).read_text())
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(folder=str(tmp_path)))
+    text = texts[tree.test("qknorm_rope").relative_to(tree.repository).as_posix()]
+    skip = 'if not torch.cuda.is_available():\n    pytest.skip("CUDA required", allow_module_level=True)\n'
+    assert skip in text
+    head, rest = text.replace(skip, "").replace('"cuda"', '"cpu"').split("\n\ndef make(spec):", 1)
+    small = 'ROWS = [row for row in ROWS if row["inputs"]["q"]["shape"][0] < 20][:2]\n'
+    (tmp_path / "test_it.py").write_text(f"{head}\n{small}\n\ndef make(spec):{rest}")
+    code = f"import pytest, sys; sys.exit(pytest.main(['-q', '-c', '/dev/null', {str(tmp_path / 'test_it.py')!r}]))"
+    done = python(code)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

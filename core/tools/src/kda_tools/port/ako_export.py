@@ -11,7 +11,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
-from kda_tools.port.proof_files import INPUTS, operands, rows_text, tolerances
+from kda_tools.port.row_source import INPUTS, operands, rows_text, tolerances
 from kda_tools.project.export.sources import collect
 
 MARK = ".kda-ako.json"
