@@ -6,7 +6,12 @@ import traceback
 import typer
 
 # Importing a module registers its commands, in the order of the help text.
-from kda_tools.cli import measure, explain, apply, project, model, model_trace, model_denoise, llm, llm_kernels, port, upstream, ako  # noqa: F401  # isort: skip
+# isort: off
+from kda_tools.cli import measure, explain, apply, project  # noqa: F401
+from kda_tools.cli import model, model_trace, model_denoise, llm, llm_kernels  # noqa: F401
+from kda_tools.cli import port, upstream, ako  # noqa: F401
+
+# isort: on
 from kda_judge.contract.errors import ExitCode, KdaError
 from kda_tools.cli.base import app
 from kda_tools.cli.outlive import outliving
