@@ -382,7 +382,7 @@ def violation(function, *args, **kwargs):
 """
 INTO = """
 x, w = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
-assert "norm_infer" in violation(kernel.norm_infer, x, w, None, 1e-6)[1], "the public function was recordable"
+assert violation(kernel.norm_infer, x, w, None, 1e-6)[1] is None
 run = taken(kernel.norm_infer)
 assert violation(run, x, w, None, 1e-6)[1] is None
 out = torch.empty_like(x)
