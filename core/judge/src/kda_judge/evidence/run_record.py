@@ -268,6 +268,24 @@ class Repeat(Strict):
     """`median(first) / median(second)`: 1 but for noise."""
 
 
+class Neighbours(Strict):
+    """What loaded neighbours on the host do to the walls of one row, and what walls do by themselves."""
+
+    alone: Repeat
+    """A/A with idle neighbours: the noise floor."""
+    beside: Repeat
+    """The same arm with idle neighbours, then with loaded ones."""
+
+
+class SharedHost(Strict):
+    """A fleet measured on several GPUs of this host at a time."""
+
+    neighbours: Annotated[Count, Field(gt=0)]
+    """Other GPUs of the host that worked for it."""
+    rows: dict[str, Neighbours]
+    """`op row` -> the interference, measured at the beginning of the fleet; empty where that failed."""
+
+
 class Spread(Strict):
     """Lowest, median and highest of what the readings of a run show."""
 
@@ -340,5 +358,7 @@ class RunRecord(Strict):
     """Name of the machine within a fleet."""
     attempt: Annotated[int, Field(gt=0)] | None = None
     """Which try this is, where a fleet repeats what was lost."""
+    shared_host: SharedHost | None = None
+    """None: nothing else of a fleet ran on the host."""
     parts: tuple[str, ...] = ()
     """Ids of the runs that were joined into this one, to be published; no line of a ledger has any."""

@@ -40,17 +40,17 @@ class Plan:
 
     model: str
     release: str
-    arm: Literal["upstream", "solution", "portable"]
-    layers: int | None
-    """None: all of them on a GPU, two without one."""
-    seed: int
-    processes: int
-    samples: int
-    denoise: int
-    modes: tuple[str, ...]
-    offline: bool
-    allow_busy: bool
     command: str
+    arm: Literal["upstream", "solution", "portable"] = "solution"
+    layers: int | None = None
+    """None: all of them on a GPU, two without one."""
+    seed: int = 0
+    processes: int = FEWEST_PROCESSES
+    samples: int = 12
+    denoise: int = 50
+    modes: tuple[str, ...] = MODES
+    offline: bool = False
+    allow_busy: bool = False
 
 
 def run(plan: Plan, known: KnownModels, folder: Path) -> StepRecord:

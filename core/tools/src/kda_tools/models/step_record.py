@@ -126,6 +126,10 @@ class StepRecord(Strict):
     """Arm -> most memory that PyTorch held during an eager step."""
     noisy: tuple[str, ...]
     """Why these times cannot be published."""
+    node: str | None = None
+    """Name of the machine within a fleet."""
+    attempt: Annotated[int, Field(gt=0)] | None = None
+    """Which try this is, where a fleet repeats what was lost."""
 
 
 def log(folder: Path) -> Path:

@@ -73,6 +73,10 @@ class GridRecord(Strict):
     worst: dict[str, Worst]
     """By dtype of the output."""
     interrupted: bool = False
+    node: str | None = None
+    """Name of the machine within a fleet."""
+    attempt: Annotated[int, Field(gt=0)] | None = None
+    """Which try this is, where a fleet repeats what was lost."""
 
     @model_validator(mode="after")
     def _consistent(self) -> GridRecord:

@@ -91,6 +91,8 @@ def record_of(session: Session, run: RunRecord, asked: int) -> GridRecord:
         opponents=outside(run),
         worst=_worst(session.config, run, {row.id: row for row in whole}),
         interrupted=run.partial,
+        node=run.node,
+        attempt=run.attempt,
     )
 
 

@@ -64,6 +64,19 @@ class TableTimes(Strict):
         return self
 
 
+class SweepPart(Strict):
+    """Rows of a sweep that one GPU of a fleet measured."""
+
+    rows: tuple[str, ...]
+    node: str
+    """Name of the machine within the fleet."""
+    gpu: str
+    """Its uuid."""
+    attempt: Annotated[int, Field(gt=0)]
+    """Which try this is, where the fleet repeats what was lost."""
+    utc: str
+
+
 class SweepRecord(Strict):
     """One sweep of a task."""
 
@@ -85,6 +98,8 @@ class SweepRecord(Strict):
     noisy: tuple[str, ...]
     """Why the GPU's times may not be the kernels' own."""
     tables: tuple[TableTimes, ...]
+    parts: tuple[SweepPart, ...] = ()
+    """Of a sweep that a fleet measured on several GPUs; all candidates of a row are from one."""
 
     @property
     def usable(self) -> bool:

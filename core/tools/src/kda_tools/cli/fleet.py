@@ -1,0 +1,94 @@
+"""Commands over many GPUs: what the others do on one, split and given to the workers of a Ray cluster."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kda_tools.cli.base import MOST, Rows, command_line, seconds
+from kda_tools.cli.base import app as kda
+
+app = typer.Typer(help="Many GPUs: split work over a Ray cluster, on this machine or elsewhere.", no_args_is_help=True)
+kda.add_typer(app, name="fleet")
+
+
+class What(str, Enum):
+    """The commands that can be split."""
+
+    BENCH = "bench"
+    VALIDATE = "validate"
+    TUNE = "tune"
+    ADVERSARIES = "adversaries"
+    MODEL = "model"
+
+
+@app.callback()
+def group() -> None:
+    """With this, `run` stays a command of its own."""
+
+
+@app.command()
+def run(
+    what: Annotated[What, typer.Argument(metavar="WHAT", help="bench, validate, tune, adversaries or model.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tasks, adversaries or models; all when left out.")
+    ] = None,
+    rows: Rows = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="auto, HOST:PORT or ray://HOST:PORT of a cluster; else a Ray on this machine."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, max=MOST, help="At most so many; without any, workers on the CPU.")
+    ] = None,
+    per_node: Annotated[
+        int | None,
+        typer.Option("--per-node", min=1, max=MOST, help="At most so many of a machine; with 1 nothing runs beside."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="validate: the whole grid also without a GPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="bench: a first look; never published.")] = False,
+    parts: Annotated[
+        int, typer.Option("--parts", min=1, max=MOST, help="bench: pieces of a task; recorded parts join.")
+    ] = 1,
+    record: Annotated[
+        bool, typer.Option("--record", help="Append to the logs to which the command on one GPU appends.")
+    ] = False,
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, max=MOST, help="Times that a piece may be lost before it is given up.")
+    ] = 3,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout-s", metavar="SECONDS", callback=seconds, help="For a piece; then it counts as hung."),
+    ] = 3600.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of events and results; else .cache/fleet/ID.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run of that folder.")
+    ] = None,
+) -> None:
+    """Split work over all GPUs of a cluster, try again what is lost, and keep what came."""
+    from kda_tools.fleet.outcome import show
+    from kda_tools.fleet.pieces import Job
+    from kda_tools.fleet.run_fleet import Wish
+    from kda_tools.fleet.run_fleet import run as run_fleet
+
+    wish = Wish(
+        job=Job(what.value),
+        names=names or (),
+        rows=rows or (),
+        full=full,
+        quick=quick,
+        parts=parts,
+        record=record,
+        command=command_line(),
+        address=address,
+        most=gpus,
+        per_node=per_node,
+        attempts=attempts,
+        timeout_s=timeout_s,
+        resume=resume,
+        out=out,
+    )
+    raise typer.Exit(show(run_fleet(wish)))

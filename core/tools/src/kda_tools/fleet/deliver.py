@@ -1,0 +1,130 @@
+"""From the results in a fleet's folder to the logs of the tasks.
+
+Each log gets a line once: what it holds already, by run id or as the same line, is left alone. So this may be done again
+after whatever ended it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from kda_judge.contract.tasks import Task, find_task
+from kda_judge.evidence import ledger, provenance, record_log
+from kda_judge.evidence.run_record import RunRecord, Verdict
+from kda_tools.fleet.join_sweeps import joined
+from kda_tools.fleet.pieces import Job, NodeFacts, Result
+from kda_tools.fleet.run_folder import Plan, RunFolder
+from kda_tools.lab.adversaries import page, suite
+from kda_tools.lab.adversaries.table import ADVERSARIES
+from kda_tools.lab.grid import grid_record
+from kda_tools.lab.grid.grid_record import GridRecord
+from kda_tools.lab.tune import sweep as tune
+from kda_tools.lab.tune.sweep_record import SweepRecord
+from kda_tools.models import step_record
+from kda_tools.models.known_models import folder as models_folder
+from kda_tools.models.step_record import StepRecord
+from kda_tools.project.tune_task import rederive
+
+SPAN = ("planned", "finished")
+"""Events of which the first and the last one say how long a run took, whenever that is asked."""
+Said = tuple[Path, str]
+"""A log, and what was appended to it."""
+
+
+def deliver(folder: RunFolder, plan: Plan, facts: NodeFacts, whole: bool) -> list[Said]:
+    """Append what the logs lack. What is made of all pieces together, a sweep or the suite, waits for `whole`."""
+    job = plan.order.job
+    done = []
+    if job in EACH:
+        for result in folder.results:
+            done += EACH[job](_subject(plan, result), result.line)
+    elif job is Job.TUNE and whole:
+        for op in plan.order.names:
+            done += _sweep(find_task(op), plan, [one for one in folder.results if _subject(plan, one) == op])
+    elif job is Job.ADVERSARIES and whole:
+        done += _suite(folder, plan, facts)
+    for path, run in done:
+        folder.note("recorded", why=f"{run} in {path.name}")
+    return done
+
+
+def _subject(plan: Plan, result: Result) -> str:
+    return next(piece.subject for piece in plan.pieces if piece.id == result.piece)
+
+
+def _run(op: str, line: str) -> Iterator[Said]:
+    log, record = find_task(op).ledger, RunRecord.model_validate_json(line)
+    if record.run_id not in {one.run_id for one in ledger.read(log)}:
+        ledger.append(log, record)
+        yield log, record.run_id
+
+
+def _grid(op: str, line: str) -> Iterator[Said]:
+    task, record = find_task(op), GridRecord.model_validate_json(line)
+    if record.run_id not in {one.run_id for one in grid_record.runs(task)}:
+        record_log.append(grid_record.log(task), record)
+        yield grid_record.log(task), record.run_id
+
+
+def _step(_model: str, line: str) -> Iterator[Said]:
+    log, record = step_record.log(models_folder()), StepRecord.model_validate_json(line)
+    if record.run_id not in {one.run_id for one in record_log.read(log, StepRecord)}:
+        record_log.append(log, record)
+        yield log, record.run_id
+
+
+EACH: Mapping[Job, Callable[[str, str], Iterator[Said]]] = {Job.BENCH: _run, Job.VALIDATE: _grid, Job.MODEL: _step}
+"""Jobs of whose pieces each leaves a line of its own."""
+
+
+def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Said]:
+    if not results:
+        return
+    rows = [row for piece in plan.pieces if piece.subject == task.op for row in piece.items]
+    record: SweepRecord = joined(results, rows, whole=not plan.order.rows)
+    if record in tune.recorded(task):
+        return
+    record_log.append(tune.log(task), record)
+    yield tune.log(task), record.utc
+    if record.usable:
+        rederive(task)
+
+
+def endings(results: tuple[Result, ...]) -> list[suite.Got]:
+    """How the adversaries ended, in the table's order; the later of two endings of one."""
+    said = {name: ending for result in results for name, ending in json.loads(result.line).items()}
+    return [suite.Got(adversary=one, **_typed(said[one.name])) for one in ADVERSARIES if one.name in said]
+
+
+def _typed(ending: dict[str, object]) -> dict[str, object]:
+    return ending | {"verdict": Verdict(ending["verdict"])}
+
+
+def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Said]:
+    """The line of a whole suite; of a part of it there is none, as there is none of a part on one GPU."""
+    kind, found = plan.order.kind, endings(folder.results)
+    begin, *_, end = (
+        datetime.fromisoformat(event.utc.replace("Z", "+00:00")) for event in folder.events if event.event in SPAN
+    )
+    if len(found) < len(suite.chosen(kind, (), ADVERSARIES)):
+        return
+    record = page.SuiteRecord(
+        utc=provenance.utc(end),
+        seconds=round((end - begin).total_seconds(), 1),
+        commit=facts.commit,
+        dirty=facts.dirty,
+        kind=kind,
+        machine=facts.gpu or f"{facts.cpu}, {facts.cores} cores",
+        gpus=len({result.gpu for result in folder.results}),
+        versions={name: facts.versions[name] for name in page.VERSIONS},
+        results={got.adversary.name: got.name for got in found},
+    )
+    known = page.read(page.RECORDS) if page.RECORDS.is_file() else []
+    if record in known:
+        return
+    page.append(page.RECORDS, record)
+    page.RECORDS.with_suffix(".md").write_text(page.page(page.read(page.RECORDS)), encoding="utf-8")
+    yield page.RECORDS, record.utc

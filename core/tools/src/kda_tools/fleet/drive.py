@@ -1,0 +1,185 @@
+"""The loop of a fleet: give pieces to idle workers, keep what comes back, and try again what does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kda_judge.contract.errors import ArmFailed
+from kda_tools.fleet.pieces import Answer, NodeFacts, Piece, Question, Result, remaining
+from kda_tools.fleet.run_folder import RunFolder, What
+from kda_tools.fleet.schedule import Schedule
+
+POLL_S = 0.5
+"""Between two looks at the clocks of the pieces."""
+GRACE_S = 20.0
+"""After Ctrl-C, for the pieces to hand over what they have; as nox gives a command."""
+ALONE_S = 120.0
+"""Without any worker, until the fleet gives up: a lost node may come back, a worker needs seconds to start."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One GPU, or one share of a CPU."""
+
+    name: str
+    node: str
+    slot: int
+    """Place among the workers of its node."""
+    slots: int
+    facts: NodeFacts
+
+    @property
+    def gpu(self) -> str | None:
+        """The uuid."""
+        return self.facts.uuid
+
+
+@dataclass(frozen=True)
+class Came:
+    """What happened to a worker that was given a question."""
+
+    worker: Worker
+    answer: Answer | None
+    """None: it died, `why`."""
+    why: str = ""
+
+
+class Pool(Protocol):
+    """Workers, however they are run. One that dies is replaced, if that can be done, without anybody asking."""
+
+    def idle(self) -> Sequence[Worker]:
+        """Those that wait for a question."""
+
+    def alive(self) -> Sequence[Worker]:
+        """Those, and the working ones."""
+
+    def give(self, worker: Worker, question: Question) -> None:
+        """Have it work."""
+
+    def wait(self, seconds: float) -> Sequence[Came]:
+        """What came meanwhile; returns at once where something did."""
+
+    def kill(self, worker: Worker) -> None:
+        """End it, and all that it started; its question is answered by nobody."""
+
+    def interrupt(self) -> None:
+        """Ask all that work to hand over what they have."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What a run of the loop needs."""
+
+    folder: RunFolder
+    pool: Pool
+    ask: Callable[[Piece, int, Worker], Question]
+    """What a worker is told of a piece, and which attempt it is."""
+    timeout_s: float
+    """For one piece; then it hangs."""
+    mark: Callable[[str, Worker], str] = lambda line, _: line
+    """What is to be added to a record because of where it was made."""
+    look: Callable[[Schedule], None] = lambda _: None
+    """Told after every change, and now and then."""
+
+    def run(self, schedule: Schedule) -> bool:
+        """Until all pieces are done or given up; False after Ctrl-C, when what was there by then is kept.
+
+        Raises:
+            ArmFailed: there is no worker any more, and none comes.
+        """
+        since: dict[str, float] = {}
+        last = time.monotonic()
+        try:
+            while not schedule.over:
+                self._hand_out(schedule, since)
+                for came in self.pool.wait(POLL_S):
+                    self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
+                self._end_hanging(schedule, since)
+                self.look(schedule)
+                if self.pool.alive():
+                    last = time.monotonic()
+                elif time.monotonic() - last > ALONE_S:
+                    raise ArmFailed(
+                        f"no worker is left, and none has come for {ALONE_S:.0f} s; {len(schedule.waiting)} pieces "
+                        f"wait: {self.folder.events_file} says what happened; go on by --resume {self.folder.path}"
+                    )
+        except KeyboardInterrupt:
+            self._gather(schedule, since)
+            return False
+        return True
+
+    def _hand_out(self, schedule: Schedule, since: dict[str, float]) -> None:
+        names = [worker.name for worker in self.pool.alive()]
+        for worker in self.pool.idle():
+            if (chosen := schedule.next(worker.name, names)) is None:
+                continue
+            piece, attempt = chosen
+            since[worker.name] = time.monotonic()
+            self.folder.note(
+                "started", piece=piece.id, attempt=attempt, worker=worker.name, node=worker.node, gpu=worker.gpu
+            )
+            self.pool.give(worker, self.ask(piece, attempt, worker))
+
+    def _take(self, schedule: Schedule, came: Came, seconds: float) -> None:
+        worker, answer = came.worker, came.answer
+        piece, attempt = schedule.running[worker.name]
+        if answer is not None and answer.line is not None:
+            result = Result(
+                piece=piece.id,
+                attempt=attempt,
+                node=worker.node,
+                gpu=worker.gpu,
+                seconds=round(seconds, 3),
+                complete=answer.complete,
+                items=answer.items,
+                line=self.mark(answer.line, worker),
+            )
+            self.folder.keep(result, worker.name)
+            if answer.complete:
+                schedule.came(worker.name)
+            else:
+                schedule.lose(worker.name, "interrupted", remaining(piece, self.folder.results))
+        elif answer is not None and answer.refused is not None:
+            schedule.refuse(worker.name, answer.refused, answer.exit_code)
+            self._note("refused", worker, piece, attempt, seconds, answer.refused)
+        else:
+            self._lose(schedule, worker, (answer.failed if answer else None) or came.why, seconds)
+
+    def _lose(self, schedule: Schedule, worker: Worker, why: str, seconds: float) -> None:
+        piece, attempt = schedule.running[worker.name]
+        again = schedule.lose(worker.name, why)
+        self._note("lost", worker, piece, attempt, seconds, why)
+        if not again:
+            self._note("given-up", worker, piece, attempt, seconds, f"lost {schedule.limit} times, at last: {why}")
+
+    def _end_hanging(self, schedule: Schedule, since: dict[str, float]) -> None:
+        for worker in self.pool.alive():
+            begun = since.get(worker.name)
+            if begun is not None and (seconds := time.monotonic() - begun) > self.timeout_s:
+                del since[worker.name]
+                self.pool.kill(worker)
+                self._lose(schedule, worker, f"no answer within {self.timeout_s:g} s", seconds)
+
+    def _gather(self, schedule: Schedule, since: dict[str, float]) -> None:
+        """Keep what the pieces that run have by now; a second Ctrl-C ends the waiting."""
+        self.pool.interrupt()
+        until = time.monotonic() + GRACE_S
+        while since and time.monotonic() < until:
+            for came in self.pool.wait(POLL_S):
+                self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
+            self.look(schedule)
+
+    def _note(self, event: What, worker: Worker, piece: Piece, attempt: int, seconds: float, why: str) -> None:
+        self.folder.note(
+            event,
+            piece=piece.id,
+            attempt=attempt,
+            worker=worker.name,
+            node=worker.node,
+            gpu=worker.gpu,
+            seconds=round(seconds, 3),
+            why=why,
+        )

@@ -1,0 +1,160 @@
+"""What runs on several GPUs of one host do to each other's walls, measured by the fleet itself before its benches.
+
+On every node with two or more workers the first one times a row that is bound by the host, and one that is bound by the
+device, in turns: its neighbours idle, then all of them at the same rows. The turns are the generations of an interval.
+The noise floor is A/A within the turns with idle neighbours. Where walls change by more than that, no run of this node
+is published. In the loaded turns all boards time the same rows, which names a board that is slower than the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from math import log
+from statistics import median
+
+from kda_judge.contract.errors import ArmFailed
+from kda_judge.contract.tasks import Task
+from kda_judge.contract.workloads import select
+from kda_judge.evidence import stats
+from kda_judge.evidence.run_record import Metric, Neighbours, Repeat, RunRecord, SharedHost
+from kda_judge.judge.open_row import footprint
+from kda_tools.fleet.drive import POLL_S, Pool, Worker
+from kda_tools.fleet.pieces import Answer, Order, Piece, Question
+from kda_tools.lab.compare_runs import MARGIN
+
+TURNS = 3
+"""With idle neighbours, and as many with loaded ones: the fewest generations that a published run has."""
+MARK = "shared-host"
+"""Begins the reason why a run beside disturbing neighbours is not published."""
+Turn = Mapping[str, RunRecord]
+"""Worker -> its run."""
+
+
+def probe_rows(task: Task, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The row that moves the fewest bytes, and the one that moves the most."""
+    rows = sorted(select(task.workloads, list(patterns)), key=lambda row: footprint(task.config.ops[row.op], row))
+    return tuple(dict.fromkeys((rows[0].id, rows[-1].id)))
+
+
+def measure(pool: Pool, order: Order, task: Task, timeout_s: float) -> tuple[dict[str, SharedHost], list[str]]:
+    """Node -> its interference, for nodes with several workers; and what is to be said of boards that stand out."""
+    piece = Piece(id=f"{task.op} beside neighbours", subject=task.op, items=probe_rows(task, order.rows))
+    nodes: dict[str, list[Worker]] = {}
+    for worker in pool.alive():
+        nodes.setdefault(worker.node, []).append(worker)
+    several = {node: workers for node, workers in nodes.items() if len(workers) > 1}
+    first = [workers[0] for workers in several.values()]
+    every = [worker for workers in several.values() for worker in workers]
+    idle, loaded = list[Turn](), list[Turn]()
+    for number in range(TURNS):
+        # Idle, loaded, loaded, idle, ...: drift hits both.
+        for turns, workers in ((idle, first), (loaded, every))[:: 1 if number % 2 == 0 else -1]:
+            turns.append(_turn(pool, order, piece, workers, timeout_s))
+    shared = {}
+    for node, workers in several.items():
+        name = workers[0].name
+        quiet = [turn[name] for turn in idle if name in turn]
+        noisy = [turn[name] for turn in loaded if name in turn]
+        shared[node] = SharedHost(neighbours=len(workers) - 1, rows=interference(quiet, noisy))
+    return shared, outliers(loaded)
+
+
+def _turn(pool: Pool, order: Order, piece: Piece, workers: Sequence[Worker], timeout_s: float) -> dict[str, RunRecord]:
+    """The runs of one turn; those that came to nothing are absent."""
+    names = {worker.name for worker in workers}
+    waiting = {worker.name: worker for worker in pool.idle() if worker.name in names}
+    for worker in waiting.values():
+        question = Question(
+            order=order, piece=piece, node=worker.node, slot=worker.slot, slots=worker.slots, probe=True
+        )
+        pool.give(worker, question)
+    found: dict[str, RunRecord] = {}
+    until = time.monotonic() + timeout_s
+    while waiting and time.monotonic() < until:
+        for came in pool.wait(POLL_S):
+            waiting.pop(came.worker.name)
+            if came.answer is not None and came.answer.line is not None and came.answer.complete:
+                found[came.worker.name] = RunRecord.model_validate_json(came.answer.line)
+            _raise_refused(came.answer)
+    for worker in waiting.values():
+        pool.kill(worker)
+    return found
+
+
+def _raise_refused(answer: Answer | None) -> None:
+    if answer is not None and answer.refused is not None:
+        raise ArmFailed(f"measuring what neighbours do to walls: {answer.refused}")
+
+
+def interference(idle: Sequence[RunRecord], loaded: Sequence[RunRecord]) -> dict[str, Neighbours]:
+    """By row, from as many turns of each; rows that some turn has no walls of are left out, all without equal turns."""
+    if len(idle) != len(loaded) or not idle:
+        return {}
+    found = {}
+    for name in idle[0].noise_floor:
+        if not all(name in run.noise_floor for run in (*idle, *loaded)):
+            continue
+        first = tuple(part for run in idle for part in run.noise_floor[name].first)
+        again = tuple(part for run in idle for part in run.noise_floor[name].second)
+        beside = tuple(part for run in loaded for part in run.noise_floor[name].first)
+        found[f"{idle[0].task} {name}"] = Neighbours(alone=_repeat(first, again), beside=_repeat(first, beside))
+    return found
+
+
+def _repeat(first: tuple[tuple[float, ...], ...], second: tuple[tuple[float, ...], ...]) -> Repeat:
+    return Repeat(first=first, second=second, ratio=stats.speedup(first, second))
+
+
+def disturbed(shared: SharedHost) -> str | None:
+    """Why runs beside these neighbours cannot be published, or None."""
+    if not shared.rows:
+        return f"{MARK}: {shared.neighbours} neighbours worked at the time, and what they do to walls was not measured"
+    for row, found in shared.rows.items():
+        alone, beside = found.alone.ratio, found.beside.ratio
+        assert alone is not None
+        assert beside is not None
+        floor = max(abs(log(alone.low)), abs(log(alone.high)))
+        if abs(log(beside.estimate)) > floor:
+            return (
+                f"{MARK}: walls of {row} are {1 / beside.estimate:.3f} times as long beside {shared.neighbours} loaded "
+                f"neighbours as beside idle ones; by themselves they reach {alone.low:.3f} to {alone.high:.3f}"
+            )
+    return None
+
+
+def marked(record: RunRecord, shared: SharedHost | None) -> RunRecord:
+    """The record of a run on a node, with what is known of its neighbours."""
+    if shared is None:
+        return record
+    why = disturbed(shared)
+    return record.model_copy(
+        update={"shared_host": shared, "noisy": (*record.noisy, *([why] if why is not None else []))}
+    )
+
+
+def outliers(turns: Sequence[Turn]) -> list[str]:
+    """Boards whose device times of a row are not those of the others, with all of them on the same rows at a time.
+
+    A board stands out where its median over the turns is further from the boards' median than `MARGIN`, by which two
+    boards of one kind differ. Of two nobody can say which one it is: both are named.
+    """
+    times: dict[str, dict[str, list[float]]] = {}
+    boards: dict[str, str] = {}
+    for turn in turns:
+        for worker, run in turn.items():
+            boards[worker] = run.machine.before.uuid if run.machine.before else ""
+            for row in run.rows:
+                summary = row.arms[run.settings.against[0]].summary.get(Metric.DEVICE)
+                if summary is not None:
+                    times.setdefault(row.id, {}).setdefault(worker, []).append(summary.median)
+    found = []
+    for name, by_worker in times.items():
+        own = {worker: median(values) for worker, values in by_worker.items()}
+        usual = median(own.values())
+        found += [
+            f"{worker} ({boards[worker]}): {name} takes its GPU {time / usual:.3f} times the boards' median"
+            for worker, time in own.items()
+            if abs(log(time / usual)) > log(1 + MARGIN)
+        ]
+    return found

@@ -1,0 +1,78 @@
+"""The process of one piece: `python -m kda_tools.fleet.piece_process QUESTION ANSWER`.
+
+In it work the same judge and the same workers as in the command that does the work on one GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from kda_judge.arms.process_tree import die_with_parent
+from kda_judge.contract.errors import KdaError, MissingRequirement
+from kda_judge.evidence import gpu_state
+from kda_tools.fleet.gpu_worker import ACTOR
+from kda_tools.fleet.node_facts import facts
+from kda_tools.fleet.pieces import Answer, Question
+
+SHOWN = 400
+"""Characters of an error that nobody foresaw."""
+
+
+def main(asked: str, answer: str) -> None:
+    """Read the question, do the work, and write the answer in one step."""
+    end_with_actor()
+    question = Question.model_validate_json(Path(asked).read_bytes())
+    keep_to_share(question.slot, question.slots)
+    text = found(question).model_dump_json(exclude_defaults=True)
+    fresh = Path(f"{answer}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(answer)
+
+
+def end_with_actor() -> None:
+    """Be killed when the actor is, and listen to its SIGINT whatever mask was inherited."""
+    die_with_parent(signal.SIGKILL)
+    if (actor := os.environ.get(ACTOR)) and os.getppid() != int(actor):
+        sys.exit("the actor has ended")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def keep_to_share(slot: int, slots: int) -> None:
+    """Keep to one of equal parts of the cores, so that no two workers of a node share one; of few cores, to all."""
+    cores = sorted(os.sched_getaffinity(0))
+    if each := len(cores) // slots:
+        os.sched_setaffinity(0, cores[slot * each : (slot + 1) * each])
+
+
+def found(question: Question) -> Answer:
+    """The record, or why there is none."""
+    from kda_tools.fleet import piece_jobs
+
+    try:
+        if question.piece is None:
+            return Answer(line=facts(question.order).model_dump_json())
+        before = gpu_state.read_state(0).uuid if question.order.kind == "cuda" else None
+        made = piece_jobs.JOBS[question.order.job](question, question.piece)
+        if before is not None and (after := gpu_state.read_state(0).uuid) != before:
+            return Answer(failed=f"GPU 0 was {before}, is {after}: what was found in between may be of either")
+    except MissingRequirement as error:
+        return Answer(failed=str(error))
+    except KdaError as error:
+        return Answer(refused=str(error), exit_code=error.exit_code)
+    except KeyboardInterrupt:
+        return Answer(failed="interrupted, with nothing to keep")
+    except Exception as error:  # noqa: BLE001  # of this machine, perhaps: it is tried elsewhere before it is believed
+        traceback.print_exc()
+        *_, last = traceback.extract_tb(error.__traceback__)
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return Answer(failed=f"{where}: {type(error).__name__}: {error}"[:SHOWN])
+    return made
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

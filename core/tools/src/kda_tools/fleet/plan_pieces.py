@@ -1,0 +1,86 @@
+"""Split an order into pieces; needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kda_judge.bench import Request, open_session
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.near_names import nearest
+from kda_judge.contract.tasks import Task, all_tasks, find_task
+from kda_judge.contract.workloads import select
+from kda_tools.fleet.pieces import Job, Kind, Order, Piece, cut
+
+
+def names(job: Job, given: Sequence[str], kind: Kind) -> tuple[str, ...]:
+    """The names meant, all that make sense on `kind` where none is given.
+
+    Raises:
+        UsageError: a name that is none.
+    """
+    if job is Job.ADVERSARIES:
+        from kda_tools.lab.adversaries import suite
+        from kda_tools.lab.adversaries.table import ADVERSARIES
+
+        known = [one.name for one in ADVERSARIES]
+        usual = [one.name for one in suite.chosen(kind, (), ADVERSARIES)]
+    elif job is Job.MODEL:
+        from kda_tools.models.known_models import load_models
+
+        known = usual = list(load_models().models)
+    else:
+        found = [find_task(name) for name in given] or all_tasks()
+        if job is Job.TUNE and not given:
+            from kda_tools.lab.tune.sweep import has_sweeps
+
+            found = [task for task in found if has_sweeps(task)]
+        return tuple(dict.fromkeys(task.op for task in found))
+    for name in given:
+        if name not in known:
+            near = ", ".join(nearest(name, known))
+            raise UsageError(f"{job.value} {name!r}: there is none of this name; nearest: {near}")
+    return tuple(dict.fromkeys(given)) or tuple(usual)
+
+
+def plan(order: Order, workers: int) -> tuple[Piece, ...]:
+    """The pieces, the large ones first; of one order and number of workers always the same."""
+    if order.job is Job.ADVERSARIES:
+        return _numbered("", cut(order.names, workers))
+    if order.job is Job.MODEL:
+        return tuple(Piece(id=name, subject=name) for name in order.names)
+    tasks = [find_task(name) for name in order.names]
+    if order.job is Job.BENCH:
+        found = [piece for task in tasks for piece in _bench(order, task)]
+    else:
+        items = _grid_rows if order.job is Job.VALIDATE else _sweep_rows
+        found = [piece for task in tasks for piece in _numbered(task.op, cut(items(order, task), workers))]
+    return tuple(sorted(found, key=lambda piece: -len(piece.items)))
+
+
+def _bench(order: Order, task: Task) -> list[Piece]:
+    rows = [row.id for row in select(task.workloads, list(order.rows))]
+    if order.parts == 1:
+        return [Piece(id=task.op, subject=task.op, items=tuple(rows) if order.rows else ())]
+    parts = [tuple(rows[number :: order.parts]) for number in range(order.parts)]
+    return list(_numbered(task.op, [part for part in parts if part]))
+
+
+def _grid_rows(order: Order, task: Task) -> list[str]:
+    from kda_tools.lab.grid.grid_rows import whole_grid
+
+    session = open_session(Request(task=task, device="cpu"))
+    return [row.id for row in select(whole_grid(session, order.full or order.kind == "cuda"), list(order.rows))]
+
+
+def _sweep_rows(order: Order, task: Task) -> list[str]:
+    from kda_tools.lab.tune import run_sweep
+
+    planned = run_sweep.plan(run_sweep.Request(task=task, rows=order.rows, device="cpu"))
+    return list(dict.fromkeys(trial.row.id for trial in planned.trials))
+
+
+def _numbered(subject: str, parts: Sequence[tuple[str, ...]]) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(id=f"{subject or 'adversaries'} {number}/{len(parts)}", subject=subject, items=items)
+        for number, items in enumerate(parts, start=1)
+    )

@@ -1,0 +1,237 @@
+"""The workers of a fleet as actors of Ray: one for each GPU, or on a cluster without any for each CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kda_judge.contract.errors import MissingRequirement
+from kda_tools.fleet import gpu_worker
+from kda_tools.fleet.checkout import Baggage
+from kda_tools.fleet.drive import Came, Worker
+from kda_tools.fleet.pieces import Answer, Kind, NodeFacts, Order, Question
+from kda_tools.fleet.run_folder import RunFolder
+
+COMMAND = ("-m", "kda_tools.fleet.piece_process")
+"""What an actor has Python run for a question."""
+CPU_WORKERS = 2
+"""Of a machine without a GPU, where nobody says how many."""
+STARTS = 4
+"""Times in a row that a worker may fail to come up; then its place is given up."""
+STORE_BYTES = 80 << 20
+"""Of a Ray on this machine: only questions and answers go through it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker may be."""
+
+    node_id: str
+    node: str
+    slot: int
+    slots: int
+
+    @property
+    def name(self) -> str:
+        """Of its worker."""
+        return f"{self.node}/{self.slot}"
+
+
+@dataclass
+class _Seat:
+    """A place, and who holds it now."""
+
+    place: Place
+    actor: Any = None
+    asked: Any = None
+    """What is being answered; None: idle."""
+    worker: Worker | None = None
+    """None: it has not said yet what it is."""
+    failures: int = 0
+    """Starts in a row that came to nothing."""
+
+
+def kind_of(nodes: Sequence[Mapping[str, Any]]) -> Kind:
+    """What work will run on: GPUs, if there is one."""
+    return "cuda" if any(node["Resources"].get("GPU") for node in nodes if node["Alive"]) else "cpu"
+
+
+def places(nodes: Sequence[Mapping[str, Any]], kind: Kind, most: int | None, per_node: int | None) -> list[Place]:
+    """At most so many places, taken from the nodes in turn, and at most `per_node` of one.
+
+    `nodes` as `ray.nodes()` gives them. Two nodes of one host name are told apart by a part of their id.
+    """
+    resource = "GPU" if kind == "cuda" else "CPU"
+    alive = [node for node in nodes if node["Alive"] and node["Resources"].get(resource, 0) >= 1]
+    alive.sort(key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
+    hosts = [node["NodeManagerHostname"] for node in alive]
+    room = [min(int(node["Resources"][resource]), per_node or 1 << 20) for node in alive]
+    taken = [0] * len(alive)
+    while sum(taken) < min(most or 1 << 20, sum(room)):
+        number = min((n for n in range(len(alive)) if taken[n] < room[n]), key=lambda n: taken[n])
+        taken[number] += 1
+    return [
+        Place(node["NodeID"], host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}", slot, slots)
+        for node, host, slots in zip(alive, hosts, taken, strict=True)
+        for slot in range(slots)
+    ]
+
+
+@contextmanager
+def cluster(address: str | None, workers: int | None, baggage: Baggage) -> Iterator[Any]:
+    """The connected `ray`, of the cluster at `address` or one that lives as long as the block, on this machine.
+
+    Raises:
+        MissingRequirement: ray is not installed, or nothing answers at `address`.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingRequirement("ray is not installed: `pip install 'kda-tools[fleet]'`") from None
+    handler = signal.getsignal(signal.SIGTERM)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+        options["num_cpus"] = workers or CPU_WORKERS
+    else:
+        options["address"] = address
+    if baggage.archive is not None:
+        options["runtime_env"] = {"working_dir": str(baggage.archive)}
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = f"--address {address}" if address else "a Ray on this machine"
+        raise MissingRequirement(f"{where}: {error}; `ray status` shows whether a cluster is up") from None
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # `ray.init` takes it, and SIGTERM shall be as Ctrl-C
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
+
+
+class RayPool:
+    """A `Pool`: the actors, each of which is replaced when it dies, and asked what it is before it is given work."""
+
+    def __init__(
+        self,
+        ray: Any,
+        order: Order,
+        seats: Sequence[Place],
+        baggage: Baggage,
+        folder: RunFolder,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._ray, self._order, self._baggage, self._folder = ray, order, baggage, folder
+        self._command = list(command)
+        # By value: a node has no kda of its own, and the checkout's is on no path before the actor has put it there.
+        ray.cloudpickle.register_pickle_by_value(gpu_worker)
+        self._seats = [_Seat(place) for place in seats]
+        self._accepted: dict[str, NodeFacts] = {}
+        for seat in self._seats:
+            self._start(seat)
+
+    def idle(self) -> list[Worker]:
+        """Those that wait for a question."""
+        return [seat.worker for seat in self._seats if seat.worker is not None and seat.asked is None]
+
+    def alive(self) -> list[Worker]:
+        """Those, and the working ones."""
+        return [seat.worker for seat in self._seats if seat.worker is not None]
+
+    def give(self, worker: Worker, question: Question) -> None:
+        """Have it work."""
+        seat = self._seat(worker)
+        seat.asked = seat.actor.run.remote(question.model_dump_json())
+
+    def wait(self, seconds: float) -> list[Came]:
+        """What came meanwhile; returns at once where something did."""
+        asked = {seat.asked: seat for seat in self._seats if seat.asked is not None}
+        if not asked:
+            time.sleep(min(seconds, 0.05))
+            return []
+        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=seconds)
+        if ready:
+            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        return [came for ref in ready if (came := self._came(asked[ref])) is not None]
+
+    def kill(self, worker: Worker) -> None:
+        """End it, and all that it started; a new one takes its place."""
+        self._start(self._seat(worker))
+
+    def interrupt(self) -> None:
+        """Ask all that work to hand over what they have."""
+        for seat in self._seats:
+            if seat.worker is not None and seat.asked is not None:
+                seat.actor.interrupt.remote()
+
+    def starting(self) -> list[str]:
+        """Names of places whose worker has yet to come up."""
+        return [seat.place.name for seat in self._seats if seat.worker is None]
+
+    def _seat(self, worker: Worker) -> _Seat:
+        return next(seat for seat in self._seats if seat.place.name == worker.name)
+
+    def _start(self, seat: _Seat) -> None:
+        """A new actor at this place, in which it is asked at once what it runs on."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if seat.actor is not None:
+            self._ray.kill(seat.actor)
+        on_gpu = self._order.kind == "cuda"
+        made = self._ray.remote(gpu_worker.GpuWorker).options(
+            num_gpus=1 if on_gpu else 0,
+            num_cpus=0 if on_gpu else 1,
+            max_restarts=0,
+            max_concurrency=2,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(seat.place.node_id, soft=False),
+        )
+        seat.actor = made.remote(self._command, dict(self._baggage.environment), list(self._baggage.sources))
+        seat.worker = None
+        question = Question(order=self._order, slot=seat.place.slot, slots=seat.place.slots)
+        seat.asked = seat.actor.run.remote(question.model_dump_json())
+
+    def _came(self, seat: _Seat) -> Came | None:
+        """What is to be told of an answer; nothing of one to the question what a worker runs on."""
+        ref, worker, seat.asked = seat.asked, seat.worker, None
+        try:
+            answer, why = Answer.model_validate_json(self._ray.get(ref)), ""
+        except self._ray.exceptions.RayError as error:
+            answer, why = None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if worker is None:
+            self._introduce(seat, answer, why)
+            return None
+        if answer is None or answer.failed is not None:
+            self._start(seat)  # a new actor, which has to say once more that its GPU is there
+        return Came(worker, answer, why)
+
+    def _introduce(self, seat: _Seat, answer: Answer | None, why: str) -> None:
+        place = seat.place
+        if answer is None or answer.line is None:
+            why = (answer.failed or answer.refused or why) if answer else why
+            seat.failures += 1
+            if seat.failures < STARTS:
+                self._start(seat)
+            else:
+                self._retire(seat, f"{why} ({STARTS} times in a row)")
+            return
+        facts = NodeFacts.model_validate_json(answer.line)
+        known = self._accepted.setdefault(place.name, facts)
+        if facts.model_copy(update={"uuid": known.uuid}) != known:  # of a node's GPUs it may be another one
+            self._retire(seat, f"it came back as something else: {facts}, was {known}")
+            return
+        seat.failures = 0
+        seat.worker = Worker(place.name, place.node, place.slot, place.slots, facts)
+        self._folder.note("joined", worker=place.name, node=place.node, gpu=facts.uuid)
+
+    def _retire(self, seat: _Seat, why: str) -> None:
+        self._folder.note("retired", worker=seat.place.name, node=seat.place.node, why=why)
+        self._ray.kill(seat.actor)
+        self._seats.remove(seat)

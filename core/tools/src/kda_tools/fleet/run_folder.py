@@ -1,0 +1,158 @@
+"""What a fleet leaves in its folder: `events.jsonl`, all that happened, and `results.jsonl`, all that came back.
+
+One process writes both, and only appends. A result is on disk before its event is, and a piece that has a complete
+result never gets a second one, so that nothing is lost or counted twice wherever the process is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.strict_models import Amount, Strict
+from kda_judge.evidence import record_log
+from kda_judge.evidence.run_record import SharedHost
+from kda_tools.fleet.pieces import Order, Piece, Result
+
+What = Literal[
+    "planned",
+    "resumed",
+    "joined",
+    "measured",
+    "started",
+    "finished",
+    "doubled",
+    "interrupted",
+    "lost",
+    "refused",
+    "given-up",
+    "retired",
+    "recorded",
+    "ended",
+]
+
+
+class Plan(Strict):
+    """All that a later process needs to go on."""
+
+    order: Order
+    pieces: tuple[Piece, ...]
+    commit: str
+    files: dict[str, str]
+    """Op -> digest of all that decides its numbers: with other files a run cannot be resumed."""
+
+
+class Event(Strict):
+    """One line of `events.jsonl`.
+
+    planned: the first line. joined: a worker is ready. measured: the neighbours' influence. started, finished: a piece.
+    doubled: a piece came back a second time, and was dropped. lost: it did not come back, `why`. refused: it never can.
+    given-up: it was lost too often. retired: a worker, for good. recorded: `why` names the log and the run.
+    """
+
+    event: What
+    utc: str
+    piece: str | None = None
+    attempt: int | None = None
+    worker: str | None = None
+    node: str | None = None
+    gpu: str | None = None
+    """Its uuid."""
+    seconds: Amount | None = None
+    """Of the piece; of `ended`, GPU-seconds in which pieces ran."""
+    why: str | None = None
+    plan: Plan | None = None
+    shared: SharedHost | None = None
+
+
+class RunFolder:
+    """The folder of one fleet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events_file, self.results_file = path / "events.jsonl", path / "results.jsonl"
+        self._results: list[Result] = []
+        self._events: list[Event] = []
+
+    @contextmanager
+    def open(self) -> Iterator[RunFolder]:
+        """Read what is there, and keep all others from writing.
+
+        Raises:
+            UsageError: another process writes here.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(f"{self.path}: another `kda fleet` is writing here; wait for it, or end it") from None
+            for file in (self.events_file, self.results_file):
+                _cut_torn_line(file)
+            self._events = record_log.read(self.events_file, Event)
+            self._results = record_log.read(self.results_file, Result)
+            yield self
+
+    def note(self, event: What, **more: Any) -> Event:
+        """Append an event."""
+        moment = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        made = Event(event=event, utc=moment, **more)
+        record_log.append(self.events_file, made)
+        self._events.append(made)
+        return made
+
+    def keep(self, result: Result, worker: str | None = None) -> bool:
+        """Append a result, unless its piece has a complete one."""
+        told = result.model_dump(include={"piece", "attempt", "node", "gpu", "seconds"})
+        if result.piece in self.done:
+            self.note("doubled", worker=worker, **told)
+            return False
+        record_log.append(self.results_file, result)
+        self._results.append(result)
+        self.note("finished" if result.complete else "interrupted", worker=worker, **told)
+        return True
+
+    @property
+    def plan(self) -> Plan | None:
+        """What the run is about; None in a new folder."""
+        return next((event.plan for event in self._events if event.plan is not None), None)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """In order."""
+        return tuple(self._events)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """In the order in which they came, interrupted ones included."""
+        return tuple(self._results)
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Pieces with a complete result."""
+        return frozenset(result.piece for result in self._results if result.complete)
+
+    @property
+    def attempts(self) -> Counter[str]:
+        """How often each piece was started."""
+        return Counter(event.piece for event in self._events if event.event == "started" and event.piece)
+
+
+def _cut_torn_line(file: Path) -> None:
+    """Move what a killed writer left of a line, which is no result yet, to a file beside."""
+    if not file.is_file():
+        return
+    content = file.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole == len(content):
+        return
+    with file.with_suffix(".torn").open("ab") as beside:
+        beside.write(content[whole:] + b"\n")
+    os.truncate(file, whole)

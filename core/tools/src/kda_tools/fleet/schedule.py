@@ -1,0 +1,76 @@
+"""Which piece goes to which worker, and what becomes of one that is lost. Knows no clock, no process and no Ray."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kda_judge.contract.errors import ExitCode
+from kda_tools.fleet.pieces import Piece
+
+
+@dataclass
+class Schedule:
+    """The pieces of a run that are still to come."""
+
+    waiting: list[Piece]
+    limit: int
+    """Times that a piece may be lost before it is given up."""
+    attempts: Counter[str] = field(default_factory=Counter)
+    running: dict[str, tuple[Piece, int]] = field(default_factory=dict)
+    """Worker -> its piece, and which attempt that is."""
+    lost: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Piece -> why nothing came of it, and the exit code for that."""
+    _unlucky: dict[str, set[str]] = field(default_factory=dict)
+    """Piece -> workers that lost it."""
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], done: Collection[str], attempts: Mapping[str, int], limit: int) -> Schedule:
+        """The pieces without those that are done; attempts go on counting from an earlier process's."""
+        return cls([piece for piece in pieces if piece.id not in done], limit, Counter(attempts))
+
+    def next(self, worker: str, others: Collection[str] = ()) -> tuple[Piece, int] | None:
+        """A piece for an idle worker, from now on running on it.
+
+        One that this worker has lost before waits for one of the `others` (living workers that have not), if any.
+        """
+        for piece in self.waiting:
+            unlucky = self._unlucky.get(piece.id, set())
+            if worker in unlucky and set(others) - unlucky - {worker}:
+                continue
+            self.waiting.remove(piece)
+            self.attempts[piece.id] += 1
+            self.running[worker] = (piece, self.attempts[piece.id])
+            return self.running[worker]
+        return None
+
+    def came(self, worker: str) -> tuple[Piece, int]:
+        """A worker's piece has come back."""
+        return self.running.pop(worker)
+
+    def refuse(self, worker: str, why: str, code: int) -> None:
+        """A worker's piece can be done nowhere."""
+        piece, _ = self.running.pop(worker)
+        self.failed[piece.id] = (why, code)
+
+    def lose(self, worker: str, why: str, rest: Piece | None = None) -> bool:
+        """A worker's piece, or the `rest` of it, will not come back: it waits again, before all others.
+
+        False when it is given up.
+        """
+        piece, _ = self.running.pop(worker)
+        piece = rest or piece
+        self.lost[piece.id] += 1
+        self._unlucky.setdefault(piece.id, set()).add(worker)
+        if self.lost[piece.id] >= self.limit:
+            self.failed[piece.id] = (why, ExitCode.ARM_FAILED)
+            return False
+        self.waiting.insert(0, piece)
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Nothing waits or runs."""
+        return not self.waiting and not self.running
