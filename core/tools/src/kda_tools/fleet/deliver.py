@@ -1,24 +1,25 @@
 """From the results in a fleet's folder to the logs of the tasks.
 
-Each log gets a line once: what it holds already, by run id or as the same line, is left alone. So this may be done again
-after whatever ended it.
+Each log gets a line once: what it holds already, by run id or as the same line, is left alone. So this may be done
+again after whatever ended it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger, provenance, record_log
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools.fleet.join_sweeps import joined
-from kda_tools.fleet.pieces import Job, NodeFacts, Result
-from kda_tools.fleet.run_folder import Plan, RunFolder
+from kda_tools.fleet.pieces import Job, Kind, NodeFacts, Result
+from kda_tools.fleet.run_folder import Event, Plan, RunFolder
 from kda_tools.lab.adversaries import page, suite
-from kda_tools.lab.adversaries.table import ADVERSARIES
+from kda_tools.lab.adversaries.table import ADVERSARIES, Adversary
 from kda_tools.lab.grid import grid_record
 from kda_tools.lab.grid.grid_record import GridRecord
 from kda_tools.lab.tune import sweep as tune
@@ -37,7 +38,7 @@ Said = tuple[Path, str]
 def deliver(folder: RunFolder, plan: Plan, facts: NodeFacts, whole: bool) -> list[Said]:
     """Append what the logs lack. What is made of all pieces together, a sweep or the suite, waits for `whole`."""
     job = plan.order.job
-    done = []
+    done: list[Said] = []
     if job in EACH:
         for result in folder.results:
             done += EACH[job](_subject(plan, result), result.line)
@@ -49,6 +50,10 @@ def deliver(folder: RunFolder, plan: Plan, facts: NodeFacts, whole: bool) -> lis
     for path, run in done:
         folder.note("recorded", why=f"{run} in {path.name}")
     return done
+
+
+def _moment(event: Event) -> datetime:
+    return datetime.fromisoformat(event.utc.replace("Z", "+00:00"))
 
 
 def _subject(plan: Plan, result: Result) -> str:
@@ -93,24 +98,24 @@ def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Said]:
         rederive(task)
 
 
-def endings(results: tuple[Result, ...]) -> list[suite.Got]:
+def endings(results: Sequence[Result], kind: Kind) -> list[suite.Got]:
     """How the adversaries ended, in the table's order; the later of two endings of one."""
     said = {name: ending for result in results for name, ending in json.loads(result.line).items()}
-    return [suite.Got(adversary=one, **_typed(said[one.name])) for one in ADVERSARIES if one.name in said]
+    return [_ending(one, kind, said[one.name]) for one in ADVERSARIES if one.name in said]
 
 
-def _typed(ending: dict[str, object]) -> dict[str, object]:
-    return ending | {"verdict": Verdict(ending["verdict"])}
+def _ending(one: Adversary, kind: Kind, said: dict[str, Any]) -> suite.Got:
+    phases = tuple((phase, seconds) for phase, seconds in said["phases"])
+    return suite.Got(one, kind, Verdict(said["verdict"]), said["reason"], said["changed"], phases)
 
 
 def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Said]:
     """The line of a whole suite; of a part of it there is none, as there is none of a part on one GPU."""
-    kind, found = plan.order.kind, endings(folder.results)
-    begin, *_, end = (
-        datetime.fromisoformat(event.utc.replace("Z", "+00:00")) for event in folder.events if event.event in SPAN
-    )
+    kind = plan.order.kind
+    found = endings(folder.results, kind)
     if len(found) < len(suite.chosen(kind, (), ADVERSARIES)):
         return
+    begin, *_, end = (_moment(event) for event in folder.events if event.event in SPAN)
     record = page.SuiteRecord(
         utc=provenance.utc(end),
         seconds=round((end - begin).total_seconds(), 1),

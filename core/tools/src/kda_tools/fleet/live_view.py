@@ -19,6 +19,8 @@ from kda_tools.fleet.schedule import Schedule
 
 PLAIN = ("finished", "interrupted", "lost", "given-up", "refused", "retired", "doubled", "resumed", "measured")
 """Events that are a line each where there is no terminal."""
+WORKED = ("finished", "interrupted", "lost", "refused", "doubled")
+"""Events that end the work on a piece."""
 Look = Callable[[Schedule], None]
 
 
@@ -86,9 +88,7 @@ def table(
 
 def busy_s(events: Sequence[Event]) -> float:
     """Seconds in which workers had a piece, summed over them: GPU-seconds, with those of lost attempts."""
-    return sum(
-        event.seconds or 0.0 for event in events if event.event in ("finished", "interrupted", "lost", "refused")
-    )
+    return sum(event.seconds or 0.0 for event in events if event.event in WORKED)
 
 
 def summary(events: Sequence[Event], workers: int, seconds: float, kind: str) -> str:

@@ -72,7 +72,7 @@ def _grids(order: Order, results: Sequence[Result], subjects: Mapping[str, str])
 def _suite(order: Order, results: Sequence[Result], _subjects: Mapping[str, str]) -> Iterable[Verdict]:
     from kda_tools.lab.adversaries.__main__ import show as print_suite
 
-    found = endings(results)
+    found = endings(results, order.kind)
     print_suite(found, order.kind, sum(result.seconds for result in results), len({one.gpu for one in results}))
     return [Verdict.INVALID] if any(got.wrong for got in found) else []
 

@@ -176,6 +176,12 @@ class RayPool:
         """Names of places whose worker has yet to come up."""
         return [seat.place.name for seat in self._seats if seat.worker is None]
 
+    def close(self) -> None:
+        """End all workers, and wait until they are gone."""
+        for seat in self._seats:
+            self._ray.kill(seat.actor)
+        self._seats.clear()
+
     def _seat(self, worker: Worker) -> _Seat:
         return next(seat for seat in self._seats if seat.place.name == worker.name)
 
@@ -194,6 +200,10 @@ class RayPool:
             scheduling_strategy=NodeAffinitySchedulingStrategy(seat.place.node_id, soft=False),
         )
         seat.actor = made.remote(self._command, dict(self._baggage.environment), list(self._baggage.sources))
+        self._ask_facts(seat)
+
+    def _ask_facts(self, seat: _Seat) -> None:
+        """Have it say what it runs on; until then it is given no work."""
         seat.worker = None
         question = Question(order=self._order, slot=seat.place.slot, slots=seat.place.slots)
         seat.asked = seat.actor.run.remote(question.model_dump_json())
@@ -208,8 +218,10 @@ class RayPool:
         if worker is None:
             self._introduce(seat, answer, why)
             return None
-        if answer is None or answer.failed is not None:
-            self._start(seat)  # a new actor, which has to say once more that its GPU is there
+        if answer is None:
+            self._start(seat)
+        elif answer.failed is not None:
+            self._ask_facts(seat)  # whether its GPU is still there
         return Came(worker, answer, why)
 
     def _introduce(self, seat: _Seat, answer: Answer | None, why: str) -> None:

@@ -1,0 +1,57 @@
+"""The process of a piece in the tests of the fleet: as `piece_process`, but that it sleeps instead of working.
+
+Started as `python fleet_toy.py QUESTION ANSWER`. Of a piece `gate:FILE` the answer comes once that file is there.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+
+FACTS = {
+    "host": "toy",
+    "kind": "cpu",
+    "commit": "0" * 40,
+    "dirty": False,
+    "versions": {},
+    "files": {},
+    "cores": 1,
+    "cpu": "toy",
+}
+
+
+def answer(question):
+    piece = question["piece"]
+    if piece is None:
+        return {"line": json.dumps(FACTS)}
+    said = json.dumps({"piece": piece["id"], "attempt": question["attempt"], "items": piece["items"]})
+    if piece["subject"] == "refuses":
+        return {"refused": "the toy refuses", "exit_code": 2}
+    if piece["subject"] == "hangs" and question["attempt"] == 1:
+        time.sleep(600)
+    if piece["subject"] == "gate":
+        while not os.path.exists(piece["items"][0]):
+            time.sleep(0.02)
+    elif piece["subject"] == "long":
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            return {"line": said, "complete": False, "items": piece["items"][:1]}
+    else:
+        time.sleep(0.03)
+    return {"line": said}
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != int(os.environ["KDA_FLEET_ACTOR"]):
+        sys.exit("the actor has ended")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    with open(sys.argv[1]) as file:
+        made = answer(json.load(file))
+    with open(sys.argv[2] + ".new", "w") as file:
+        json.dump(made, file)
+    os.replace(sys.argv[2] + ".new", sys.argv[2])

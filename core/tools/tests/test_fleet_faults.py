@@ -1,0 +1,156 @@
+"""A real Ray on this machine, whose workers are killed, hang and are interrupted; the pieces are toys that sleep."""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kda_judge.arms.process_tree import trees
+from kda_tools.fleet.checkout import Baggage
+from kda_tools.fleet.drive import Driver
+from kda_tools.fleet.pieces import Job, Order, Piece, Question, remaining
+from kda_tools.fleet.ray_pool import RayPool, cluster, places
+from kda_tools.fleet.run_folder import RunFolder
+from kda_tools.fleet.schedule import Schedule
+
+pytest.importorskip("ray")
+TOY = str(Path(__file__).parent / "fleet_toy.py")
+ORDER = Order(job=Job.VALIDATE, names=("toy",), kind="cpu", command="kda fleet run validate toy")
+KILLS = 50
+ACTOR = b"ray::GpuWorker"
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with cluster(None, 2, Baggage({})) as connected:
+        yield connected
+
+
+def ask(piece, attempt, worker):
+    return Question(order=ORDER, piece=piece, node=worker.node, attempt=attempt, slot=worker.slot, slots=worker.slots)
+
+
+def drive(ray, path, pieces, *, attempts=3, timeout_s=60.0, begun=lambda pool: None):
+    """Run the pieces on two workers; the schedule afterwards, and whether the loop came to its end."""
+    with RunFolder(path).open() as folder:
+        pool = RayPool(ray, ORDER, places(ray.nodes(), "cpu", 2, None), Baggage({}), folder, [TOY])
+        schedule = Schedule.of(
+            [remaining(piece, folder.results) for piece in pieces], folder.done, folder.attempts, attempts
+        )
+        begun(pool)
+        try:
+            return schedule, Driver(folder, pool, ask, timeout_s).run(schedule)
+        finally:
+            pool.close()
+
+
+def read(path):
+    with RunFolder(path).open() as folder:
+        return folder.events, folder.results
+
+
+def running():
+    """Pids of the actors, and of what they have started."""
+    below = trees([os.getpid()])[os.getpid()]
+    actors = [pid for pid in below if command(pid).startswith(ACTOR)]
+    return actors, [pid for pid in below if TOY.encode() in command(pid)]
+
+
+def command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_workers_killed_fifty_times_lose_and_double_nothing(ray, tmp_path):
+    """Actors and their processes, by SIGKILL, at random moments of starting, working and handing over."""
+    gate = tmp_path / "gate"
+    pieces = [Piece(id=f"toy {number}", subject="toy", items=(f"row-{number}",)) for number in range(120)]
+    pieces += [Piece(id="the last", subject="gate", items=(str(gate),))]
+    draws, killed = random.Random(22), Counter()
+
+    def kill():
+        while killed.total() < KILLS:
+            time.sleep(draws.uniform(0, 0.3))
+            which, pids = draws.choice([*zip(("actor", "process"), running(), strict=True)])
+            if pids:
+                try:
+                    os.kill(draws.choice(pids), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                killed[which] += 1
+        gate.touch()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    schedule, ended = drive(ray, tmp_path / "run", pieces, attempts=KILLS + 1, begun=lambda _: killer.start())
+    assert ended
+    assert (schedule.failed, killed.total()) == ({}, KILLS)
+    assert min(killed["actor"], killed["process"]) >= 10
+    events, results = read(tmp_path / "run")
+    assert Counter(result.piece for result in results) == Counter(piece.id for piece in pieces)
+    for result in results:
+        assert json.loads(result.line)["piece"] == result.piece
+        assert json.loads(result.line)["attempt"] == result.attempt
+    count = {what: Counter(event.piece for event in events if event.event == what) for what in ("started", "lost")}
+    assert count["lost"].total() >= 10
+    for result in results:
+        assert count["started"][result.piece] == count["lost"][result.piece] + 1 == result.attempt
+    assert running() == ([], [])
+
+
+def test_a_hanging_piece_is_ended_with_its_process_and_tried_elsewhere(ray, tmp_path):
+    schedule, ended = drive(ray, tmp_path, [Piece(id="stuck", subject="hangs")], timeout_s=1.5)
+    assert ended
+    assert not schedule.failed
+    events, (result,) = read(tmp_path)
+    lost = next(event for event in events if event.event == "lost")
+    assert (lost.attempt, lost.why, result.attempt) == (1, "no answer within 1.5 s", 2)
+    assert running()[1] == []
+
+
+def test_what_is_refused_is_not_tried_again_and_what_is_lost_too_often_is_given_up(ray, tmp_path):
+    pieces = [Piece(id="no", subject="refuses"), Piece(id="stuck", subject="gate", items=("/nowhere/at/all",))]
+    schedule, ended = drive(ray, tmp_path, pieces, attempts=2, timeout_s=0.5)
+    assert ended
+    assert schedule.failed == {"no": ("the toy refuses", 2), "stuck": ("no answer within 0.5 s", 5)}
+    events, results = read(tmp_path)
+    assert results == ()
+    assert [event.attempt for event in events if event.event == "started" and event.piece == "no"] == [1]
+    assert [event.event for event in events if event.piece == "stuck"] == [*("started", "lost") * 2, "given-up"]
+
+
+def test_ctrl_c_keeps_what_came_and_resume_does_the_rest(ray, tmp_path):
+    pieces = [Piece(id="long", subject="long", items=("a", "b", "c")), Piece(id="short", subject="toy")]
+
+    def interrupt(_pool):
+        def when_it_runs():
+            events = tmp_path / "events.jsonl"
+            while not events.exists() or "finished" not in events.read_text():  # the short one
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=when_it_runs, daemon=True).start()
+
+    _, ended = drive(ray, tmp_path, pieces, begun=interrupt)
+    assert not ended
+    _, results = read(tmp_path)
+    assert {(result.piece, result.complete, result.items) for result in results} == {
+        ("long", False, ("a",)),
+        ("short", True, ()),
+    }
+    rest = [pieces[0].model_copy(update={"subject": "toy"}), pieces[1]]
+    schedule, ended = drive(ray, tmp_path, rest)
+    assert ended
+    assert schedule.over
+    events, results = read(tmp_path)
+    assert [(result.piece, result.complete) for result in results][-1] == ("long", True)
+    assert len(results) == 3
+    assert json.loads(results[-1].line) == {"piece": "long", "attempt": 2, "items": ["b", "c"]}
+    assert [event.attempt for event in events if event.event == "started" and event.piece == "short"] == [1]
