@@ -123,7 +123,7 @@ class Driver:
             )
             self.pool.give(worker, self.ask(piece, attempt, worker))
 
-    def _take(self, schedule: Schedule, came: Came, seconds: float) -> None:
+    def _take(self, schedule: Schedule, came: Came, seconds: float, lost: What = "lost") -> None:
         worker, answer = came.worker, came.answer
         piece, attempt = schedule.running[worker.name]
         if answer is not None and answer.line is not None:
@@ -146,12 +146,12 @@ class Driver:
             schedule.refuse(worker.name, answer.refused, answer.exit_code)
             self._note("refused", worker, piece, attempt, seconds, answer.refused)
         else:
-            self._lose(schedule, worker, (answer.failed if answer else None) or came.why, seconds)
+            self._lose(schedule, worker, (answer.failed if answer else None) or came.why, seconds, lost)
 
-    def _lose(self, schedule: Schedule, worker: Worker, why: str, seconds: float) -> None:
+    def _lose(self, schedule: Schedule, worker: Worker, why: str, seconds: float, what: What = "lost") -> None:
         piece, attempt = schedule.running[worker.name]
         again = schedule.lose(worker.name, why)
-        self._note("lost", worker, piece, attempt, seconds, why)
+        self._note(what, worker, piece, attempt, seconds, why)
         if not again:
             self._note("given-up", worker, piece, attempt, seconds, f"lost {schedule.limit} times, at last: {why}")
 
@@ -169,7 +169,7 @@ class Driver:
         until = time.monotonic() + GRACE_S
         while since and time.monotonic() < until:
             for came in self.pool.wait(POLL_S):
-                self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
+                self._take(schedule, came, time.monotonic() - since.pop(came.worker.name), "interrupted")
             self.look(schedule)
 
     def _note(self, event: What, worker: Worker, piece: Piece, attempt: int, seconds: float, why: str) -> None:
