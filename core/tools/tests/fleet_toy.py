@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 FACTS = {
     "host": "toy",
@@ -32,7 +33,7 @@ def answer(question):
     if piece["subject"] == "hangs" and question["attempt"] == 1:
         time.sleep(600)
     if piece["subject"] == "gate":
-        while not os.path.exists(piece["items"][0]):
+        while not Path(piece["items"][0]).exists():
             time.sleep(0.02)
     elif piece["subject"] == "long":
         try:
@@ -50,8 +51,6 @@ if __name__ == "__main__":
         sys.exit("the actor has ended")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    with open(sys.argv[1]) as file:
-        made = answer(json.load(file))
-    with open(sys.argv[2] + ".new", "w") as file:
-        json.dump(made, file)
-    os.replace(sys.argv[2] + ".new", sys.argv[2])
+    fresh = Path(f"{sys.argv[2]}.new")
+    fresh.write_text(json.dumps(answer(json.loads(Path(sys.argv[1]).read_text()))))
+    fresh.replace(sys.argv[2])

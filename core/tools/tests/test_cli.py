@@ -52,6 +52,7 @@ COMMANDS = [
     "rerun",
     "compare",
     "schema",
+    "fleet",
 ]
 
 

@@ -74,13 +74,14 @@ def run(wish: Wish) -> Ended:
         ArmFailed: all workers have gone.
     """
     _check(wish)
-    with _baggage(wish) as baggage, ray_pool.cluster(wish.address, wish.most, baggage) as ray:
-        nodes = ray.nodes()
-        kind = ray_pool.kind_of(nodes)
-        with RunFolder(_folder(wish)).open() as folder:
+    with RunFolder(_folder(wish)).open() as folder, _baggage(wish) as baggage:
+        plan = _known(folder, wish)  # what is wrong with it is told before Ray is started
+        with ray_pool.cluster(wish.address, wish.most, baggage) as ray:
+            nodes = ray.nodes()
+            kind = ray_pool.kind_of(nodes)
             seats = ray_pool.places(nodes, kind, wish.most, wish.per_node)
             demand(seats, kind)
-            plan = _resumed(folder, wish.job, kind) if wish.resume else _planned(folder, wish, kind, len(seats))
+            plan = _resumed(folder, plan, kind) if plan else _planned(folder, wish, kind, len(seats))
             say(f"{len(plan.pieces)} pieces for {len(seats)} workers; events and results: {folder.path}")
             return _run(ray, folder, plan, seats, baggage, wish)
 
@@ -158,8 +159,6 @@ def _check(wish: Wish) -> None:
 
 
 def _planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
-    if folder.plan is not None:
-        raise UsageError(f"--out {folder.path}: expected a new folder, got that of a run; go on with it by --resume")
     if kind == "cpu" and wish.job is Job.TUNE:
         raise MissingRequirement("tune: no GPU in this cluster; without one `kda tune TASK` compiles the candidates")
     if kind == "cpu" and wish.record:
@@ -185,14 +184,17 @@ def _planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
     return made
 
 
-def _resumed(folder: RunFolder, job: Job, kind: Kind) -> Plan:
+def _known(folder: RunFolder, wish: Wish) -> Plan | None:
+    """The plan of a run that is resumed; None for a new one."""
     plan = folder.plan
+    if wish.resume is None:
+        if plan is not None:
+            raise UsageError(f"--out {folder.path}: expected a new folder, got that of a run; go on by --resume")
+        return None
     if plan is None:
         raise UsageError(f"--resume {folder.path}: expected the folder of a run, found no plan in {folder.events_file}")
-    if plan.order.job is not job:
-        raise UsageError(f"--resume {folder.path}: this is a run of {plan.order.job.value}, got {job.value}")
-    if plan.order.kind != kind:
-        raise UsageError(f"--resume {folder.path}: begun on {plan.order.kind}, this cluster has {kind}")
+    if plan.order.job is not wish.job:
+        raise UsageError(f"--resume {folder.path}: this is a run of {plan.order.job.value}, got {wish.job.value}")
     now = files(plan.order)
     if changed := [op for op, digest in plan.files.items() if now.get(op) != digest]:
         raise UsageError(
@@ -201,6 +203,12 @@ def _resumed(folder: RunFolder, job: Job, kind: Kind) -> Plan:
         )
     if not plan.files and (commit := provenance.git_state(checkout_root()).commit) != plan.commit:
         raise UsageError(f"--resume {folder.path}: begun at commit {plan.commit[:10]}, this is {commit[:10]}")
+    return plan
+
+
+def _resumed(folder: RunFolder, plan: Plan, kind: Kind) -> Plan:
+    if plan.order.kind != kind:
+        raise UsageError(f"--resume {folder.path}: begun on {plan.order.kind}, this cluster has {kind}")
     folder.note("resumed")
     return plan
 

@@ -1,0 +1,428 @@
+"""How a fleet splits work, keeps what comes, refuses odd workers, and judges what neighbours do. No Ray, no GPU."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record, samples
+from core.tools.tests import test_grid_records as grids
+from core.tools.tests import test_tune as sweeps
+from kda_judge.contract.errors import LedgerError, UsageError
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import ledger
+from kda_judge.evidence.run_record import Metric, Repeat
+from kda_tools.fleet import interference
+from kda_tools.fleet.checkout import packed
+from kda_tools.fleet.deliver import deliver, endings
+from kda_tools.fleet.drive import Came, Driver, Worker
+from kda_tools.fleet.join_sweeps import joined
+from kda_tools.fleet.live_view import busy_s, line, summary
+from kda_tools.fleet.node_facts import odd, refuse_odd
+from kda_tools.fleet.pieces import Answer, Job, NodeFacts, Order, Piece, Question, Result, cut, remaining
+from kda_tools.fleet.plan_pieces import names, plan
+from kda_tools.fleet.ray_pool import kind_of, places
+from kda_tools.fleet.run_folder import Plan, RunFolder
+from kda_tools.fleet.schedule import Schedule
+from kda_tools.lab.adversaries.table import ADVERSARIES
+from kda_tools.lab.grid import grid_record
+from kda_tools.publish.report import publishable
+
+PIECES = [Piece(id=name, subject="fake") for name in "abc"]
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    return make_checkout(tmp_path)
+
+
+def order(job: Job = Job.BENCH, *ops: str, **more: Any) -> Order:
+    return Order(job=job, names=ops or ("fake",), kind="cuda", command=f"kda fleet run {job.value}", **more)
+
+
+def facts(**more: Any) -> NodeFacts:
+    usual: dict[str, Any] = {
+        "host": "h",
+        "kind": "cuda",
+        "gpu": "NVIDIA H200",
+        "uuid": "GPU-0",
+        "commit": "0" * 40,
+        "dirty": False,
+        "versions": {"driver": "580.1", "torch": "2.13.0"},
+        "files": {"fake": "ab" * 32},
+        "cores": 16,
+        "cpu": "Synthetic CPU",
+    }
+    return NodeFacts(**{**usual, **more})
+
+
+def workers(count: int, node: str = "n") -> list[Worker]:
+    return [Worker(f"{node}/{slot}", node, slot, count, facts(uuid=f"GPU-{slot}")) for slot in range(count)]
+
+
+def result(piece: str, text: str = "{}", **more: Any) -> Result:
+    usual: dict[str, Any] = {"attempt": 1, "node": "n", "gpu": "GPU-0", "seconds": 2.0, "complete": True}
+    return Result(piece=piece, line=text, **{**usual, **more})
+
+
+# ---- splitting --------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 400), st.integers(1, 16))
+def test_a_cut_leaves_nothing_out_and_puts_the_small_pieces_last(count: int, several: int) -> None:
+    items = [f"row {number}" for number in range(count)]
+    parts = cut(items, several)
+    assert [item for part in parts for item in part] == items
+    assert all(parts)
+    assert len(parts) <= 3 * several
+    sizes = [len(part) for part in parts]
+    assert sizes[: several - 1] == sorted(sizes, reverse=True)[: several - 1]
+    assert max(sizes, default=0) <= count / several / 2 + 1
+
+
+def test_a_bench_is_split_by_task_or_by_rows_that_join(task: Task) -> None:
+    assert plan(order(), 4) == (Piece(id="fake", subject="fake"),)
+    halves = plan(order(parts=2), 4)
+    assert [piece.items for piece in halves] == [("small-4x8",), ("large-512x8",)]
+    assert plan(order(parts=9), 4)[0].id == "fake 1/2"
+    assert plan(order(rows=("large*",)), 1)[0].items == ("large-512x8",)
+
+
+def test_a_name_that_is_none(task: Task) -> None:
+    assert names(Job.BENCH, ["fam/k99_fake", "fake"], "cuda") == ("fake",)
+    with pytest.raises(UsageError, match="unknown task 'fakt'; nearest: fake"):
+        names(Job.BENCH, ["fakt"], "cuda")
+    with pytest.raises(UsageError, match="adversaries 'hang': there is none of this name; nearest: hangs"):
+        names(Job.ADVERSARIES, ["hang"], "cpu")
+    only_cuda = [one.name for one in ADVERSARIES if one.cpu is None]
+    assert only_cuda
+    assert not {*only_cuda} & {*names(Job.ADVERSARIES, [], "cpu")}
+
+
+def node(name: str, gpus: int, **more: Any) -> dict[str, Any]:
+    return (
+        {"NodeID": f"{name}0123456789", "NodeManagerHostname": name, "Alive": True}
+        | {"Resources": {"CPU": 4.0} | ({"GPU": float(gpus)} if gpus else {})}
+        | more
+    )
+
+
+def test_places_are_taken_from_the_nodes_in_turn() -> None:
+    nodes = [node("b", 8), node("a", 2), node("dead", 8, Alive=False), node("head", 0)]
+    assert kind_of(nodes) == "cuda"
+    assert kind_of([node("head", 0), node("dead", 8, Alive=False)]) == "cpu"
+    assert Counter(place.node for place in places(nodes, "cuda", None, None)) == {"a": 2, "b": 8}
+    assert Counter(place.node for place in places(nodes, "cuda", 5, None)) == {"a": 2, "b": 3}
+    assert Counter(place.node for place in places(nodes, "cuda", None, 1)) == {"a": 1, "b": 1}
+    assert [(place.name, place.slots) for place in places([node("a", 2)], "cuda", None, None)] == [
+        ("a/0", 2),
+        ("a/1", 2),
+    ]
+    twins = places([node("a", 1), node("a", 1, NodeID="fedcba9876")], "cuda", None, None)
+    assert len({place.name for place in twins}) == 2
+
+
+# ---- the schedule -----------------------------------------------------------------------------
+
+
+def test_a_lost_piece_goes_elsewhere_first_and_is_given_up_at_the_limit() -> None:
+    schedule = Schedule.of(PIECES[:1], (), {}, limit=2)
+    assert schedule.next("one") == (PIECES[0], 1)
+    assert schedule.lose("one", "died")
+    assert schedule.next("one", ["one", "two"]) is None, "another worker has not tried it"
+    assert schedule.next("two", ["one", "two"]) == (PIECES[0], 2)
+    assert not schedule.lose("two", "died, too")
+    assert (schedule.over, schedule.failed) == (True, {"a": ("died, too", 5)})
+
+
+def test_the_only_worker_tries_again() -> None:
+    schedule = Schedule.of(PIECES[:1], (), {}, limit=3)
+    schedule.next("one")
+    schedule.lose("one", "died")
+    assert schedule.next("one", ["one"]) == (PIECES[0], 2)
+
+
+def test_attempts_go_on_counting_and_what_is_done_stays_done() -> None:
+    schedule = Schedule.of(PIECES, {"a"}, {"a": 1, "b": 2}, limit=1)
+    assert [schedule.next(name) for name in ("one", "two", "three")] == [(PIECES[1], 3), (PIECES[2], 1), None]
+
+
+# ---- the folder -------------------------------------------------------------------------------
+
+
+def test_a_piece_has_one_complete_result_however_often_it_comes(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).open() as folder:
+        assert folder.keep(result("a", complete=False, items=("x",)))
+        assert folder.keep(result("a", attempt=2))
+        assert not folder.keep(result("a", attempt=1))
+    with RunFolder(tmp_path).open() as again:
+        assert [(one.attempt, one.complete) for one in again.results] == [(1, False), (2, True)]
+        assert not again.keep(result("a", attempt=3)), "nor after a restart"
+        assert again.done == {"a"}
+        assert [event.event for event in again.events] == ["interrupted", "finished", "doubled", "doubled"]
+
+
+@pytest.mark.parametrize("torn", range(1, 200, 23))
+def test_what_a_killed_writer_left_of_a_line_is_no_result(tmp_path: Path, torn: int) -> None:
+    with RunFolder(tmp_path).open() as folder:
+        folder.keep(result("a"))
+    whole = folder.results_file.read_bytes()
+    folder.results_file.write_bytes(whole + whole.replace(b'"a"', b'"b"')[: min(torn, len(whole) - 1)])
+    with RunFolder(tmp_path).open() as again:
+        assert again.done == {"a"}
+        again.keep(result("b"))
+    with RunFolder(tmp_path).open() as once_more:
+        assert once_more.done == {"a", "b"}
+    assert (tmp_path / "results.torn").is_file()
+
+
+def test_one_writer(tmp_path: Path) -> None:
+    refused = pytest.raises(UsageError, match="another `kda fleet` is writing here")
+    with RunFolder(tmp_path).open(), refused, RunFolder(tmp_path).open():
+        pass
+
+
+def test_what_an_interrupted_attempt_has_finished_is_not_done_again() -> None:
+    piece = Piece(id="a", subject="fake", items=("x", "y", "z"))
+    done = [result("a", complete=False, items=("y",)), result("b", complete=False, items=("z",))]
+    assert remaining(piece, done).items == ("x", "z")
+
+
+# ---- the loop, over workers that answer as they are told ----------------------------------------
+
+
+class FakePool:
+    """`say(worker, question, loaded)` is the answer, or None for a worker that dies."""
+
+    def __init__(self, several: list[Worker], say: Any) -> None:
+        self.workers, self.say = several, say
+        self.asked: dict[str, Question] = {}
+        self.killed: list[str] = []
+
+    def idle(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.name not in self.asked]
+
+    def alive(self) -> list[Worker]:
+        return self.workers
+
+    def give(self, worker: Worker, question: Question) -> None:
+        assert worker.name not in self.asked
+        self.asked[worker.name] = question
+
+    def wait(self, _seconds: float) -> list[Came]:
+        asked, self.asked = self.asked, {}
+        by_name = {worker.name: worker for worker in self.workers}
+        found = [(by_name[name], self.say(by_name[name], question, len(asked))) for name, question in asked.items()]
+        return [Came(worker, answer, "" if answer else "died") for worker, answer in found]
+
+    def kill(self, worker: Worker) -> None:
+        self.killed.append(worker.name)
+
+    def interrupt(self) -> None:
+        pass
+
+
+def ask(piece: Piece, attempt: int, worker: Worker) -> Question:
+    return Question(order=order(), piece=piece, node=worker.node, attempt=attempt)
+
+
+def test_a_gpu_that_fails_costs_attempts_and_no_piece(tmp_path: Path) -> None:
+    def say(worker: Worker, question: Question, _loaded: int) -> Answer | None:
+        if worker.name == "n/0":
+            return None if question.attempt == 1 else Answer(failed="no NVIDIA GPU or driver")
+        return Answer(line=json.dumps(question.piece.id if question.piece else ""))
+
+    pieces = [Piece(id=str(number), subject="fake") for number in range(6)]
+    with RunFolder(tmp_path).open() as folder:
+        schedule = Schedule.of(pieces, (), {}, limit=3)
+        assert Driver(folder, FakePool(workers(3), say), ask, 60.0).run(schedule)
+        assert not schedule.failed
+        assert folder.done == {piece.id for piece in pieces}
+        assert {one.gpu for one in folder.results} == {"GPU-1", "GPU-2"}
+        lost = [event for event in folder.events if event.event == "lost"]
+        assert {(event.gpu, event.why) for event in lost} >= {("GPU-0", "died")}
+        assert all(json.loads(one.line) == one.piece for one in folder.results)
+
+
+# ---- workers that are not alike ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gpu": "NVIDIA A100"}, "GPU is NVIDIA A100, 3 of 4 have NVIDIA H200; leave it out"),
+        ({"versions": {"driver": "550.9", "torch": "2.13.0"}}, "driver is 550.9, 3 of 4 have 580.1; leave it out"),
+        ({"versions": {"driver": "580.1"}}, "torch is absent, 3 of 4 have 2.13.0; leave it out"),
+        ({"dirty": True}, "its checkout is at 0000000000 with changes, the driver's at 0000000000"),
+        ({"files": {"fake": "cd" * 32}}, "its files of fake are not the driver's"),
+    ],
+)
+def test_an_odd_worker_is_refused_by_name(change: dict[str, Any], words: str) -> None:
+    alike = {f"n/{number}": facts(uuid=f"GPU-{number}") for number in range(3)}
+    refuse_odd(alike, facts(kind="cpu", gpu=None, versions={}))
+    with pytest.raises(UsageError, match="no work was begun") as refused:
+        refuse_odd({**alike, "m/0": facts(**change)}, facts())
+    assert str(refused.value).splitlines()[1:] == [f"m/0: {words}"]
+    assert odd({}, facts()) == {}
+
+
+def test_a_checkout_without_a_commit_goes_to_no_cluster(task: Task, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--address: expected to be started in a git checkout"):
+        packed(tmp_path, [])
+
+
+# ---- what neighbours do to walls --------------------------------------------------------------
+
+
+def probed(task: Task, longer: Any, device: Any = lambda _worker: 1.0) -> Any:
+    """Answers of a probe whose baseline takes `longer(worker, loaded)` times its wall, and that much GPU time."""
+    draws = np.random.default_rng(5)
+
+    def say(worker: Worker, question: Question, loaded: int) -> Answer:
+        assert question.probe
+        assert question.piece is not None
+        assert set(question.piece.items) == {"small-4x8", "large-512x8"}
+        made = make_record(task)
+        floor = Repeat(
+            first=samples(10.0 * longer(worker, loaded), draws, 1),
+            second=samples(10.0 * longer(worker, loaded), draws, 1),
+        )
+        rows = []
+        for row in made.rows:
+            arm = row.arms["baseline"]
+            times = arm.summary[Metric.DEVICE]
+            slower = times.model_copy(update={"median": times.median * device(worker)})
+            arm = arm.model_copy(update={"summary": {**arm.summary, Metric.DEVICE: slower}})
+            rows.append(row.model_copy(update={"arms": {**row.arms, "baseline": arm}}))
+        machine = made.machine.model_copy(update={"before": gpu_reading().model_copy(update={"uuid": worker.gpu})})
+        update = {"noise_floor": {"small-4x8": floor}, "rows": tuple(rows), "machine": machine}
+        return Answer(line=ledger.encode(made.model_copy(update=update)).decode())
+
+    return say
+
+
+@pytest.mark.parametrize(("slower", "published"), [(1.0, True), (1.10, False), (0.9, False)])
+def test_interference_beyond_the_noise_floor_is_not_published(task: Task, slower: float, published: bool) -> None:
+    pool = FakePool(workers(4), probed(task, lambda _, loaded: slower if loaded > 1 else 1.0))
+    shared, standing_out = interference.measure(pool, order(), task, 60.0)
+    assert (shared["n"].neighbours, list(shared["n"].rows), standing_out) == (3, ["fake small-4x8"], [])
+    beside = shared["n"].rows["fake small-4x8"].beside
+    assert len(beside.first) == len(beside.second) == interference.TURNS
+    assert beside.ratio is not None
+    assert beside.ratio.estimate == pytest.approx(1 / slower, rel=0.01)
+    run = make_record(task)
+    assert publishable(task, run) == []
+    marked = interference.marked(run, shared["n"])
+    assert marked.shared_host == shared["n"]
+    problems = publishable(task, marked)
+    assert (problems == []) == published, problems
+    assert published or "shared-host: walls of fake small-4x8 are" in problems[0]
+    assert ledger._decode(ledger.encode(marked), "").shared_host is not None
+
+
+def test_neighbours_whose_influence_is_not_known_keep_a_run_from_being_published(task: Task) -> None:
+    pool = FakePool(workers(2), lambda *_: None)
+    shared, _ = interference.measure(pool, order(), task, 60.0)
+    (problem,) = publishable(task, interference.marked(make_record(task), shared["n"]))
+    assert "shared-host: 1 neighbours worked at the time, and what they do to walls was not measured" in problem
+
+
+def test_where_nothing_runs_beside_nothing_is_measured(task: Task) -> None:
+    several = [*workers(1, "a"), *workers(1, "b")]
+    assert interference.measure(FakePool(several, lambda *_: pytest.fail("asked")), order(), task, 60.0) == ({}, [])
+
+
+def test_a_slow_board_is_named(task: Task) -> None:
+    slow = probed(task, lambda *_: 1.0, lambda worker: 1.04 if worker.slot == 2 else 1.0)
+    _, standing_out = interference.measure(FakePool(workers(4), slow), order(), task, 60.0)
+    assert standing_out == [
+        f"n/2 (GPU-2): {row} takes its GPU 1.040 times the boards' median" for row in ("small-4x8", "large-512x8")
+    ]
+
+
+# ---- into the logs ----------------------------------------------------------------------------
+
+
+def test_a_bench_is_appended_once_with_its_node_and_attempt(task: Task, tmp_path: Path) -> None:
+    run = make_record(task).model_copy(update={"node": "n", "attempt": 2})
+    made = Plan(order=order(record=True), pieces=plan(order(), 1), commit="0" * 40, files={})
+    for _ in range(2):  # as by --resume, after a kill between the line and the event that tells of it
+        with RunFolder(tmp_path / "run").open() as folder:
+            folder.keep(result("fake", ledger.encode(run).decode(), attempt=2))
+            deliver(folder, made, facts(), whole=True)
+    (kept,) = ledger.read(task.ledger)
+    assert (kept.run_id, kept.node, kept.attempt, kept.noisy) == (run.run_id, "n", 2, ())
+    assert [event.event for event in folder.events].count("recorded") == 1
+
+
+def test_pieces_of_a_grid_add_up_in_its_log(task: Task, tmp_path: Path) -> None:
+    whole = order(Job.VALIDATE, record=True)
+    pieces = (Piece(id="fake 1/2", subject="fake"), Piece(id="fake 2/2", subject="fake"))
+    made = Plan(order=whole, pieces=pieces, commit="0" * 40, files={})
+    with RunFolder(tmp_path / "run").open() as folder:
+        for hour, piece, part in ((1, pieces[0], (0, 4)), (2, pieces[1], (5, 9))):
+            one = grids.a_run(task, hour, part, node="n", attempt=hour)
+            folder.keep(result(piece.id, one.model_dump_json()))
+        assert len(deliver(folder, made, facts(), whole=False)) == 2
+        assert deliver(folder, made, facts(), whole=True) == []
+    assert [(one.node, one.attempt) for one in grid_record.runs(task)] == [("n", 1), ("n", 2)]
+    (coverage,) = grids.join(grid_record.runs(task))
+    assert len(coverage.checked) == 10
+
+
+def swept(*rows: Any, **more: Any) -> str:
+    return sweeps.record(*rows, partial=True, **more).model_dump_json()
+
+
+def test_pieces_of_a_sweep_are_one_sweep_whose_rows_know_their_gpu() -> None:
+    wide, narrow = sweeps.row(999, (1.0, 2.0, 2.0, 2.0)), sweeps.row(128, (3.0, 1.0, 2.0, 2.0))
+    parts = [result("2", swept(wide)), result("1", swept(narrow, utc="2026-11-30T00:00:00Z"), gpu="GPU-1", attempt=2)]
+    made = joined(parts, ["r128", "r999"], whole=True)
+    assert [row.row for row in made.tables[0].rows] == ["r128", "r999"]
+    assert (made.usable, made.utc, made.seconds) == (True, "2026-11-30T00:00:00Z", 2.0)
+    assert [(part.rows, part.gpu, part.attempt) for part in made.parts] == [
+        (("r999",), "GPU-0", 1),
+        (("r128",), "GPU-1", 2),
+    ]
+    assert sweeps.chosen(made) == sweeps.chosen(sweeps.record(narrow, wide))
+    assert not joined(parts[:1], ["r128", "r999"], whole=True).usable
+    assert not joined(parts, ["r128", "r999"], whole=False).usable
+    with pytest.raises(LedgerError, match="the sweep's parts differ in device: 'NVIDIA A100' and 'NVIDIA H200'"):
+        joined([*parts, result("3", swept(device="NVIDIA A100"))], ["r128", "r999"], whole=True)
+
+
+def test_a_row_that_an_interrupted_attempt_had_is_there_once() -> None:
+    row, again = sweeps.row(1, (1.0, 2.0, 2.0, 2.0)), sweeps.row(1, (1.5, 2.0, 2.0, 2.0))
+    parts = [result("1", swept(row), complete=False), result("1", swept(again))]
+    made = joined(parts, ["r1"], whole=True)
+    assert made.tables[0].rows == (again,)
+    assert [part.rows for part in made.parts] == [(), ("r1",)]
+
+
+def test_endings_of_the_suite_come_in_the_tables_order() -> None:
+    def ended(reason: str) -> dict[str, Any]:
+        return {"verdict": "ERROR", "reason": reason, "changed": "", "phases": [["verify", 1.5]]}
+
+    first, second = ADVERSARIES[0].name, ADVERSARIES[1].name
+    found = endings(
+        [result("2", json.dumps({second: ended("b")})), result("1", json.dumps({first: ended("a")}))], "cpu"
+    )
+    assert [(got.adversary.name, got.reason, got.seconds) for got in found] == [(first, "a", 1.5), (second, "b", 1.5)]
+
+
+# ---- what is said -----------------------------------------------------------------------------
+
+
+def test_the_cost_counts_lost_attempts(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).open() as folder:
+        lost = folder.note("lost", piece="a", attempt=2, worker="n/0", seconds=3.0, why="died")
+        folder.keep(result("a", seconds=5.0))
+        assert busy_s(folder.events) == 8.0
+        assert summary(folder.events, 2, 5.0, "cuda") == "2 GPUs, 5 s: 8 GPU-seconds of work, 80% of 10; 1 attempt lost"
+        assert line(lost) == "a lost on n/0, attempt 2, 3 s: died"

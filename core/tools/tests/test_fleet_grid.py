@@ -1,0 +1,125 @@
+"""`kda fleet` as a user starts it: a real grid on a real Ray with two workers on the CPU, one of which is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kda_judge.arms.process_tree import trees
+from kda_judge.contract.errors import ExitCode, UsageError
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import RunRecord, Verdict
+from kda_tools import cli
+from kda_tools.fleet import ray_pool
+from kda_tools.fleet.pieces import Job
+from kda_tools.fleet.run_fleet import Wish, run
+from kda_tools.fleet.run_folder import RunFolder
+
+pytest.importorskip("ray")
+GRID = """\
+from kda_judge.contract.workloads import TensorSpec, Workload
+
+
+def grid():
+    x = TensorSpec(shape=(4, 8), dtype='float32')
+    yield Workload(id='extra', op='axpy', inputs={'x': x, 'y': x}, scalars={'factor': 2})
+
+
+thin = list
+"""
+PIECE = b"kda_tools.fleet.piece_process"
+SOURCES = import_path()
+
+
+def fleet(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "kda_tools", "fleet", "run", *arguments]
+    env = {**os.environ, "PYTHONPATH": SOURCES, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(command, cwd=checkout, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def kill_a_piece(driver: int, events: Path) -> int:
+    """Pid of a process that was at a piece, and is killed."""
+    for _ in range(1200):
+        time.sleep(0.05)
+        if not events.is_file() or '"started"' not in events.read_text():
+            continue
+        for pid in trees([driver])[driver]:
+            if PIECE in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                return pid
+    pytest.fail("no piece began")
+
+
+def test_a_grid_on_two_workers_of_which_one_is_killed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (checkout / "toys" / "k90_axpy" / "bench" / "grid.py").write_text(GRID)
+    out = checkout / "run"
+    running = fleet(checkout, "validate", "axpy", "--out", str(out))
+    try:
+        kill_a_piece(running.pid, out / "events.jsonl")
+        said, err = running.communicate(timeout=200)
+    finally:
+        running.kill()
+    assert running.returncode == ExitCode.OK, err
+    assert "axpy: 3 of 3 rows agree with the oracle, on the CPU" in said
+    assert "1 attempt lost" in said
+    with RunFolder(out).open() as folder:
+        records = [RunRecord.model_validate_json(one.line) for one in folder.results]
+        assert sorted(one.attempt for one in folder.results) == [1, 1, 2]
+        (lost,) = [event for event in folder.events if event.event == "lost"]
+        assert lost.why is not None
+        assert "the process ended with -9" in lost.why
+        files = folder.plan.files if folder.plan else {}
+    assert sorted(row.id for record in records for row in record.rows) == ["extra", "inplace-64x16", "out-64x16"]
+    assert {row.verdict for record in records for row in record.rows} == {Verdict.CORRECT}
+    assert sorted(record.attempt or 0 for record in records) == [1, 1, 2]
+    assert all(record.node and record.settings.rows == () for record in records)
+    assert list(files) == ["axpy"]
+    # What is wrong with a folder is told before a Ray is started.
+    monkeypatch.setattr(ray_pool, "cluster", lambda *_: pytest.fail("started"))
+    with pytest.raises(UsageError, match="expected a new folder, got that of a run; go on by --resume"):
+        run(Wish(job=Job.VALIDATE, out=out))
+    with pytest.raises(UsageError, match="this is a run of validate, got bench"):
+        run(Wish(job=Job.BENCH, resume=out))
+    edited = checkout / "toys" / "k90_axpy" / "solution" / "__init__.py"
+    edited.write_text(edited.read_text() + "\n")
+    with pytest.raises(UsageError, match="the files of axpy are not those that it was begun with"):
+        run(Wish(job=Job.VALIDATE, resume=out))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bench", "--quick", "--record"), "--record: a task's ledger holds whole runs, and --quick is a first look"),
+        (("validate", "--quick"), "--quick: expected with bench, got validate"),
+        (("model", "--rows", "a*"), "--rows: expected with bench, validate or tune, got model"),
+        (("bench", "--resume", "."), "--resume .: expected the folder of a run, found no events.jsonl in it"),
+        (("bench", "axyp"), "unknown task 'axyp'; nearest: axpy"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_ray_is_started(
+    toy: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.setattr(ray_pool, "cluster", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(sys, "argv", ["kda", "fleet", "run", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == ExitCode.USAGE
+    assert f"kda: {words}" in capsys.readouterr().err
+
+
+def test_events_are_lines_that_other_tools_can_read(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).open() as folder:
+        folder.note("joined", worker="n/0", node="n", gpu="GPU-0")
+    (line,) = folder.events_file.read_text().splitlines()
+    told = json.loads(line)
+    assert (told["event"], told["worker"], told["gpu"]) == ("joined", "n/0", "GPU-0")
