@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,11 @@ from kda_judge.arms.process_tree import trees
 from kda_tools.fleet.checkout import Baggage
 from kda_tools.fleet.drive import Driver
 from kda_tools.fleet.pieces import Job, Order, Piece, Question, remaining
-from kda_tools.fleet.ray_pool import RayPool, cluster, places
+from kda_tools.fleet.ray_pool import STARTS, RayPool, cluster, places
 from kda_tools.fleet.run_folder import RunFolder
 from kda_tools.fleet.schedule import Schedule
 
-pytest.importorskip("ray")
+Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 TOY = str(Path(__file__).parent / "fleet_toy.py")
 ORDER = Order(job=Job.VALIDATE, names=("toy",), kind="cpu", command="kda fleet run validate toy")
 KILLS = 50
@@ -27,8 +28,16 @@ ACTOR = b"ray::GpuWorker"
 
 
 @pytest.fixture(scope="module")
-def ray():
-    with cluster(None, 2, Baggage({})) as connected:
+def nodes():
+    """Ray's own cluster of several nodes on one machine; one node at first."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray(nodes):
+    with cluster(nodes.address, None, Baggage({})) as connected:
         yield connected
 
 
@@ -36,10 +45,10 @@ def ask(piece, attempt, worker):
     return Question(order=ORDER, piece=piece, node=worker.node, attempt=attempt, slot=worker.slot, slots=worker.slots)
 
 
-def drive(ray, path, pieces, *, attempts=3, timeout_s=60.0, begun=lambda pool: None):
-    """Run the pieces on two workers; the schedule afterwards, and whether the loop came to its end."""
+def drive(ray, path, pieces, *, attempts=3, timeout_s=60.0, begun=lambda pool: None, most=2, starts=STARTS):
+    """Run the pieces on so many workers; the schedule afterwards, and whether the loop came to its end."""
     with RunFolder(path).open() as folder:
-        pool = RayPool(ray, ORDER, places(ray.nodes(), "cpu", 2, None), Baggage({}), folder, [TOY])
+        pool = RayPool(ray, ORDER, places(ray.nodes(), "cpu", most, None), Baggage({}), folder, [TOY], starts)
         schedule = Schedule.of(
             [remaining(piece, folder.results) for piece in pieces], folder.done, folder.attempts, attempts
         )
@@ -74,25 +83,25 @@ def test_workers_killed_fifty_times_lose_and_double_nothing(ray, tmp_path):
     gate = tmp_path / "gate"
     pieces = [Piece(id=f"toy {number}", subject="toy", items=(f"row-{number}",)) for number in range(120)]
     pieces += [Piece(id="the last", subject="gate", items=(str(gate),))]
-    draws, killed = random.Random(22), Counter()
+    draws, killed = random.Random(22), list[int]()
+    kinds = [0, 1] * (KILLS // 2)  # actors and processes
+    draws.shuffle(kinds)
 
     def kill():
-        while killed.total() < KILLS:
-            time.sleep(draws.uniform(0, 0.3))
-            which, pids = draws.choice([*zip(("actor", "process"), running(), strict=True)])
-            if pids:
-                try:
+        while len(killed) < KILLS:
+            time.sleep(draws.uniform(0, 0.2))
+            if pids := running()[kinds[len(killed)]]:
+                with suppress(ProcessLookupError):
                     os.kill(draws.choice(pids), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-                killed[which] += 1
+                    killed.append(kinds[len(killed)])
         gate.touch()
 
     killer = threading.Thread(target=kill, daemon=True)
-    schedule, ended = drive(ray, tmp_path / "run", pieces, attempts=KILLS + 1, begun=lambda _: killer.start())
+    schedule, ended = drive(
+        ray, tmp_path / "run", pieces, attempts=KILLS + 1, begun=lambda _: killer.start(), starts=KILLS + 1
+    )
     assert ended
-    assert (schedule.failed, killed.total()) == ({}, KILLS)
-    assert min(killed["actor"], killed["process"]) >= 10
+    assert (schedule.failed, len(killed)) == ({}, KILLS)
     events, results = read(tmp_path / "run")
     assert Counter(result.piece for result in results) == Counter(piece.id for piece in pieces)
     for result in results:
@@ -154,3 +163,30 @@ def test_ctrl_c_keeps_what_came_and_resume_does_the_rest(ray, tmp_path):
     assert len(results) == 3
     assert json.loads(results[-1].line) == {"piece": "long", "attempt": 2, "items": ["b", "c"]}
     assert [event.attempt for event in events if event.event == "started" and event.piece == "short"] == [1]
+
+
+def test_a_node_that_leaves_takes_no_piece_along(ray, nodes, tmp_path):
+    left, gate, path = nodes.add_node(num_cpus=2), tmp_path / "gate", tmp_path / "run"
+    nodes.wait_for_nodes()
+    pieces = [Piece(id=f"toy {number}", subject="gate", items=(str(gate),)) for number in range(8)]
+
+    def leave(_pool):
+        def when_all_work():
+            events = path / "events.jsonl"
+            while not events.exists() or events.read_text().count("started") < 4:
+                time.sleep(0.05)
+            nodes.remove_node(left, allow_graceful=False)
+            gate.touch()
+
+        threading.Thread(target=when_all_work, daemon=True).start()
+
+    schedule, ended = drive(ray, path, pieces, begun=leave, most=4)
+    assert ended
+    assert not schedule.failed
+    events, results = read(path)
+    assert Counter(result.piece for result in results) == Counter(piece.id for piece in pieces)
+    at = {what: {event.node for event in events if event.event == what} for what in ("joined", "lost", "retired")}
+    assert len(at["joined"]) == 2
+    assert len(at["lost"]) == 1
+    assert at["retired"] <= at["lost"]
+    assert {result.node for result in results if result.attempt == 2} == at["joined"] - at["lost"]

@@ -128,9 +128,10 @@ class RayPool:
         baggage: Baggage,
         folder: RunFolder,
         command: Sequence[str] = COMMAND,
+        starts: int = STARTS,
     ) -> None:
         self._ray, self._order, self._baggage, self._folder = ray, order, baggage, folder
-        self._command = list(command)
+        self._command, self._starts = list(command), starts
         # By value: a node has no kda of its own, and the checkout's is on no path before the actor has put it there.
         ray.cloudpickle.register_pickle_by_value(gpu_worker)
         self._seats = [_Seat(place) for place in seats]
@@ -229,10 +230,10 @@ class RayPool:
         if answer is None or answer.line is None:
             why = (answer.failed or answer.refused or why) if answer else why
             seat.failures += 1
-            if seat.failures < STARTS:
+            if seat.failures < self._starts:
                 self._start(seat)
             else:
-                self._retire(seat, f"{why} ({STARTS} times in a row)")
+                self._retire(seat, f"{why} ({self._starts} times in a row)")
             return
         facts = NodeFacts.model_validate_json(answer.line)
         known = self._accepted.setdefault(place.name, facts)
