@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record, samples
 from core.tools.tests import test_grid_records as grids
 from core.tools.tests import test_tune as sweeps
-from kda_judge.contract.errors import LedgerError, UsageError
+from kda_judge.contract.errors import ArmFailed, LedgerError, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Metric, Repeat
@@ -211,6 +211,9 @@ class FakePool:
     def alive(self) -> list[Worker]:
         return self.workers
 
+    def starting(self) -> list[str]:
+        return []
+
     def give(self, worker: Worker, question: Question) -> None:
         assert worker.name not in self.asked
         self.asked[worker.name] = question
@@ -248,6 +251,11 @@ def test_a_gpu_that_fails_costs_attempts_and_no_piece(tmp_path: Path) -> None:
         lost = [event for event in folder.events if event.event == "lost"]
         assert {(event.gpu, event.why) for event in lost} >= {("GPU-0", "died")}
         assert all(json.loads(one.line) == one.piece for one in folder.results)
+
+
+def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).open() as folder, pytest.raises(ArmFailed, match=r"3 pieces wait.*--resume"):
+        Driver(folder, FakePool([], None), ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
 
 
 # ---- workers that are not alike ---------------------------------------------------------------

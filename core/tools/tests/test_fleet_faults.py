@@ -176,6 +176,8 @@ def test_a_node_that_leaves_takes_no_piece_along(ray, nodes, tmp_path):
             while not events.exists() or events.read_text().count("started") < 4:
                 time.sleep(0.05)
             nodes.remove_node(left, allow_graceful=False)
+            while events.read_text().count('"event":"lost"') < 2:
+                time.sleep(0.05)
             gate.touch()
 
         threading.Thread(target=when_all_work, daemon=True).start()

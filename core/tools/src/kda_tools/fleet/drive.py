@@ -17,7 +17,7 @@ POLL_S = 0.5
 GRACE_S = 20.0
 """After Ctrl-C, for the pieces to hand over what they have; as nox gives a command."""
 ALONE_S = 120.0
-"""Without any worker, until the fleet gives up: a lost node may come back, a worker needs seconds to start."""
+"""With workers that do not come up and none else, until the fleet gives up."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Pool(Protocol):
 
     def alive(self) -> Sequence[Worker]:
         """Those, and the working ones."""
+
+    def starting(self) -> Sequence[str]:
+        """Names of those that have yet to come up."""
 
     def give(self, worker: Worker, question: Question) -> None:
         """Have it work."""
@@ -101,10 +104,10 @@ class Driver:
                 self.look(schedule)
                 if self.pool.alive():
                     last = time.monotonic()
-                elif time.monotonic() - last > ALONE_S:
+                elif not self.pool.starting() or time.monotonic() - last > ALONE_S:
                     raise ArmFailed(
-                        f"no worker is left, and none has come for {ALONE_S:.0f} s; {len(schedule.waiting)} pieces "
-                        f"wait: {self.folder.events_file} says what happened; go on by --resume {self.folder.path}"
+                        f"no worker is left, and {len(schedule.waiting)} pieces wait: {self.folder.events_file} says "
+                        f"what happened; go on by --resume {self.folder.path}"
                     )
         except KeyboardInterrupt:
             self._gather(schedule, since)

@@ -14,6 +14,7 @@ from kda_judge.contract.errors import MissingRequirement
 from kda_tools.fleet import gpu_worker
 from kda_tools.fleet.checkout import Baggage
 from kda_tools.fleet.drive import Came, Worker
+from kda_tools.fleet.node_facts import odd
 from kda_tools.fleet.pieces import Answer, Kind, NodeFacts, Order, Question
 from kda_tools.fleet.run_folder import RunFolder
 
@@ -136,6 +137,8 @@ class RayPool:
         ray.cloudpickle.register_pickle_by_value(gpu_worker)
         self._seats = [_Seat(place) for place in seats]
         self._accepted: dict[str, NodeFacts] = {}
+        self.driver: NodeFacts | None = None
+        """Once work has begun: what a worker that comes late has to be like, beside the others."""
         for seat in self._seats:
             self._start(seat)
 
@@ -239,6 +242,9 @@ class RayPool:
         known = self._accepted.setdefault(place.name, facts)
         if facts.model_copy(update={"uuid": known.uuid}) != known:  # of a node's GPUs it may be another one
             self._retire(seat, f"it came back as something else: {facts}, was {known}")
+            return
+        if self.driver is not None and (differs := odd(self._accepted, self.driver).get(place.name)):
+            self._retire(seat, differs)
             return
         seat.failures = 0
         seat.worker = Worker(place.name, place.node, place.slot, place.slots, facts)

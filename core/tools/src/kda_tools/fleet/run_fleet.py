@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kda_judge.contract.config import Pin
-from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_judge.contract.errors import ArmFailed, KdaError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.evidence.run_record import RunRecord, SharedHost
@@ -95,6 +95,7 @@ def _run(
     pool = ray_pool.RayPool(ray, order, seats, baggage, folder)
     here = _driver_facts(order)
     complete = True
+    error: KdaError | None = None
     try:
         _await_workers(pool, here)
         shared = _measured(pool, folder, order, wish.timeout_s) if not schedule.over else {}
@@ -106,13 +107,19 @@ def _run(
             complete = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look).run(schedule)
     except KeyboardInterrupt:
         complete = False
+    except ArmFailed as failed:  # the workers have gone; what came is kept all the same
+        error = failed
+    except (ray.exceptions.RayError, ConnectionError) as lost:
+        error = MissingRequirement(f"Ray answers no more: {lost}; go on by --resume {folder.path}")
     held = time.monotonic() - begin
     line = summary(folder.events[_session(folder) :], len(seats), held, order.kind)
     folder.note("ended", why=line)
     ended = Ended(folder, plan, schedule, not complete, line)
     if order.record:
         told = next((worker.facts for worker in pool.alive()), here)
-        ended.recorded = deliver(folder, plan, told, whole=complete)
+        ended.recorded = deliver(folder, plan, told, whole=complete and error is None)
+    if error is not None:
+        raise error
     return ended
 
 
@@ -256,6 +263,7 @@ def _await_workers(pool: ray_pool.RayPool, here: NodeFacts) -> None:
     workers = pool.alive()
     demand(workers, here.kind)
     refuse_odd({worker.name: worker.facts for worker in workers}, here)
+    pool.driver = here
 
 
 def _measured(pool: ray_pool.RayPool, folder: RunFolder, order: Order, timeout_s: float) -> dict[str, SharedHost]:
