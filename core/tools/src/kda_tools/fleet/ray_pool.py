@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,9 +181,10 @@ class RayPool:
         return [seat.place.name for seat in self._seats if seat.worker is None]
 
     def close(self) -> None:
-        """End all workers, and wait until they are gone."""
+        """End all workers."""
         for seat in self._seats:
-            self._ray.kill(seat.actor)
+            with suppress(self._ray.exceptions.RayError, ConnectionError, RuntimeError):  # it may have gone itself
+                self._ray.kill(seat.actor)
         self._seats.clear()
 
     def _seat(self, worker: Worker) -> _Seat:

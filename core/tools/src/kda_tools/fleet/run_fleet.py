@@ -111,12 +111,14 @@ def _run(
         error = failed
     except (ray.exceptions.RayError, ConnectionError) as lost:
         error = MissingRequirement(f"Ray answers no more: {lost}; go on by --resume {folder.path}")
+    finally:
+        told = next((worker.facts for worker in pool.alive()), here)
+        pool.close()  # on a cluster that goes on, too
     held = time.monotonic() - begin
     line = summary(folder.events[_session(folder) :], len(seats), held, order.kind)
     folder.note("ended", why=line)
     ended = Ended(folder, plan, schedule, not complete, line)
     if order.record:
-        told = next((worker.facts for worker in pool.alive()), here)
         ended.recorded = deliver(folder, plan, told, whole=complete and error is None)
     if error is not None:
         raise error
