@@ -40,7 +40,6 @@ class Plan:
 
     model: str
     release: str
-    command: str
     arm: Literal["upstream", "solution", "portable"] = "solution"
     layers: int | None = None
     """None: all of them on a GPU, two without one."""
@@ -51,6 +50,7 @@ class Plan:
     modes: tuple[str, ...] = MODES
     offline: bool = False
     allow_busy: bool = False
+    command: str = ""
 
 
 def run(plan: Plan, known: KnownModels, folder: Path) -> StepRecord:
