@@ -82,7 +82,7 @@ def run(wish: Wish) -> Ended:
             seats = ray_pool.places(nodes, kind, wish.most, wish.per_node)
             demand(seats, kind)
             plan = _resumed(folder, plan, kind) if plan else _planned(folder, wish, kind, len(seats))
-            say(f"{len(plan.pieces)} pieces for {len(seats)} workers; events and results: {folder.path}")
+            say(f"pieces: {len(plan.pieces)}, workers: {len(seats)}; events and results: {folder.path}")
             return _run(ray, folder, plan, seats, baggage, wish)
 
 
