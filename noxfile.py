@@ -26,12 +26,10 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 ROOT = Path(__file__).resolve().parent
 CORE = [ROOT / "core" / name for name in ("runtime", "judge", "tools")]
 """The packages, each after those that it depends on."""
-EXTRAS = {"runtime": ("torch", "cutedsl"), "judge": ("torch", "upstream"), "tools": ("llm", "plots", "site", "models")}
-EXTRAS = {"runtime": ("torch", "cutedsl"), "judge": ("torch", "upstream"), "tools": ("plots", "site", "models", "fleet")}
 EXTRAS = {
     "runtime": ("torch", "cutedsl"),
     "judge": ("torch", "upstream"),
-    "tools": ("fleet", "models", "plots", "site"),
+    "tools": ("fleet", "llm", "models", "plots", "site"),
 }
 """What of them the shared environment has."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
