@@ -168,12 +168,14 @@ def publish(
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
     from kda_tools.models import page
+    from kda_tools.models import page, readme_block
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
     from kda_tools.publish.generate import publish as generate
 
-    changed = generate(all_tasks(), check=check)
-    if (models := find_folder()) is not None:
+    models = find_folder()
+    changed = generate(all_tasks(), check=check, readme_blocks=readme_block.block(models) if models else {})
+    if models is not None:
         changed += page.publish(models, check=check)
     if (llms := known_llms.find_folder()) is not None:
         changed += llm_page.publish(llms, check=check)

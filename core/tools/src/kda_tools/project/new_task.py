@@ -20,7 +20,10 @@ IGNORED = shutil.ignore_patterns(
     *(
         "*.jsonl",
         "results.md",
+        "rows.csv",
+        "rows.json",
         "tuning.md",
+        "tuning.csv",
         "grid.md",
         "profile.md",
         "sanitize.md",

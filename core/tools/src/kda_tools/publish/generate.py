@@ -12,9 +12,11 @@ from kda_tools.publish import family_map
 from kda_tools.publish import grid_page as grid_digest
 from kda_tools.publish import profile_page as profile_digest
 from kda_tools.publish import sanitize_page as sanitize_digest
-from kda_tools.publish.plots import FOLDER, plots
+from kda_tools.publish.plots import FOLDER, OVERVIEW, overview_svg, plots
 from kda_tools.publish.report import COMMAND, HEADER, published, shown_ids
-from kda_tools.publish.tables import Ledgers, replace_block, results_md, top_table_md
+from kda_tools.publish.results_page import results_md
+from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME, rows_csv, rows_json
+from kda_tools.publish.tables import Ledgers, replace_block, top_table_md
 from kda_tools.publish.task_claims import problems
 from kda_tools.publish.task_notes import foreign_lines, foreign_records
 
@@ -26,12 +28,15 @@ DIGESTS = {
 """Pages that only a task with such a record has."""
 
 
-def publish(tasks: Sequence[Task], check: bool, draw: bool = True) -> list[str]:
+def publish(
+    tasks: Sequence[Task], check: bool, draw: bool = True, readme_blocks: Mapping[str, str] | None = None
+) -> list[str]:
     """Write every generated file of `tasks`, the README's table and the families' maps; returns what changed.
 
     With `check` nothing is written, and each file that differs is returned with its first differing line. That the
     ledger's numbers follow from its samples is checked before writing; `validate` checks it for every run by itself.
-    Without `draw` the plots are left as they are and not compared.
+    Without `draw` the plots are left as they are and not compared. `readme_blocks` are generated blocks of the README
+    that others make; without one it is left as it is.
 
     Raises:
         LedgerError: a ledger is broken or holds lines of two tasks, or the run to publish claims what cannot be true.
@@ -44,7 +49,7 @@ def publish(tasks: Sequence[Task], check: bool, draw: bool = True) -> list[str]:
     if not check:
         for task, records in ledgers:
             _demand_true_numbers(task, records)
-    wanted = dict(_contents(ledgers, draw))
+    wanted = dict(_contents(ledgers, draw, readme_blocks or {}))
     found = []
     for path, content in wanted.items():
         old = path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else None
@@ -68,12 +73,15 @@ def _demand_true_numbers(task: Task, records: Sequence[RunRecord]) -> None:
             raise LedgerError(f"{task.ledger}: run {record.run_id}: {'; '.join(wrong[:3])} ({len(wrong)} in all)")
 
 
-def _contents(ledgers: Ledgers, draw: bool) -> Iterable[tuple[Path, str]]:
+def _contents(ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
     for task, records in ledgers:
         if foreign_records(task):
             continue  # a copy of a folder: its pages are its source's, until its records are gone
         docs = task.path / "docs"
         yield docs / "results.md", results_md(task, records)
+        if latest := published(task, records):
+            yield docs / CSV_NAME, rows_csv(task, latest)
+            yield docs / JSON_NAME, rows_json(task, latest)
         yield docs / "baseline_source.md", _baseline_source(task)
         for name, digest in DIGESTS.items():
             if (text := digest(task)) is not None:
@@ -87,7 +95,10 @@ def _contents(ledgers: Ledgers, draw: bool) -> Iterable[tuple[Path, str]]:
         readme = root / "README.md"
         if not readme.is_file():
             raise UsageError(f"{readme}: file not found; it holds the table of all tasks")
-        yield readme, _filled(readme, {"results": top_table_md(everything)})
+        yield readme, _filled(readme, {"results": top_table_md(everything), **readme_blocks})
+        runs = [(task, run) for task, records in everything for run in published(task, records).values()]
+        if runs and draw:
+            yield root / OVERVIEW, overview_svg(runs)
         for name, members in groupby(everything, key=lambda pair: pair[0].family):
             if (page := root / name / "README.md").is_file():
                 yield page, _filled(page, family_map.blocks(list(members)))

@@ -18,26 +18,37 @@ and the kind of GPU are the same. A row agrees when no run of that state found a
 ended well. An opponent that is outside the tolerance or refuses fails rows of production only. `kda validate {op}
 --record --rest` checks the rows that are not checked yet.
 """
+ELSEWHERE = "Every run: [grid.jsonl](grid.jsonl), and as a table on this page of the site (`kda site`).\n"
 
 
 def digest_md(task: Task) -> str | None:
-    """The whole text of `docs/grid.md`; None for a task without a run.
+    """The whole text of `docs/grid.md`, what agrees and what does not; None for a task without a run.
 
     Raises:
         LedgerError: `docs/grid.jsonl` holds a line that is no such run.
     """
+    return _page(task, whole=False)
+
+
+def full_md(task: Task) -> str | None:
+    """The same with a table of every run: the site's page. Raises as `digest_md`."""
+    return _page(task, whole=True)
+
+
+def _page(task: Task, whole: bool) -> str | None:
     records = runs(task)
     if not records:
         return None
     since = {record.run_id: changed(task, record.provenance) for record in records}
-    parts = [f"{HEADER}\n# Regression grid of {task.folder}\n", INTRODUCTION.format(op=task.op)]
+    parts = [f"{HEADER}\n# Regression grid of {task.folder}\n"]
     states = sorted(join(records), key=lambda one: one.state.gpu)  # in the order of their latest runs for each GPU
     for gpu, several in groupby(states, lambda one: one.state.gpu):
         newest_first = list(several)[::-1]
         shown = next((one for one in newest_first if not since[one.records[-1].run_id]), newest_first[0])
         parts.append(f"## {gpu}\n\n{headline(shown)}{_since(since[shown.records[-1].run_id])}.\n")
         parts += [part for part in (_failures(shown.failures), _opponents(shown), _worst(shown)) if part]
-    return "\n".join([*parts, _runs(records, since)])
+    parts.append(f"## What was checked\n\n{INTRODUCTION.format(op=task.op)}")
+    return "\n".join([*parts, _runs(records, since) if whole else ELSEWHERE])
 
 
 def headline(coverage: Coverage) -> str:

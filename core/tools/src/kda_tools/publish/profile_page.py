@@ -9,7 +9,7 @@ from kda_judge.contract.errors import LedgerError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.record_log import read
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord, log
-from kda_tools.publish.report import HEADER
+from kda_tools.publish.report import HEADER, SUBJECT
 from kda_tools.publish.staleness import described, is_outdated
 from kda_tools.publish.task_claims import facts_of, knows
 
@@ -57,26 +57,76 @@ passes left them, clocks as they were.
 """
 
 
+HELD = {
+    "memory": "memory throughput",
+    "compute": "arithmetic",
+    "size": "too few blocks to fill the GPU",
+    "latency": "waiting, with no unit busy",
+}
+"""What each word of the rule means."""
+CONCLUSIONS = """What holds the kernels of each profiled row, by Nsight Compute on one call of each arm. Durations are
+ncu's, with caches as its passes left them: they explain a result and are none. All numbers are in
+[profile.jsonl](profile.jsonl) and, as tables, on this page of the site (`kda site`).
+"""
+
+
 def digest_md(task: Task) -> str | None:
-    """The whole text of `docs/profile.md`; None for a task without a profile.
+    """The whole text of `docs/profile.md`, what follows from the profiles; None for a task without one.
 
     Raises:
         LedgerError: `docs/profile.jsonl` holds a line that is no profile.
     """
+    latest = _latest(task)
+    return f"{_title(task)}{_conclusions(task, latest)}" if latest else None
+
+
+def full_md(task: Task) -> str | None:
+    """The same, and below it every number: the site's page. Raises as `digest_md`."""
+    latest = _latest(task)
+    if not latest:
+        return None
+    sections = [section_md(record, is_outdated(task, record.provenance)) for record in latest]
+    first = f"{_title(task)}{_conclusions(task, latest)}\n## How to read the tables\n\n{INTRODUCTION}"
+    return "\n".join([first, *sections])
+
+
+def _title(task: Task) -> str:
+    return f"{HEADER}\n# Profiles of {task.folder}\n\n"
+
+
+def _latest(task: Task) -> list[ProfileRecord]:
+    """The latest profile of every row, in the order of the task's rows."""
     latest = {record.row: record for record in read(log(task), ProfileRecord)}
     for record in latest.values():
         claimed = {"op": record.op, "limit.bytes_moved": record.bytes_moved}
         if knows(task, record.provenance) and not claimed.items() <= (facts := facts_of(task, record.row)).items():
             expected = {key: facts.get(key) for key in claimed}
             raise LedgerError(f"{log(task)}: run {record.run_id}: row {record.row}: expected {expected}, got {claimed}")
-    if not latest:
-        return None
     order = {row.id: place for place, row in enumerate(task.workloads)}
-    sections = [
-        section_md(record, is_outdated(task, record.provenance))
-        for record in sorted(latest.values(), key=lambda record: order.get(record.row, len(order)))
-    ]
-    return "\n".join([f"{HEADER}\n# Profiles of {task.folder}\n\n{INTRODUCTION}", *sections])
+    return sorted(latest.values(), key=lambda record: order.get(record.row, len(order)))
+
+
+def _conclusions(task: Task, latest: Sequence[ProfileRecord]) -> str:
+    """How often each thing holds the solution, then a line for each row."""
+    kinds: dict[str, int] = {}
+    for record in latest:
+        for arm, kernels in record.arms.items():
+            if arm == SUBJECT:
+                kind = bound(kernels).partition(",")[0].partition(":")[0]
+                kinds[kind] = kinds.get(kind, 0) + 1
+    counted = ", ".join(f"{HELD.get(kind, kind)} on {count}" for kind, count in kinds.items())
+    arms = list(dict.fromkeys(arm for record in latest for arm in record.arms))
+    head = ["row", *(f"what limits {arm}" for arm in arms), *(f"{arm} us" for arm in arms), "profiled"]
+    lines = []
+    for record in latest:
+        found = [record.arms.get(arm, ()) for arm in arms]
+        held = [bound(one) if one else NONE for one in found]
+        times = [_round(_sum(one, "duration_us"), 2) if one else NONE for one in found]
+        since = ", the solution has changed since" if is_outdated(task, record.provenance) else ""
+        lines.append([record.row, *held, *times, f"{record.utc[:10]}{since}"])
+    rows = f"{len(latest)} profiled row{'s'[: len(latest) != 1]}"
+    conclusion = f"**Of {rows}, what limits the solution: {counted or 'nothing that ncu names'}.**"
+    return f"{conclusion}\n\n{CONCLUSIONS}\n{_table(head, lines)}"
 
 
 def section_md(record: ProfileRecord, outdated: bool = False) -> str:

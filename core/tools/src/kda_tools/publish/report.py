@@ -116,6 +116,14 @@ def speedup(of: RowResult | Headline | None, basis: Basis, arm: str) -> Interval
     return of.speedup.get(basis, {}).get(arm) if of else None
 
 
+def row_ratio(record: RunRecord, row: RowResult, basis: Basis, arm: str) -> float | None:
+    """A row's speedup: the estimate of its interval, or the ratio of medians where the record has no interval."""
+    if found := speedup(row, basis, arm):
+        return found.estimate
+    own, other = (median(row, name, basis.metric) for name in (basis.arm(record.settings.subject), arm))
+    return other / own if own and other else None
+
+
 def bases(record: RunRecord) -> list[Basis]:
     """Those that the run measured, the deciding one first."""
     found = record.headline.speedup if record.headline else {}
@@ -144,29 +152,28 @@ def passed_limit(record: RunRecord) -> str | None:
     return f"attained {interval(attained)}: the interval lies above {LEAST_LIMIT:g}, so the limit is none"
 
 
-def slower(record: RunRecord) -> str:
-    """The rows on which the subject is slower than an opponent, in a sentence.
+Slower = list[tuple[str, str]]
+"""Row and opponent."""
 
-    By what decides, the whole interval below 1; and on the device by medians and more than repeats differ by.
+
+def slower_rows(record: RunRecord) -> tuple[Slower, Slower]:
+    """The rows on which the subject is slower than an opponent, each with that opponent, in two lists.
+
+    First by what decides the verdict, the whole interval below 1; then on the device by medians and by more than
+    repeats differ.
     """
     decides = record.settings.decides
-    found = [
-        f"{row.id} ({arm})"
-        for row in record.rows
-        for arm, value in row.speedup.get(decides, {}).items()
-        if value.high < 1
+    by_verdict = [
+        (row.id, arm) for row in record.rows for arm, value in row.speedup.get(decides, {}).items() if value.high < 1
     ]
-    device = []
+    by_device = []
     for row in record.rows:
         own = median(row, record.settings.subject, Metric.DEVICE)
         for arm in record.settings.against:
             other = median(row, arm, Metric.DEVICE)
             if own is not None and other is not None and own > other * (1 + MARGIN):
-                device.append(f"{row.id} ({arm})")
-    return (
-        f"Rows slower than {' or '.join(record.settings.against)} by {WORDS[decides]}: {', '.join(found) or 'none'}; "
-        f"by the device's medians and more than {MARGIN:.0%}: {', '.join(device) or 'none'}."
-    )
+                by_device.append((row.id, arm))
+    return by_verdict, by_device
 
 
 def shown_ids(latest: Mapping[str, RunRecord]) -> set[str]:

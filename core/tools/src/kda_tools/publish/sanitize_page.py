@@ -8,6 +8,8 @@ from kda_tools.lab.sanitize.sanitize_record import SanitizeRecord, Tool, ToolRun
 from kda_tools.publish.report import HEADER
 from kda_tools.publish.staleness import described, is_outdated
 
+Latest = dict[str, dict[Tool, tuple[SanitizeRecord, ToolRun]]]
+"""Row -> tool -> its latest run there."""
 INTRODUCTION = """Rows under compute-sanitizer, each called three times: once to compile and plan, once from the
 plan, once from the plan with other tensors. Every tensor is an allocation of its own. memcheck looks for accesses
 outside an allocation, racecheck for hazards in shared memory (not in global memory). A row that is not here was not
@@ -15,21 +17,37 @@ checked.
 """
 
 
+ELSEWHERE = "Every row and report: [sanitize.jsonl](sanitize.jsonl), and this page of the site (`kda site`).\n"
+
+
 def digest_md(task: Task) -> str | None:
-    """The whole text of `docs/sanitize.md`; None for a task without a run.
+    """The whole text of `docs/sanitize.md`, what each tool found; None for a task without a run.
 
     Raises:
         LedgerError: `docs/sanitize.jsonl` holds a line that is no such run.
     """
+    return _page(task, whole=False)
+
+
+def full_md(task: Task) -> str | None:
+    """The same with every row and every report: the site's page. Raises as `digest_md`."""
+    return _page(task, whole=True)
+
+
+def _page(task: Task, whole: bool) -> str | None:
     records = read(log(task), SanitizeRecord)
     if not records:
         return None
-    latest: dict[str, dict[Tool, tuple[SanitizeRecord, ToolRun]]] = {}
+    latest: Latest = {}
     for record in records:
         for run in record.runs:
             for row in record.rows:
                 latest.setdefault(row.id, {})[run.tool] = (record, run)
     tools = [tool for tool in Tool if any(tool in found for found in latest.values())]
+    head = f"{HEADER}\n# Memory checks of {task.folder}\n"
+    summary = "".join(_summary(task, tool, latest) for tool in tools)
+    if not whole:
+        return f"{head}\n{summary}\n{INTRODUCTION}\n{ELSEWHERE}"
     lines = [f"| row | op | why | {' | '.join(tool.value for tool in tools)} |\n", "|---" * (3 + len(tools)) + "|\n"]
     for row_id, found in latest.items():
         newest = max((record for record, _ in found.values()), key=lambda record: record.utc)
@@ -38,9 +56,21 @@ def digest_md(task: Task) -> str | None:
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     shown = {record.run_id: record for found in latest.values() for record, _ in found.values()}
     runs = [_run_md(record, is_outdated(task, record.provenance)) for record in shown.values()]
-    return "\n".join(
-        [f"{HEADER}\n# Memory checks of {task.folder}\n", INTRODUCTION, "".join(lines), "## Runs\n", *runs]
-    )
+    return "\n".join([head, summary, INTRODUCTION, "".join(lines), "## Runs\n", *runs])
+
+
+def _summary(task: Task, tool: Tool, latest: Latest) -> str:
+    """What one tool found in the latest check of every row, in a line."""
+    checked = {row: found[tool] for row, found in latest.items() if tool in found}
+    wrong = [f"`{row}`" for row, (_, run) in checked.items() if any(one.row == row for one in run.findings)]
+    together = [run for _, run in checked.values() if run.errors and not run.findings]
+    found = f"errors on {', '.join(wrong)}" if wrong else "errors in all rows together" if together else "no error"
+    records = {record.run_id: record for record, _ in checked.values()}.values()
+    gpus = ", ".join(dict.fromkeys(record.gpu.name for record in records))
+    days = " and ".join(sorted({record.utc[:10] for record in records}))
+    outdated = any(is_outdated(task, record.provenance) for record in records)
+    since = "; **the solution has changed since**" if outdated else ""
+    return f"- **{tool.value}: {found}** in {_count(len(checked), 'row')}, {gpus}, {days}{since}\n"
 
 
 def findings_text(record: SanitizeRecord) -> str:

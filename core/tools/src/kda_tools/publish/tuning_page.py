@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from kda_judge.contract.errors import UsageError
 from kda_tools.lab.tune.choose_lines import Decided, Scored, decide, label, latest, over_copy, spread
 from kda_tools.lab.tune.sweep import log, recorded, replace_text
 from kda_tools.publish.report import line, microseconds, ratio
+from kda_tools.publish.tables import folded
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -20,10 +23,11 @@ if TYPE_CHECKING:
 
 INTRODUCTION = """Device time of every candidate on every row, microseconds per call: a CUDA graph of calls, replayed,
 the median over the rounds. `copy` is a streaming copy of as many bytes as the row moves. These times choose the lines
-of [`tuned.toml`](../solution/tuned.toml) and are no results, which are in [results.md](results.md). All of them are in
-[tuning.jsonl](tuning.jsonl). Where a sweep took wall times too, `paid` is what decides: the device's time, or what such
-a call takes the host where that is longer.
+of [`tuned.toml`](../solution/tuned.toml) and are no results, which are in [results.md](results.md). Every row is in
+[tuning.csv](tuning.csv), every candidate in [tuning.jsonl](tuning.jsonl). Where a sweep took wall times too, `paid` is
+what decides: the device's time, or what such a call takes the host where that is longer.
 """
+DEFAULTS = "defaults"
 CHOICES = """What another choice costs: geometric mean, over the line's rows, of its device time over the chosen one's,
 and in parentheses the least and the most of a row. `alone`: nothing else is changed. `at best`: the best candidate with
 that choice, whatever else it has.
@@ -37,20 +41,55 @@ def page(task: Task) -> Path:
     return task.path / "docs" / "tuning.md"
 
 
+def table(task: Task) -> Path:
+    """What was chosen on every row, to download."""
+    return task.path / "docs" / "tuning.csv"
+
+
 def write_page(task: Task, sweeps: Sequence[Sweep[Any]]) -> bool:
-    """Write the page of the log, once there is one; False when it is unchanged."""
-    text = digest_md(task, sweeps, recorded(task))
-    return text is not None and replace_text(page(task), text)
+    """Write the page and the table of the log, once there is one; False when both are unchanged."""
+    written = [replace_text(path, text) for path, text in contents(task, sweeps).items() if text is not None]
+    return any(written)
 
 
 def page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
-    """What is wrong with the page, as lines: at most one."""
-    path, wanted = page(task), digest_md(task, sweeps, recorded(task))
-    if wanted is None:
-        return [f"{path}: no sweep is recorded that it follows from"] if path.exists() else []
-    if path.is_file() and path.read_text(encoding="utf-8") == wanted:
-        return []
-    return [f"{path}: not what {log(task)} gives; run `kda tune {task.op} --derive`"]
+    """What is wrong with the page and the table, as lines: at most one each."""
+    found = []
+    for path, wanted in contents(task, sweeps).items():
+        if wanted is None:
+            found += [f"{path}: no sweep is recorded that it follows from"] if path.exists() else []
+        elif not path.is_file() or path.read_text(encoding="utf-8") != wanted:
+            found.append(f"{path}: not what {log(task)} gives; run `kda tune {task.op} --derive`")
+    return found
+
+
+def contents(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[Path, str | None]:
+    """What the page and the table have to hold; None for one that there is not."""
+    records = recorded(task)
+    return {page(task): digest_md(task, sweeps, records), table(task): rows_csv(sweeps, records)}
+
+
+def rows_csv(sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> str | None:
+    """Every row of the sweeps in use: the copy, the chosen configuration and the fastest; None without a sweep."""
+    lines: list[dict[str, Any]] = []
+    for sweep in sweeps:
+        for record, measured in latest(sweep.table.name, records).values():
+            try:
+                decided = decide(sweep, record, measured)
+            except UsageError:  # the page says so
+                continue
+            for number, one in enumerate(decided, start=1):
+                lines += [
+                    {"table": sweep.table.name, "gpu": record.device, "sweep": record.utc, "line": number, **cells}
+                    for cells in _times(one)
+                ]
+    if not lines:
+        return None
+    out = StringIO()
+    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
 
 
 def digest_md(task: Task, sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> str | None:
@@ -80,27 +119,20 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
     lines.append("|---" * 7 + "|\n")
     paid = ["paid"] * any(row.walls is not None for row in table.rows)
     choices = [line("line", "instead", "alone", "at best", *paid, "which is"), "|---" * (5 + len(paid)) + "|\n"]
-    times = [line("row", "line", "MB", "copy", "chosen", "over the copy", *paid, "fastest", "which is")]
-    times.append("|---" * (8 + len(paid)) + "|\n")
     for number, one in enumerate(decide(sweep, record, table), start=1):
         at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
         copy = over_copy(one.chosen, one.rows)
         own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
         lines.append(line(*own, ratio(one.chosen.score), ratio(copy), f"{spread(one.scored):.1%}"))
         choices += _choices(number, one.chosen, one.scored, bool(paid))
-        times += _times(number, one, bool(paid))
     versions = ", ".join(f"{name} {record.versions[name]}" for name in VERSIONS if name in record.versions)
     where = (
         f"{len(table.candidates)} candidates, each on those of {len(table.rows)} rows where it applies, "
         f"{record.rounds} rounds; sweep of {record.utc}, commit `{record.commit[:10]}`, {versions}."
     )
     wrong = _wrong(table)
-    return "\n".join(
-        [f"{where}\n", "".join(lines)]
-        + ["### Other choices\n", CHOICES, "".join(choices)]
-        + ["### Rows\n", "".join(times)]
-        + ([wrong] if wrong else [])
-    )
+    others = folded("What other choices cost", f"{CHOICES}\n{''.join(choices)}")
+    return "\n".join([f"{where}\n", "".join(lines)] + ([wrong] if wrong else []) + [others])
 
 
 def _choices(number: int, chosen: Scored, scored: Sequence[Scored], paid: bool) -> Iterable[str]:
@@ -123,23 +155,23 @@ def _choices(number: int, chosen: Scored, scored: Sequence[Scored], paid: bool) 
             )
 
 
-def _times(number: int, decided: Decided, paid: bool) -> Iterable[str]:
+def _times(decided: Decided) -> Iterable[dict[str, Any]]:
     """One line for every row."""
     chosen = decided.chosen
     for place, row in enumerate(decided.rows):
         fastest = min(decided.scored, key=lambda one: one.times[place])
         best = chosen if fastest.times[place] == chosen.times[place] else fastest
-        yield line(
-            row.row,
-            str(number),
-            f"{row.bytes_moved / 1e6:.2f}",
-            microseconds(row.copy_us),
-            microseconds(chosen.times[place]),
-            ratio(chosen.times[place] / row.copy_us),
-            *[microseconds(chosen.paid[place])] * paid,
-            microseconds(best.times[place]),
-            "chosen" if best is chosen else _code(best.config),
-        )
+        yield {
+            "row": row.row,
+            "bytes_moved": row.bytes_moved,
+            "copy_us": microseconds(row.copy_us),
+            "chosen": label(chosen.config) or DEFAULTS,
+            "chosen_us": microseconds(chosen.times[place]),
+            "chosen_over_copy": ratio(chosen.times[place] / row.copy_us),
+            "paid_us": microseconds(chosen.paid[place]),
+            "fastest": label(best.config) or DEFAULTS,
+            "fastest_us": microseconds(best.times[place]),
+        }
 
 
 def _wrong(table: TableTimes) -> str:
@@ -172,7 +204,7 @@ def _history(records: Sequence[SweepRecord], used: set[str]) -> str:
 
 def _code(config: Any) -> str:
     """A configuration by what departs from the defaults."""
-    return f"`{label(config)}`" if label(config) else "defaults"
+    return f"`{label(config)}`" if label(config) else DEFAULTS
 
 
 def _over(one: Scored, chosen: Scored) -> list[float]:

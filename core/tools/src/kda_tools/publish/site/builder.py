@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from kda_judge.contract.errors import KdaError, MissingRequirement, UsageError
-from kda_judge.contract.tasks import checkout_root, find_tasks
+from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence.ledger import read
-from kda_tools.publish.plots import COLOURS
+from kda_tools.publish import grid_page, profile_page, report, sanitize_page
+from kda_tools.publish.figures import COLOURS
 from kda_tools.publish.plots import missing as missing_matplotlib
-from kda_tools.publish.site import pages
+from kda_tools.publish.site import overview_pages
+from kda_tools.publish.site.frames import write_row_pages
+from kda_tools.publish.site.html_tables import WIDE, raw
+from kda_tools.publish.site.row_pages import folder_of, row_pages
+from kda_tools.publish.site.sweep_table import sweep_table
+from kda_tools.publish.site.task_page import task_page
 from kda_tools.publish.tables import Ledgers, replace_block
 from kda_tools.publish.task_notes import LINK
 
@@ -25,9 +31,17 @@ START, INDEX = Path("README.md"), Path("index.md")
 GUIDES = ("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
 LLMS = "llm/docs/*.md"
 """The generated pages of language models."""
+ROWS = Path("rows.md")
+"""The page of every row."""
 RESULTS = Path("docs/results.md")
 """In a task's folder: the site has the task's page in its place."""
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```$", re.DOTALL | re.MULTILINE)
+FULL = {"grid.md": grid_page.full_md, "profile.md": profile_page.full_md, "sanitize.md": sanitize_page.full_md}
+"""Documents of a task of which the site has all, the repository the conclusion."""
+SWEEPS = "tuning.md"
+STEPS = Path("diffusion/models/docs/steps.md")
+NO_STEPS = "No step of a model is recorded on a GPU yet; `kda model step MODEL --record` adds the first."
+STATIC = Path(__file__).parent / "static"
 SETTINGS: dict[str, Any] = {
     "project": NAME,
     "html_title": NAME,
@@ -38,6 +52,7 @@ SETTINGS: dict[str, Any] = {
     "html_static_path": ["_static"],
     "html_css_files": ["colours.css", "kda.css"],
     "html_js_files": ["kda.js"],
+    "html_search_scorer": str(STATIC / "scorer.js"),
     "html_copy_source": False,
     "html_show_sphinx": False,
     "html_show_copyright": False,
@@ -72,11 +87,15 @@ def build(out: Path) -> int:
         staged = _staged(root, ledgers)
         _write(root, source, staged)
         _sphinx(source, html, Path(scratch) / "doctrees")
+        rows = 0
+        for task, records in ledgers:
+            drawn = row_pages(task, records, report.published(task, records))
+            rows += write_row_pages(html / folder_of(task), drawn)
         (html / ".nojekyll").touch()  # GitHub Pages would leave out folders that begin with an underscore
         shutil.rmtree(out, ignore_errors=True)
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(html, out)
-    return len(staged)
+    return len(staged) + rows
 
 
 def _staged(root: Path, ledgers: Ledgers) -> Pages:
@@ -92,18 +111,34 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
             folder = task.path.relative_to(root)
             own = [path.relative_to(root) for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md")))]
             children = [path for path in own if path != folder / RESULTS and (root / path).is_file()]
-            staged |= {path: _text(root / path) for path in children}
-            staged[folder / RESULTS] = pages.task_page(task, records) + _contents("", children)
+            staged |= {path: _document(task, root / path) for path in children}
+            staged[folder / RESULTS] = task_page(task, records) + _contents("", children)
             places.append(folder / RESULTS)
         page = Path(family) / START
         if (root / page).is_file():
-            text = replace_block(_text(root / page), "tasks", pages.headlines(members, family))
-            staged[page], places = pages.WIDE + text + _contents("", places), [page]
+            text = replace_block(_text(root / page), "tasks", overview_pages.headlines(members, family))
+            staged[page], places = WIDE + text + _contents("", places), [page]
         shelves[family.capitalize()] = places
     start = replace_block(_text(root / START), "results", pages.headlines(ledgers, ""))
     for caption, places in {**shelves, "Language models": llms, "Guides": guides}.items():
+    steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
+    if (root / STEPS).is_file():
+        staged[STEPS] = _text(root / STEPS)
+    models = {Path("models") / f"{name}.md": text for name, text in overview_pages.model_pages(ledgers, steps).items()}
+    staged |= {**models, ROWS: overview_pages.rows_page(ledgers)}
+    start = replace_block(_text(root / START), "results", overview_pages.landing(ledgers))
+    shelves = {"Results": [ROWS], **shelves, "Models": [*models, *[STEPS] * (STEPS in staged)], "Guides": guides}
+    for caption, places in shelves.items():
         start += _contents(caption, places)
-    return {INDEX: pages.WIDE + start, **staged}
+    return {INDEX: WIDE + start, **staged}
+
+
+def _document(task: Task, path: Path) -> str:
+    """A document of a task: whole where the repository has its conclusion alone."""
+    if path.name == SWEEPS:
+        return WIDE + _text(path) + sweep_table(path.with_suffix(".csv"))
+    full = FULL[path.name](task) if path.name in FULL else None
+    return WIDE + full if full else _text(path)
 
 
 def _text(path: Path) -> str:
@@ -136,7 +171,7 @@ def _write(root: Path, source: Path, staged: Pages) -> None:
         (source / place).parent.mkdir(parents=True, exist_ok=True)
         (source / place).write_text(MERMAID.sub(_diagram, LINK.sub(linked, text)), encoding="utf-8")
     static = source / "_static"
-    shutil.copytree(Path(__file__).parent / "static", static)
+    shutil.copytree(STATIC, static)
     (static / "colours.css").write_text(_colours(), encoding="utf-8")
 
 
@@ -145,7 +180,7 @@ def _diagram(match: re.Match[str]) -> str:
     import mmdr
 
     svg = mmdr.render('%%{init: {"theme": "neutral"}}%%\n' + match["source"]).svg()
-    return pages.raw(f'<figure class="kda-diagram">{svg}</figure>')
+    return raw(f'<figure class="kda-diagram">{svg}</figure>')
 
 
 def _colours() -> str:

@@ -1,0 +1,154 @@
+"""How plots look: one SVG figure with the reader's light or dark colours, the same bytes from the same numbers.
+
+matplotlib draws with placeholder colours, which become CSS variables that follow `prefers-color-scheme`; text stays
+text. Nothing depends on the width of a text, on a user's matplotlibrc, or on the clock.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from kda_judge.evidence.run_record import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, LEAST = 6.0, 3.5
+"""Inches: of a figure whose names are short, and of the axes beside long ones; `ROW` and `LETTER` are what a row and a
+letter of its name take."""
+ROW, LETTER, MARGIN, TOP, BOTTOM = 0.24, 0.078, 0.25, 0.5, 0.55
+TEXT, MUTED, GRID, BLUE, ORANGE, GREEN = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05", "#0a0b06"
+"""Placeholders that no drawing library chooses by itself."""
+COLOURS = {
+    TEXT: ("text", "#1f2328", "#e6edf3"),
+    MUTED: ("muted", "#59636e", "#9198a1"),
+    GRID: ("grid", "#d1d9e0", "#3d444d"),
+    BLUE: ("blue", "#0550ae", "#6cb6ff"),
+    ORANGE: ("orange", "#bc4c00", "#f69d50"),
+    GREEN: ("green", "#1a7f37", "#57ab5a"),
+}
+"""Placeholder -> name of the CSS variable, its light and its dark value."""
+CLASS = "kda-plot"
+STYLE = {
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": TEXT,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": TEXT,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "figure.facecolor": "none",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.labelcolor": TEXT,
+    "svg.fonttype": "none",
+    "text.color": TEXT,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": TEXT,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": TEXT,
+}
+
+
+def whiskers(
+    axes: "Axes",
+    values: Sequence[Interval],
+    places: Sequence[float],
+    colour: str,
+    marker: str,
+    label: str | None,
+    face: str | None = None,
+    upright: bool = False,
+) -> None:
+    """Points with their intervals: along the line of a row, or `upright` along time."""
+    estimates = [value.estimate for value in values]
+    reach = [[v.estimate - v.low for v in values], [v.high - v.estimate for v in values]]
+    look: dict[str, Any] = {
+        "fmt": marker,
+        "color": colour,
+        "markersize": 4.5,
+        "elinewidth": 1.4,
+        "capsize": 2.0,
+        "label": label,
+    }
+    look["markerfacecolor"] = face or colour
+    if upright:
+        drawn = axes.errorbar(places, estimates, yerr=reach, **look)
+    else:
+        drawn = axes.errorbar(estimates, places, xerr=reach, **look)
+    drawn[0].set_gid(f"points-{COLOURS[colour][0]}{'-hollow' if face == 'none' else ''}")
+
+
+def ratio_axis(axes: "Axes", upright: bool = False) -> None:
+    """Ticks at round ratios, as many as fit between the lowest and the highest interval."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    low, high = axes.get_ylim() if upright else axes.get_xlim()
+    low, high = min(low, 0.96), max(high, 1.25)
+    steps = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
+    step = next((step for step in steps if (high - low) / step <= 8), 50.0)
+    ticks = [number * step for number in range(1, int(high / step) + 1) if low <= number * step <= high]
+    if not any(abs(tick - 1) < 1e-9 for tick in ticks):
+        ticks = sorted([1.0, *(tick for tick in ticks if abs(tick - 1) > step / 2)])
+    axis = axes.yaxis if upright else axes.xaxis
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    (axes.set_ylim if upright else axes.set_xlim)(low, high)
+
+
+def legend(axes: "Axes", columns: int) -> None:
+    """Above the axes, from the figure's left edge: long names leave the axes no room for it."""
+    from matplotlib.transforms import blended_transform_factory
+
+    figure = axes.get_figure()
+    assert figure is not None
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.02, 1),
+        bbox_transform=blended_transform_factory(figure.transFigure, axes.transAxes),
+        ncols=columns,
+        borderaxespad=0.2,
+        handletextpad=0.3,
+    )
+
+
+def figure_svg(draw: Callable[["Axes"], None], height: float, left: float, below: float = 0.0, top: float = TOP) -> str:
+    """The figure whose axes are `height` inches high, with `left` inches for names beside them, `top` for a legend."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a matplotlibrc of the user must not matter
+        mpl.rcParams.update({**STYLE, "svg.hashsalt": CLASS})
+        bottom, left = BOTTOM + below, left + MARGIN
+        wide, high = max(WIDTH, left + LEAST + MARGIN), top + height + bottom
+        figure: Figure = Figure(figsize=(wide, high))
+        axes = figure.add_axes((left / wide, bottom / high, (wide - left - MARGIN) / wide, height / high))
+        draw(axes)
+        out = StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+    return _themed(out.getvalue())
+
+
+def _themed(svg: str) -> str:
+    """The picture without matplotlib's preamble, its placeholders as variables with light and dark values."""
+    for colour, (name, _, _) in COLOURS.items():
+        svg = svg.replace(colour, f"var(--kda-{name})")
+    light, dark = (";".join(f"--kda-{both[0]}:{both[which]}" for both in COLOURS.values()) for which in (1, 2))
+    style = (
+        f"<style>.{CLASS}{{{light};stroke-linejoin:round;stroke-linecap:butt}}"
+        f"@media (prefers-color-scheme:dark){{.{CLASS}{{{dark}}}}}</style>"
+    )
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", style, svg, count=1, flags=re.DOTALL)
+    svg = svg.replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
+    svg = svg.replace("<svg ", f'<svg class="{CLASS}" role="img" ', 1)
+    return re.sub(r" +$", "", svg[svg.index("<svg ") :], flags=re.MULTILINE).rstrip() + "\n"

@@ -1,0 +1,176 @@
+"""A task's `docs/results.md`: one screen for each GPU, and below it, folded, what a careful reader asks for next."""
+
+from collections.abc import Iterable, Sequence
+
+from kda_judge.contract.config import Target
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import PORTABLE_ARM, REPLAYED_ARM, Basis, Metric, RowResult, RunRecord, Verdict
+from kda_tools.publish.plots import ATTAINED, FOLDER, HISTORY, SPEEDUP, SUMMARY, Plot, file_name
+from kda_tools.publish.report import (
+    COMMAND,
+    HEADER,
+    NONE,
+    UPSTREAM,
+    WHOSE,
+    WORDS,
+    arm_name,
+    by_age,
+    interval,
+    line,
+    median,
+    microseconds,
+    misses,
+    published,
+    ratio,
+    shown_ids,
+    slower_rows,
+    speedup,
+    stale,
+)
+from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME
+from kda_tools.publish.run_facts import facts, state
+from kda_tools.publish.tables import bound_groups, folded, geometric_means_md, target_words
+
+NAMED = 3
+"""Rows named in a line; the folded table has all."""
+UNMEASURED = "Compiled ({capability}), not measured: the ledger holds no run on this GPU that can be published."
+
+
+def results_md(task: Task, records: Sequence[RunRecord]) -> str:
+    """The whole text of `docs/results.md`."""
+    latest = published(task, records)
+    parts = [f"{HEADER}\n# Results of {task.folder}\n\n{task.config.task.title}\n"]
+    for target, goal in task.config.targets.items():
+        if target in latest:
+            parts.append(_measured(task, target, goal, latest[target]))
+        else:
+            parts.append(
+                f"## {target}\n\n{UNMEASURED.format(capability=goal.capability)} On such a machine, from a clean "
+                f"checkout, `kda bench {task.op} --record` adds one and `{COMMAND}` makes this page from it.\n"
+            )
+    parts.append(_history(task, records, latest))
+    return "\n".join(parts)
+
+
+def _measured(task: Task, target: str, goal: Target, record: RunRecord) -> str:
+    gpu = record.machine.before
+    assert gpu is not None
+    assert record.headline is not None
+    return (
+        f"## {target}\n\n{_picture(SUMMARY, target)}\n"
+        f"{gpu.name}, {record.utc[:10]}, geometric means over {record.headline.rows} production rows with 95% "
+        f"intervals. {WHOSE}\n\n{geometric_means_md(record)}\n"
+        + "".join(f"- **{name}**: {words}\n" for name, words in summary_lines(task, record, goal))
+        + f"\nEvery row: [{CSV_NAME}]({CSV_NAME}), [{JSON_NAME}]({JSON_NAME}), and with every sample this page of the "
+        f"site (`kda site`).\n"
+        + _exceptions(record, goal)
+        + folded("Rows as pictures", f"{_picture(SPEEDUP, target)}\n{_picture(ATTAINED, target)}")
+        + folded("Provenance", "".join(f"- {name}: {fact}\n" for name, fact in facts(record).items()))
+    )
+
+
+def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str, str]]:
+    """What a reader needs besides the means: name -> one line each."""
+    rows = len(record.rows)
+    faster = sum(row.verdict is Verdict.FASTER for row in record.rows)
+    found = [
+        ("Limit", _limit(record)),
+        ("Numerics", numerics(record, task.config.task.numerics)),
+        ("Models", ", ".join(models_of(task, record)) or "no row names one"),
+    ]
+    said = [f"{faster} of {rows} rows are FASTER than {arm_name(record, record.settings.against[0])}"]
+    by_verdict, by_device = slower_rows(record)
+    if by_verdict:
+        said.append(f"slower by {WORDS[record.settings.decides]}: {_names(by_verdict)}")
+    if by_device:
+        said.append(f"slower on the device: {_names(by_device)}")
+    if words := target_words(record, goal):
+        said.append(words)
+    if stale(task, record):
+        said.append("**stale**: the code has changed since; `kda validate` says which part")
+    return [*found, ("Exceptions", "; ".join(said))]
+
+
+def models_of(task: Task, record: RunRecord) -> list[str]:
+    """The models whose traffic the measured production rows come from."""
+    measured = {row.id for row in record.rows if row.production}
+    return list(dict.fromkeys(model for row in task.workloads if row.id in measured for model in row.models))
+
+
+def numerics(record: RunRecord, contract: str) -> str:
+    """What the solution promises, and how near its outputs were to each other arm's."""
+    parts = [f"*{contract}*, every output within the tolerance of the float64 oracle"]
+    for name in dict.fromkeys(arm for row in record.rows for arm in row.arms):
+        found = [one for row in record.rows if name in row.arms for one in row.arms[name].distance]
+        if found and name not in (PORTABLE_ARM, REPLAYED_ARM):
+            mean = sum(one.equal for one in found) / len(found)
+            least, near, most = min(o.equal for o in found), min(o.near for o in found), max(o.ulps for o in found)
+            parts.append(
+                f"beside {arm_name(record, name)} {mean:.2%} of the elements have equal bits (at least {least:.2%} of "
+                f"a row), at least {near:.2%} are within 1 ulp, the furthest is {most} ulp away"
+            )
+    return "; ".join(parts)
+
+
+def _limit(record: RunRecord) -> str:
+    attained = interval(record.headline.attained if record.headline else None)
+    said = [f"{attained} of what the machine's memory allows (limit / device time)"]
+    for group in bound_groups(record):
+        said.append(f"{group.rows} row{'s'[: group.rows != 1]} bound by the {group.name}, {group.over} times its floor")
+    return "; ".join(said)
+
+
+def _exceptions(record: RunRecord, goal: Target) -> str:
+    """The rows that miss the target, are slower than an opponent, or are not FASTER, with their times."""
+    by_verdict, by_device = slower_rows(record)
+    slow = {row for row, _ in (*by_verdict, *by_device)}
+    missed = set(misses(record, goal)) if goal.attained is not None or goal.within_us is not None else set()
+    shown = [row for row in record.rows if row.id in missed | slow or row.verdict is not Verdict.FASTER]
+    if not shown:
+        return ""
+    arms = (record.settings.subject, *record.settings.against)
+    head = ["row", "verdict", "target", *(f"device us, {arm}" for arm in arms), "limit us", "attained"]
+    lines = [line(*head), "|---" * len(head) + "|\n"]
+    for row in shown:
+        lines.append(line(*_exception_cells(row, arms, missed)))
+    return folded(f"Rows to look at: {len(shown)}", "".join(lines))
+
+
+def _exception_cells(row: RowResult, arms: Iterable[str], missed: set[str]) -> list[str]:
+    times = [microseconds(median(row, arm, Metric.DEVICE)) for arm in arms]
+    limit = microseconds(row.limit.device_us if row.limit else None)
+    return [row.id, row.verdict.value, "missed" if row.id in missed else "met", *times, limit, ratio(row.attained)]
+
+
+def _names(pairs: Iterable[tuple[str, str]]) -> str:
+    named = [f"{row} ({arm})" for row, arm in pairs]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    return ", ".join(named[:NAMED]) + more
+
+
+def _picture(kind: Plot, target: str) -> str:
+    return f"![{kind.says}]({FOLDER}/{file_name(kind, target)})\n"
+
+
+def _history(task: Task, records: Sequence[RunRecord], latest: dict[str, RunRecord]) -> str:
+    if not records:
+        return "## Runs\n\nThe ledger is empty.\n"
+    means = [(basis, arm) for basis in (Basis.DEVICE, Basis.WALL) for arm in UPSTREAM]
+    head = ["run", "GPU", "commit", "rows", *(f"{WORDS[basis]} vs {arm}" for basis, arm in means), "attained", "state"]
+    lines = [line(*head), "|---" * len(head) + "|\n"]
+    shown = shown_ids(latest)
+    for record in sorted(records, key=by_age, reverse=True):
+        headline = record.headline
+        lines.append(
+            line(
+                f"`{record.run_id}`",
+                record.machine.before.name if record.machine.before else NONE,
+                f"`{record.provenance.commit[:10]}`",
+                str(len(record.rows)),
+                *(interval(speedup(headline, basis, arm)) for basis, arm in means),
+                interval(headline.attained if headline else None),
+                state(task, record, shown),
+            )
+        )
+    pictures = "".join(f"\n{_picture(HISTORY, target)}" for target in latest)
+    return folded(f"Runs: {len(records)}", f"{''.join(lines)}{pictures}")

@@ -1,0 +1,145 @@
+"""Pages across tasks: the table of headlines, every row with filters, and a page for each serving model."""
+
+from collections.abc import Mapping
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import Basis, Metric, RowResult, RunRecord
+from kda_tools.publish import plots, report, tables
+from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, median
+from kda_tools.publish.rows_data import dtype_of
+from kda_tools.publish.site.html_tables import (
+    WIDE,
+    Cell,
+    Line,
+    inlined,
+    number_cell,
+    raw,
+    speedup_cell,
+    table,
+    time_cell,
+)
+from kda_tools.publish.site.row_pages import row_link
+from kda_tools.publish.tables import Ledgers
+
+ROW_HEAD = (
+    "row",
+    "task",
+    "verdict",
+    "device speedup over the first release",
+    "over the latest",
+    "wall speedup over the first",
+    "device us",
+    "limit us",
+    "attained",
+)
+RELEASES = (BASELINE, LATEST)
+
+
+def landing(ledgers: Ledgers) -> str:
+    """What the start page shows in place of the README's picture: the same one in the page, and the table of tasks."""
+    runs = [(task, run) for task, records in ledgers for run in report.published(task, records).values()]
+    picture = raw(inlined(plots.overview_svg(runs), "overview", plots.OVERVIEW_SAYS)) if runs else ""
+    words = (
+        "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the first release, "
+        f"hollow: against the latest. {report.WHOSE} [Every row, with filters](rows.md).\n"
+    )
+    return f"{picture}\n{words}\n{headlines(ledgers, '')}"
+
+
+def headlines(ledgers: Ledgers, folder: str) -> str:
+    """The table of the tasks with their geometric means; `folder` is where the page is that shows it."""
+    found = [(task, report.published(task, records)) for task, records in ledgers]
+    every = [record for _, latest in found for record in latest.values()]
+    pins = tables.all_pins(every)
+    shown = [b for b in tables.SHOWN_BASES if any(r.headline and r.headline.speedup.get(b) for r in every)]
+    head = ["task", "GPU", "rows", *(f"{basis.value} speedup over {pin}" for pin in pins for basis in shown)]
+    lines = []
+    for task, latest in found:
+        link = f"{'' if task.family == folder else f'{task.family}/'}{task.folder}/docs/results.html"
+        first = Cell(task.folder, href=link)
+        for target, record in latest.items():
+            assert record.headline is not None
+            arms = {report.pin_name(record.provenance.pins.get(arm)): arm for arm in record.settings.against}
+            means = [report.speedup(record.headline, basis, arms.get(pin, "")) for pin in pins for basis in shown]
+            means.append(record.headline.attained)
+            since = STALE if report.stale(task, record) else ""
+            cells = [first, Cell(target), number_cell(str(record.headline.rows), record.headline.rows)]
+            cells += [speedup_cell(mean.estimate if mean else None, mean) for mean in means]
+            lines.append(Line((*cells, Cell(record.utc[:10] + since))))
+        if not latest:
+            count = sum(row.production for row in task.workloads)
+            empty = [speedup_cell(None, None)] * (len(pins) * len(shown) + 1)
+            lines.append(Line((first, Cell("not measured"), number_cell(str(count), count), *empty, Cell(NONE))))
+    return raw(table("Headlines of all tasks", [*head, "attained", "measured"], lines))
+
+
+def rows_page(ledgers: Ledgers) -> str:
+    """Every row of every published run, with filters by model, dtype, GPU, verdict and task."""
+    lines = [
+        _row_line(task, target, record, row, f"{task.family}/{task.folder}/docs/")
+        for task, records in ledgers
+        for target, record in report.published(task, records).items()
+        for row in record.rows
+    ]
+    return (
+        f"{WIDE}# Every row\n\nAll rows of the published runs. Times are medians in microseconds a call; a ratio above "
+        f"1 means that the solution is faster. The pointer shows a ratio's 95% interval, a row's name leads to its "
+        f"samples.\n{raw(table('Every row', ROW_HEAD, lines))}"
+    )
+
+
+def model_pages(ledgers: Ledgers, steps: str) -> dict[str, str]:
+    """Name of a serving model -> its page: the rows that its traffic gives, by task; `steps` is said of its step."""
+    found: dict[str, list[Line]] = {}
+    tasks: dict[str, list[str]] = {}
+    for task, records in ledgers:
+        latest = report.published(task, records)
+        models = {row.id: row.models for row in task.workloads if row.production}
+        for model in dict.fromkeys(name for names in models.values() for name in names):
+            tasks.setdefault(model, []).append(f"[{task.folder}](../{task.family}/{task.folder}/docs/results.md)")
+            folder = f"../{task.family}/{task.folder}/docs/"
+            found.setdefault(model, []).extend(
+                _row_line(task, target, record, row, folder, {"task": task.folder, "gpu": target})
+                for target, record in latest.items()
+                for row in record.rows
+                if model in models.get(row.id, ())
+            )
+    pages = {}
+    for model in sorted(found):
+        rows = raw(table(f"Rows of {model}", ROW_HEAD, found[model])) if found[model] else "No row is measured yet.\n"
+        pages[model] = (
+            f"{WIDE}# {model}\n\nKernels of this model that have a task: {', '.join(tasks[model])}.\n\n{steps}\n\n"
+            f"## Rows of its traffic\n\nMedians in microseconds a call; a ratio above 1 means that the solution is "
+            f"faster.\n{rows}"
+        )
+    return pages
+
+
+def _row_line(
+    task: Task,
+    target: str,
+    record: RunRecord,
+    row: RowResult,
+    folder: str,
+    filters: Mapping[str, str] | None = None,
+) -> Line:
+    frozen = next((one for one in task.workloads if one.id == row.id), None)
+    shown = [(Basis.DEVICE, arm) for arm in RELEASES] + [(Basis.WALL, BASELINE)]
+    cells = [
+        Cell(row.id, href=f"{folder}{row_link(target, row.id)}"),
+        Cell(task.folder, href=f"{folder}results.html"),
+        Cell(row.verdict.value, mark=row.verdict.value.lower()),
+        *(speedup_cell(report.row_ratio(record, row, b, arm), report.speedup(row, b, arm)) for b, arm in shown),
+        time_cell(median(row, record.settings.subject, Metric.DEVICE)),
+        time_cell(row.limit.device_us if row.limit else None),
+        number_cell(report.ratio(row.attained), row.attained),
+    ]
+    if filters is None:
+        filters = {
+            "model": " ".join(frozen.models) if frozen else "",
+            "dtype": dtype_of(frozen),
+            "gpu": target,
+            "verdict": row.verdict.value,
+            "task": task.folder,
+        }
+    return Line(tuple(cells), f"{task.folder}-{target}-{row.id}", filters)

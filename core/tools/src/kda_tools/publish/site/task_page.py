@@ -1,0 +1,162 @@
+"""A task's page: for each GPU the summary, every row, pictures and provenance; then all runs, and two side by side."""
+
+import json
+from collections.abc import Sequence
+
+from kda_judge.contract.config import Target
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import Basis, Metric, RunRecord
+from kda_tools.publish import plots, report, results_page, tables
+from kda_tools.publish.report import BASELINE, LATEST, median
+from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME
+from kda_tools.publish.run_facts import facts, state
+from kda_tools.publish.site.html_tables import (
+    WIDE,
+    Cell,
+    Line,
+    number_cell,
+    plot,
+    raw,
+    speedup_cell,
+    table,
+    template,
+    time_cell,
+)
+from kda_tools.publish.site.row_pages import row_link
+
+WORDS = {
+    "baseline_source.md": "upstream source",
+    "dispatch.md": "which call takes which path",
+    "grid.md": "regression grid",
+    "profile.md": "profiles",
+    "sanitize.md": "memory checks",
+    "tuning.md": "sweeps",
+}
+"""What the documents of a task are."""
+
+
+def task_page(task: Task, records: Sequence[RunRecord]) -> str:
+    """The whole page in Markdown."""
+    latest = report.published(task, records)
+    drawn = plots.plots(task, records)
+    parts = [f"{WIDE}# {task.folder}\n\n{task.config.task.title}.\n", _links(task)]
+    for target, goal in task.config.targets.items():
+        parts.append(f"## {target}\n")
+        parts.append(
+            _measured(task, target, goal, latest[target], drawn) if target in latest else _unmeasured(task, goal)
+        )
+    parts.append(_runs(task, records, latest, drawn))
+    return "\n".join(parts)
+
+
+def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:
+    """The medians of every run as JSON, of which the page's script shows two beside each other."""
+    shown = report.shown_ids(report.published(task, records))
+    found = []
+    for record in sorted(records, key=report.by_age, reverse=True):
+        if record.machine.before is None:
+            continue
+        arms = (record.settings.subject, *record.settings.against)
+        rows = {
+            row.id: {
+                f"{arm} {metric.value}": round(value, 3)
+                for arm in arms
+                for metric in (Metric.DEVICE, Metric.WALL)
+                if (value := median(row, arm, metric)) is not None
+            }
+            for row in record.rows
+        }
+        state = " (published)" if record.run_id in shown else ""
+        name = (
+            f"{record.utc[:16].replace('T', ' ')}, {record.machine.before.name}, {record.provenance.commit[:7]}{state}"
+        )
+        found.append({"name": name, "rows": rows})
+    return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _links(task: Task) -> str:
+    """The card, and the documents that a person or a profiler wrote about the task."""
+    docs = sorted(path.name for path in (task.path / "docs").glob("*.md") if path.name != "results.md")
+    known = [("card", "../prompt.md"), *((WORDS.get(name, name[:-3].replace("_", " ")), name) for name in docs)]
+    profile = "" if "profile.md" in docs else f" · no profile yet (`nox -s profile-{task.op}`)"
+    return " · ".join(f"[{text}]({target})" for text, target in known) + f"{profile}\n"
+
+
+def _unmeasured(task: Task, goal: Target) -> str:
+    return (
+        f"{results_page.UNMEASURED.format(capability=goal.capability)} "
+        f"`kda bench {task.op} --record`, from a clean checkout on such a machine, adds one.\n"
+    )
+
+
+def _measured(task: Task, target: str, goal: Target, record: RunRecord, drawn: dict[str, str]) -> str:
+    assert record.headline is not None
+    cards = [
+        (f"{report.WORDS[basis]} over {report.pin_name(record.provenance.pins.get(arm)) or arm}", value)
+        for arm in (BASELINE, LATEST)
+        for basis in tables.SHOWN_BASES
+        if (value := report.speedup(record.headline, basis, arm))
+    ]
+    cards += [("of the machine's limit", record.headline.attained)] if record.headline.attained else []
+    pictures = plot(drawn, plots.SPEEDUP, target) + plot(drawn, plots.ATTAINED, target)
+    lines = "".join(f"- **{name}**: {words}\n" for name, words in results_page.summary_lines(task, record, goal))
+    return (
+        raw(template("headline.html").render(cards=cards, stale=report.stale(task, record)))
+        + f"\nGeometric means over {record.headline.rows} production rows with 95% intervals. {report.WHOSE}\n\n"
+        + f"{lines}\n{tables.bounds_md(record)}\n"
+        + f"### Rows on {target}\n\nMedians in microseconds a call; a ratio above 1 means that the solution is faster. "
+        f"A row's name leads to its samples and its history. To download: [{CSV_NAME}]({CSV_NAME}), "
+        f"[{JSON_NAME}]({JSON_NAME}).\n"
+        + raw(_rows(record, target))
+        + raw(pictures)
+        + f"\n### Provenance of {target}\n\n"
+        + "".join(f"- {name}: {fact}\n" for name, fact in facts(record).items())
+    )
+
+
+def _rows(record: RunRecord, target: str) -> str:
+    subject, against = record.settings.subject, record.settings.against
+    shown = [(basis, arm) for basis in report.bases(record) for arm in against]
+    releases = {arm: report.pin_name(record.provenance.pins.get(arm)) or arm for arm in against}
+    head = ["row", "verdict", *(f"{basis.value} speedup over {releases[arm]}" for basis, arm in shown)]
+    head += ["device us", "limit us", "attained", "wall us", "host floor us"]
+    lines = []
+    for row in record.rows:
+        limit = row.limit
+        cells = [Cell(row.id, href=row_link(target, row.id)), Cell(row.verdict.value, mark=row.verdict.value.lower())]
+        cells += [
+            speedup_cell(report.row_ratio(record, row, basis, arm), report.speedup(row, basis, arm))
+            for basis, arm in shown
+        ]
+        cells += [time_cell(median(row, subject, Metric.DEVICE)), time_cell(limit.device_us if limit else None)]
+        cells += [number_cell(report.ratio(row.attained), row.attained), time_cell(median(row, subject, Metric.WALL))]
+        lines.append(Line((*cells, time_cell(limit.host_us if limit else None)), f"{target}-{row.id}"))
+    return table(f"Rows on {target}", head, lines)
+
+
+def _runs(task: Task, records: Sequence[RunRecord], latest: dict[str, RunRecord], drawn: dict[str, str]) -> str:
+    if not records:
+        return "## Runs\n\nThe ledger is empty.\n"
+    head = ["started (UTC)", "state", "GPU", "commit", "rows", f"device vs {BASELINE}", f"device vs {LATEST}"]
+    shown = report.shown_ids(latest)
+    lines = []
+    for record in sorted(records, key=report.by_age, reverse=True):
+        headline = record.headline
+        means = [report.speedup(headline, Basis.DEVICE, arm) for arm in (BASELINE, LATEST)]
+        means.append(headline.attained if headline else None)
+        cells = [
+            Cell(record.utc[:16].replace("T", " "), hint=record.run_id),
+            Cell(state(task, record, shown), mark="words"),
+            Cell(record.machine.before.name if record.machine.before else "none"),
+            Cell(record.provenance.commit[:10]),
+            number_cell(str(len(record.rows)), len(record.rows)),
+            *(speedup_cell(mean.estimate if mean else None, mean) for mean in means),
+        ]
+        lines.append(Line(tuple(cells)))
+    pictures = "".join(plot(drawn, plots.HISTORY, target) for target in latest)
+    side_by_side = template("compare.html").render(runs=compared_runs(task, records))
+    every = raw(table("Runs", [*head, "attained"], lines) + pictures)
+    return (
+        f"## Runs\n\nEvery run in the ledger, the newest first.\n{every}"
+        f"\n### Two runs side by side\n\nMedians of any two runs, of other code or on other GPUs.\n{raw(side_by_side)}"
+    )

@@ -1,0 +1,88 @@
+"""Two pictures of geometric means: one task's with its rows behind them, and all tasks' in one."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import Basis, RunRecord
+from kda_tools.publish import report
+from kda_tools.publish.figures import BLUE, GREEN, GRID, LETTER, MUTED, ORANGE, figure_svg, legend, ratio_axis, whiskers
+from kda_tools.publish.report import BASELINE, LATEST, WORDS, pin_name, row_ratio
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LANE = 0.34
+"""Inches of a line of the pictures."""
+KINDS = {Basis.DEVICE: (BLUE, "o"), Basis.PORTABLE: (GREEN, "s"), Basis.WALL: (ORANGE, "D")}
+"""What the pictures show of a run, and how."""
+
+
+def task_summary(record: RunRecord) -> str:
+    """A line for each clock and release: a faint tick for every row, and the geometric mean with its interval."""
+    assert record.headline is not None
+    lanes = [
+        (basis, arm)
+        for basis in KINDS
+        for arm in record.settings.against
+        if report.speedup(record.headline, basis, arm)
+    ]
+    names = [f"{WORDS[basis]}, {_release(record, arm)}" for basis, arm in lanes]
+
+    def draw(axes: "Axes") -> None:
+        for lane, (basis, arm) in enumerate(lanes):
+            colour, marker = KINDS[basis]
+            rows = [value for row in record.rows if (value := row_ratio(record, row, basis, arm))]
+            axes.plot(rows, [lane] * len(rows), "|", color=colour, markersize=10, markeredgewidth=1.2, alpha=0.45)
+            mean = report.speedup(record.headline, basis, arm)
+            whiskers(axes, [mean] if mean else [], [lane], colour, marker, None)
+        _finish(axes, names, "speedup (logarithmic; right of 1 is faster); ticks: rows, marks: geometric means")
+
+    return figure_svg(draw, len(names) * LANE, max(map(len, names), default=0) * LETTER, top=0.1)
+
+
+def overview(latest: Sequence[tuple[Task, RunRecord]]) -> str:
+    """All tasks: two lines each, against the first release and, hollow, against the latest."""
+    lanes = [
+        (f"{task.folder if first else ''}", record, arm)
+        for task, record in latest
+        for first, arm in ((True, BASELINE), (False, LATEST))
+        if first or arm in record.settings.against
+    ]
+    releases = {arm: _release(record, arm) for _, record, arm in reversed(lanes)}
+    shown = [basis for basis in KINDS if any(report.speedup(record.headline, basis, arm) for _, record, arm in lanes)]
+
+    def draw(axes: "Axes") -> None:
+        for basis in shown:
+            colour, marker = KINDS[basis]
+            for arm, face in ((BASELINE, colour), (LATEST, "none")):
+                points = [
+                    (value, place)
+                    for place, (_, record, of) in enumerate(lanes)
+                    if of == arm and (value := report.speedup(record.headline, basis, arm))
+                ]
+                label = f"{WORDS[basis]}, {releases[arm]}" if arm in releases else None
+                whiskers(axes, [v for v, _ in points], [y for _, y in points], colour, marker, label, face)
+        for place, (name, _, _) in enumerate(lanes):
+            if name and place:
+                axes.axhline(place - 0.5, color=GRID, linewidth=0.8)
+        _finish(axes, [name for name, _, _ in lanes], "times as fast as SGLang's own kernel (logarithmic)")
+        legend(axes, len(shown))
+
+    names = max((len(name) for name, _, _ in lanes), default=0)
+    return figure_svg(draw, len(lanes) * LANE * 0.7, names * LETTER, top=0.65)
+
+
+def _finish(axes: "Axes", names: Sequence[str], label: str) -> None:
+    axes.axvline(1, color=MUTED, linewidth=1)
+    axes.set_xscale("log")
+    ratio_axis(axes)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(label)
+
+
+def _release(record: RunRecord, arm: str) -> str:
+    return pin_name(record.provenance.pins.get(arm)) or arm
