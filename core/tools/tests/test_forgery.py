@@ -25,9 +25,19 @@ from kda_judge.evidence import claims, ledger, ledger_migrations, provenance, st
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.run_record import RunRecord
 from kda_tools.lab.grid import grid_record
-from kda_tools.publish import grid_page, plots, profile_page, sanitize_page, staleness, tables, task_claims
+from kda_tools.publish import (
+    grid_page,
+    plots,
+    profile_page,
+    report,
+    results_page,
+    sanitize_page,
+    staleness,
+    tables,
+    task_claims,
+)
 from kda_tools.publish.generate import publish
-from kda_tools.publish.site import pages
+from kda_tools.publish.site import overview_pages, row_pages, task_page
 from kda_tools.publish.task_notes import foreign_records
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -143,7 +153,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         return recompute(record)
 
     monkeypatch.setattr(claims, "recompute", recomputed)
-    monkeypatch.setattr(pages, "strips", lambda *_: None)  # drawn of samples alone
+    monkeypatch.setattr(row_pages, "strips", lambda *_: None)  # drawn of samples alone
 
 
 @pytest.fixture
@@ -174,7 +184,7 @@ def published(task: Task, kind: str, data: dict[str, Any], draw: bool = False) -
         log.write_text(json.dumps(data) + "\n")
         if foreign := foreign_records(task):
             raise KdaError(foreign[0])
-        page = {"grid": grid_page, "sanitize": sanitize_page, "profile": profile_page}[kind].digest_md(task)
+        page = {"grid": grid_page, "sanitize": sanitize_page, "profile": profile_page}[kind].full_md(task)
         if kind == "grid":
             assert grid_record.runs(task)
         return str(page)
@@ -186,8 +196,11 @@ def published(task: Task, kind: str, data: dict[str, Any], draw: bool = False) -
     drawn = plots.plots(task, records) if draw else dict.fromkeys((plots.file_name(k, "h200") for k in plots.KINDS), "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "plots", lambda *_: drawn)
-        site = pages.task_page(task, records) + pages.headlines([(task, records)], "")
-    return "\n".join([tables.results_md(task, records), tables.top_table_md([(task, records)]), site, *drawn.values()])
+        site = [task_page.task_page(task, records), overview_pages.headlines([(task, records)], "")]
+        rows = row_pages.row_pages(task, records, report.published(task, records))
+    site += [html for _, html in rows.values()]
+    pages = [results_page.results_md(task, records), tables.top_table_md([(task, records)])]
+    return "\n".join([*pages, *site, *drawn.values()])
 
 
 # ---- mutations ----------------------------------------------------------------------------------

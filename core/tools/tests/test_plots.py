@@ -48,7 +48,7 @@ def test_the_same_ledger_gives_the_same_bytes_whatever_the_users_settings(task: 
     import matplotlib as mpl
 
     first = plots.plots(task, records)
-    assert sorted(first) == ["attained-h200.svg", "history-h200.svg", "speedup-h200.svg"]
+    assert sorted(first) == ["attained-h200.svg", "history-h200.svg", "speedup-h200.svg", "summary-h200.svg"]
     with mpl.rc_context({"font.size": 30, "svg.fonttype": "path", "lines.linewidth": 9, "axes.facecolor": "red"}):
         assert plots.plots(task, records[::-1]) == first
 
@@ -57,6 +57,16 @@ def test_a_change_of_the_record_shows(task: Task, records: list[RunRecord]) -> N
     other = [make_record(task, seed=5), records[1]]
     first, second = plots.plots(task, records), plots.plots(task, other)
     assert all(first[name] != second[name] for name in first)
+
+
+def test_the_summaries_show_every_clock_and_row(task: Task, records: list[RunRecord]) -> None:
+    """The portable arm, too, and the releases in words; in the overview each task once."""
+    names = texts(plots.plots(task, records)["summary-h200.svg"])
+    clocks = {f"{words}, sglang 1.0" for words in ("device", "portable wall", "wall with kda-runtime")}
+    assert clocks <= set(names)
+    names = texts(plots.overview_svg([(task, records[0])]))
+    assert names.count(task.folder) == 1
+    assert clocks <= set(names)
 
 
 def test_no_run_to_publish_no_plot(task: Task, records: list[RunRecord]) -> None:

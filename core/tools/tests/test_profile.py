@@ -21,7 +21,7 @@ from kda_tools.lab.profile import nsight, run_profile
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord, log
 from kda_tools.publish import profile_page
 from kda_tools.publish.generate import publish
-from kda_tools.publish.profile_page import bound, digest_md, mean, short, top_stalls
+from kda_tools.publish.profile_page import bound, digest_md, full_md, mean, short, top_stalls
 
 DURATION = "gpu__time_duration.sum"
 
@@ -194,7 +194,11 @@ def test_profile_from_the_command_to_the_page(checkout, on_cpu, kda, monkeypatch
 
     from kda_judge.contract.tasks import find_task
 
-    page = digest_md(find_task("axpy"))
+    short = digest_md(find_task("axpy"))
+    assert short is not None
+    assert short.splitlines()[4] == "**Of 2 profiled rows, what limits the solution: memory throughput on 2.**"
+    assert "registers per thread" not in short
+    page = full_md(find_task("axpy"))
     assert page is not None
     table = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("|")]
     cells = {line[1]: line[2:-1] for line in table}
@@ -220,13 +224,13 @@ def test_the_page_is_published_and_follows_the_solution(checkout, on_cpu, kda, m
     publish([task], check=False, draw=False)
     assert publish([task], check=True, draw=False) == []
     page = task.path / "docs" / "profile.md"
-    page.write_text(page.read_text().replace("2.00 us", "1.00 us"))
+    page.write_text(page.read_text().replace("| 2.00", "| 1.00"))
     (wrong,) = publish([task], check=True, draw=False)
     assert "profile.md" in wrong
     with (task.path / "solution" / "__init__.py").open("a") as file:
         file.write("# faster\n")
     publish([task], check=False, draw=False)
-    assert "**the solution has changed since**" in page.read_text()
+    assert ", the solution has changed since |" in page.read_text()
 
 
 def test_the_latest_profile_of_a_row_is_shown(checkout, on_cpu, kda, monkeypatch, tmp_path):
@@ -237,7 +241,7 @@ def test_the_latest_profile_of_a_row_is_shown(checkout, on_cpu, kda, monkeypatch
 
     from kda_judge.contract.tasks import find_task
 
-    page = digest_md(find_task("axpy"))
+    page = full_md(find_task("axpy"))
     assert page is not None
     assert page.count("## out-64x16") == 1
     assert "2.00 us" not in page

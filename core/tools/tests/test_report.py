@@ -1,5 +1,7 @@
 """From a ledger to published numbers: every claim is computed again, and every edit is caught."""
 
+import csv
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,8 +30,21 @@ from kda_judge.evidence.run_record import (
 from kda_tools.project.validate import problems, uncompared
 from kda_tools.publish import plots
 from kda_tools.publish.generate import publish
-from kda_tools.publish.report import WHOSE, median, misses, passed_limit, publishable, published, slower, stale
-from kda_tools.publish.tables import replace_block, results_md, top_table_md
+from kda_tools.publish.report import (
+    WHOSE,
+    interval,
+    median,
+    misses,
+    passed_limit,
+    publishable,
+    published,
+    row_ratio,
+    slower_rows,
+    stale,
+)
+from kda_tools.publish.results_page import results_md
+from kda_tools.publish.rows_data import flat_rows, rows_csv, rows_json
+from kda_tools.publish.tables import bounds_md, replace_block, top_table_md
 
 LATER = "2026-11-21T04:30:00Z"
 # In CI nothing is skipped: without matplotlib these tests fail there.
@@ -344,24 +359,23 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     assert headline is not None
     device, wall = (headline.speedup[basis]["baseline"] for basis in (Basis.DEVICE, Basis.WALL))
     stated = f"{device.estimate:.3f} [{device.low:.3f}, {device.high:.3f}]"
-    assert "| geometric mean | device | device, cold inputs | portable wall | wall with kda-runtime |" in text
-    assert f"| speedup against baseline (sglang 1.0) | {stated} | " in text
+    assert "| speedup | device | device, cold inputs | portable wall | wall with kda-runtime |" in text
+    assert f"| over baseline (sglang 1.0) | {stated} | " in text
     assert f"| {wall.estimate:.3f} [{wall.low:.3f}, {wall.high:.3f}] |\n" in text
-    assert "Numerics contract: *lossless*." in text
-    assert "| baseline (sglang 1.0) | 75.00% | 75.00% | 100.00% | 1 |" in text
-    assert "Target on the device (rows that move more than 64 MB at 0.8 of their limit or better, the others" in text
+    assert (
+        "- **Numerics**: *lossless*, every output within the tolerance of the float64 oracle; beside baseline (sglang "
+        "1.0) 75.00% of the elements have equal bits (at least 75.00% of a row), at least 100.00% are within 1 ulp, "
+        "the furthest is 1 ulp away"
+    ) in text
+    assert f"- **Limit**: {interval(headline.attained)} of what the machine's memory allows" in text
+    assert "- **Models**: some-model\n" in text
+    assert "the target (a row that moves more than 64 MB at 0.8 of its limit or better, any other within" in text
     assert WHOSE in text
     row = next(line for line in text.splitlines() if line.startswith("| large-512x8 |"))
-    own = record.rows[1].arms["solution"].summary
-    median, wall_us = own[Metric.DEVICE].median, own[Metric.WALL].median
-    assert f"| {median:.2f} |" in row
-    assert row.endswith(f"| 28.00 | {28 / median:.3f} | 4.30 | {wall_us - 4.3:.2f} | - | FASTER |")
-    repeat = record.noise_floor["small-4x8"].ratio
-    assert repeat is not None
-    small = next(line for line in text.splitlines() if line.startswith("| small-4x8 |"))
-    assert small.endswith(f" | {repeat.estimate:.3f} [{repeat.low:.3f}, {repeat.high:.3f}] | FASTER |")
-    none = "by device: none; by the device's medians and more than 2%: none. "
-    assert f" Rows slower than baseline or upstream_latest {none}" in text
+    median = record.rows[1].arms["solution"].summary[Metric.DEVICE].median
+    assert row.startswith(f"| large-512x8 | FASTER | missed | {median:.2f} | ")
+    assert row.endswith(f" | 28.00 | {28 / median:.3f} |")
+    assert "slower" not in text
     for fact in (
         record.command,
         COMMIT,
@@ -373,8 +387,11 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
         assert fact in text
     assert f"| `{record.run_id}` | NVIDIA H200 | `{COMMIT[:10]}` | 2 | {stated} | 1.8" in text
     assert text.count("| published above |") == 1
-    for picture in ("speedup", "attained", "history"):
+    for picture in ("summary", "speedup", "attained", "history"):
         assert f"](plots/{picture}-h200.svg)\n" in text
+    screen = text.partition("## h200")[2].partition("<details>")[0]
+    assert "summary-h200.svg" in screen
+    assert len(screen.splitlines()) <= 18, "the picture, the means, four lines and the way to every row"
     assert "| not published: the checkout was dirty |" in text
     assert "## b200\n\nCompiled (sm_100a), not measured" in text
 
@@ -446,8 +463,7 @@ def test_rows_that_are_slower_are_named(record: RunRecord) -> None:
         row.model_copy(update={"speedup": {Basis.DEVICE: {"baseline": Interval(estimate=0.9, low=0.8, high=high)}}})
         for row, high in ((first, 0.99), (second, 1.0))
     )
-    said = slower(record.model_copy(update={"rows": (slow, equal)}))
-    assert said.startswith(f"Rows slower than baseline or upstream_latest by device: {first.id} (baseline); by the")
+    assert slower_rows(record.model_copy(update={"rows": (slow, equal)}))[0] == [(first.id, "baseline")]
 
 
 def test_a_device_that_the_host_hides_is_named(task: Task, record: RunRecord) -> None:
@@ -456,22 +472,20 @@ def test_a_device_that_the_host_hides_is_named(task: Task, record: RunRecord) ->
     assert None not in times.values()
     fastest = min(times, key=lambda arm: times[arm] or 0.0)
     least = times[fastest] or 0.0
-    for factor, named in ((1.02, "none"), (1.021, f"{record.rows[0].id} ({fastest})")):
+    for factor, named in ((1.02, []), (1.021, [(record.rows[0].id, fastest)])):
         changed = _with_medians(record, {Metric.DEVICE: factor * least}, {})
-        assert slower(changed).endswith(f"; by the device's medians and more than 2%: {named}.")
-    head = next(line for line in results_md(task, [record]).splitlines() if line.startswith("| row |"))
-    assert "| device baseline | device solution | device upstream_latest | wall baseline |" in head
+        assert slower_rows(changed) == ([], named)
+    assert f"slower on the device: {record.rows[0].id} ({fastest})" in results_md(task, [changed])
 
 
 def test_rows_are_told_apart_by_what_bounds_them(task: Task, record: RunRecord) -> None:
     """The small row's device takes less than 0.8 of its wall, the large one's nearly all of it."""
     small = {Metric.WALL: 10.0, Metric.DEVICE: 7.9}
     text = results_md(task, [_with_medians(record, small, {Metric.WALL: 40.0, Metric.DEVICE: 35.0})])
-    assert f"| host | 1 | 10.00 | 7.90 | wall over host floor {10 / 4.3:.3f} |\n" in text
-    assert "| device | 1 | 40.00 | 35.00 | device over its limit 1.250 |\n" in text
-    text = results_md(task, [_with_medians(record, small, {Metric.WALL: 8.6, Metric.DEVICE: 1.0})])
-    assert "| host | 2 | 8.60 to 10.00 | 1.00 to 7.90 | wall over host floor 2.000 to 2.326 |\n" in text
-    assert "| device | 1" not in text
+    assert f"; 1 row bound by the host, {10 / 4.3:.3f} times its floor; 1 row bound by the device, 1.250 times" in text
+    both = _with_medians(record, small, {Metric.WALL: 8.6, Metric.DEVICE: 1.0})
+    assert "; 2 rows bound by the host, 2.000 to 2.326 times its floor\n" in results_md(task, [both])
+    assert bounds_md(both).endswith("|\n| host | 2 | 8.60 to 10.00 | 1.00 to 7.90 | 2.000 to 2.326 |\n")
 
 
 def _with_medians(record: RunRecord, *rows: Mapping[Metric, float]) -> RunRecord:
@@ -516,27 +530,63 @@ def test_results_without_a_run_say_how_to_make_one(task: Task) -> None:
 
 def test_the_table_of_all_tasks(task: Task, record: RunRecord) -> None:
     assert top_table_md([(task, [])]) == "No task has a published run yet.\n"
-    said, _, head, rule, line = top_table_md([(task, [record])]).splitlines()
-    assert said == f"Speedups are device / portable wall / wall with kda-runtime. {WHOSE}"
+    text = top_table_md([(task, [record])])
+    assert text.startswith("![How many times as fast as SGLang's own kernels each task's kernels are](docs/plots/")
+    assert WHOSE in text
+    assert "Speedups are device / portable wall / wall with kda-runtime; `-` was not measured.\n" in text
+    head, rule, line = (line for line in text.splitlines() if line.startswith("|"))
     assert head == "| task | GPU | rows | vs sglang 1.0 | attained | measured | commit |"
     assert rule.count("---") == 7
     assert line.startswith("| [k99_fake](fam/k99_fake/docs/results.md) | NVIDIA H200 | 2 | 1.997 / 1.433 / 2.002 | ")
     assert line.endswith(f"| 2026-11-20 | `{COMMIT[:10]}` |")
 
 
+def test_rows_can_be_downloaded(task: Task, record: RunRecord) -> None:
+    """Every row once, its numbers those of the record; JSON and CSV hold the same."""
+    first, second = flat_rows(task, {"h200": record})
+    assert [first["row"], second["row"]] == list(ROWS)
+    row = record.rows[1]
+    assert (second["verdict"], second["models"], second["bytes_moved"]) == ("FASTER", "some-model", 256)
+    speedup = row.speedup[Basis.DEVICE]["upstream_latest"]
+    shown = [second[f"device_speedup_vs_upstream_latest{end}"] for end in ("", "_low", "_high")]
+    assert shown == [round(value, 4) for value in (speedup.estimate, speedup.low, speedup.high)]
+    assert second["wall_us_portable"] == round(row.arms["portable"].summary[Metric.WALL].median, 4)
+    assert second["baseline_against_itself"] is None
+    assert first["baseline_against_itself"] is not None
+    assert json.loads(rows_json(task, {"h200": record})) == [first, second]
+    table = list(csv.DictReader(rows_csv(task, {"h200": record}).splitlines()))
+    assert [list(line.values()) for line in table] == [
+        ["" if value is None else str(value) for value in one.values()] for one in (first, second)
+    ]
+
+
+def test_a_row_without_an_interval_shows_the_ratio_of_its_medians(task: Task) -> None:
+    """Records from before version 3 have device times, and intervals of the wall alone."""
+    record = make_record(task, old=True)
+    row = record.rows[0]
+    assert Basis.DEVICE not in row.speedup
+    times = [median(row, arm, Metric.DEVICE) for arm in ("baseline", "solution")]
+    assert row_ratio(record, row, Basis.DEVICE, "baseline") == times[0] / times[1]
+    assert row_ratio(record, row, Basis.WALL, "baseline") == row.speedup[Basis.WALL]["baseline"].estimate
+    assert row_ratio(record, row, Basis.PORTABLE, "baseline") is None
+
+
 @draws
 def test_publish_writes_everything_once(task: Task, record: RunRecord, tmp_path: Path) -> None:
     append(task.ledger, record)
     docs, readme = task.path / "docs", tmp_path / "README.md"
-    pictures = [docs / "plots" / f"{kind}-h200.svg" for kind in ("speedup", "attained", "history")]
-    written = [docs / "results.md", docs / "baseline_source.md", *pictures, readme, tmp_path / "fam" / "README.md"]
+    pictures = [docs / "plots" / f"{kind}-h200.svg" for kind in ("summary", "speedup", "attained", "history")]
+    pages = [docs / name for name in ("results.md", "rows.csv", "rows.json", "baseline_source.md")]
+    overview, family = tmp_path / "docs" / "plots" / "overview.svg", tmp_path / "fam" / "README.md"
+    written = [*pages, *pictures, readme, overview, family]
     missing = publish([task], check=True)
-    assert [line for line in missing if line.endswith(": file not found; run `kda publish`")] == missing[:5]
+    new = [line for line in missing if line.endswith(": file not found; run `kda publish`")]
+    assert new == [*missing[:8], missing[9]]
     assert not written[0].exists(), "a check writes nothing"
     assert publish([task], check=False) == [str(path) for path in written]
     assert publish([task], check=True) == publish([task], check=False) == []
-    assert "sglang/kernel.py" in written[1].read_text()
-    assert readme.read_text().startswith("# Fake\n<!-- kda:results:begin -->\nSpeedups are ")
+    assert "sglang/kernel.py" in written[3].read_text()
+    assert readme.read_text().startswith("# Fake\n<!-- kda:results:begin -->\n![How many times")
     assert readme.read_text().endswith("<!-- kda:results:end -->\nThe rest.\n")
 
 
@@ -545,6 +595,9 @@ def test_publish_writes_everything_once(task: Task, record: RunRecord, tmp_path:
     ("name", "line", "honest", "edited"),
     [
         ("fam/k99_fake/docs/results.md", "| large-512x8 |", "| 28.00 |", "| 29.00 |"),
+        ("fam/k99_fake/docs/rows.csv", "large-512x8", "28.0", "29.0"),
+        ("fam/k99_fake/docs/rows.json", "small-4x8", "256", "257"),
+        ("docs/plots/overview.svg", "k99_fake", "k99", "k98"),
         ("fam/k99_fake/docs/baseline_source.md", "- files: 1", "1", "2"),
         ("fam/k99_fake/docs/plots/speedup-h200.svg", "<path d=", "1", "2"),
         ("fam/k99_fake/docs/plots/attained-h200.svg", "100 B", "100", "101"),

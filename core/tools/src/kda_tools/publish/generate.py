@@ -13,6 +13,7 @@ from kda_tools.publish import grid_page as grid_digest
 from kda_tools.publish import profile_page as profile_digest
 from kda_tools.publish import sanitize_page as sanitize_digest
 from kda_tools.publish.plots import FOLDER, OVERVIEW, overview_svg, plots
+from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.report import COMMAND, HEADER, published, shown_ids
 from kda_tools.publish.results_page import results_md
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME, rows_csv, rows_json
@@ -49,7 +50,8 @@ def publish(
     if not check:
         for task, records in ledgers:
             _demand_true_numbers(task, records)
-    wanted = dict(_contents(ledgers, draw, readme_blocks or {}))
+    with unchanged_files():
+        wanted = dict(_contents(ledgers, draw, readme_blocks or {}))
     found = []
     for path, content in wanted.items():
         old = path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else None

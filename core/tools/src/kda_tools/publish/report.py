@@ -10,6 +10,7 @@ from kda_judge.evidence.derive import MEASURED
 from kda_judge.evidence.run_record import Basis, Headline, Interval, Metric, RowResult, RunRecord
 from kda_tools.lab.compare_runs import MARGIN
 from kda_tools.publish.joined_runs import joined
+from kda_tools.publish.staleness import hashes
 from kda_tools.publish.task_notes import leftovers
 
 COMMAND = "kda publish"
@@ -62,7 +63,7 @@ def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
 
 def stale(task: Task, record: RunRecord) -> list[str]:
     """What the run measured that is not what the files hold now: one line for each part or pin."""
-    then, now = provenance.own(record.provenance.hashes), provenance.hashes(task)
+    then, now = provenance.own(record.provenance.hashes), hashes(task)
     found = [
         f"{part} has changed since run {record.run_id}: "
         f"sha256 was {then.get(part, NONE)[:12]}, is {now.get(part, NONE)[:12]}"

@@ -1,11 +1,19 @@
 """What profiles, sanitizer runs and grids have in common: they are about one state of a task's files."""
 
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence.provenance import hashes, pins
+from kda_judge.evidence import provenance
+from kda_judge.evidence.provenance import pins
 from kda_judge.evidence.run_record import Provenance
+from kda_tools.publish.read_once import once_per_task
 
 PARTS = ("solution", "library")
 """What decides which kernels run: the solution, and what it shares with others."""
+
+
+@once_per_task
+def hashes(task: Task) -> dict[str, str]:
+    """Part of the task -> sha256 of what it holds now."""
+    return provenance.hashes(task)
 
 
 def is_outdated(task: Task, source: Provenance) -> bool:

@@ -2,10 +2,10 @@
 
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.claims import mismatches
-from kda_judge.evidence.provenance import hashes
 from kda_judge.evidence.run_record import Provenance, RowResult, RunRecord
 from kda_judge.judge.open_row import traffic
 from kda_judge.judge.oracle import load_reference
+from kda_tools.publish.staleness import hashes
 
 DECIDE_ROWS = ("config", "workloads", "reference")
 """The parts that give a row's op, inputs, outputs and bytes; nothing is known of a run's rows where one has changed."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.tasks import Task
+from kda_tools.publish.read_once import once_per_task
 
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 """A relative Markdown link or picture."""
@@ -25,6 +26,7 @@ def copied(task: Task) -> list[str]:
     return [name for name, path in texts if path.is_file() and COPIED in path.read_text(encoding="utf-8")]
 
 
+@once_per_task
 def leftovers(task: Task) -> list[str]:
     """What is left of the task that this one was copied from, one line each; while there is any, it is not published.
 

@@ -82,7 +82,7 @@ def build(out: Path) -> int:
     if out.exists() and not (out / "searchindex.js").is_file():
         raise UsageError(f"kda site: {out}: expected an earlier site or nothing there, got something else")
     ledgers = [(task, read(task.ledger)) for task in find_tasks()]
-    with tempfile.TemporaryDirectory(prefix="kda-site-") as scratch:
+    with unchanged_files(), tempfile.TemporaryDirectory(prefix="kda-site-") as scratch:
         source, html = Path(scratch) / "source", Path(scratch) / "html"
         staged = _staged(root, ledgers)
         _write(root, source, staged)

@@ -39,7 +39,7 @@ def task_page(task: Task, records: Sequence[RunRecord]) -> str:
     """The whole page in Markdown."""
     latest = report.published(task, records)
     drawn = plots.plots(task, records)
-    parts = [f"{WIDE}# {task.folder}\n\n{task.config.task.title}.\n", _links(task)]
+    parts = [f"{_front(task)}# {task.folder}\n\n{task.config.task.title}.\n", _links(task)]
     for target, goal in task.config.targets.items():
         parts.append(f"## {target}\n")
         parts.append(
@@ -47,6 +47,14 @@ def task_page(task: Task, records: Sequence[RunRecord]) -> str:
         )
     parts.append(_runs(task, records, latest, drawn))
     return "\n".join(parts)
+
+
+def _front(task: Task) -> str:
+    """Front matter: a wide page, and the words of names under which a search has to find it."""
+    words = [*task.folder.split("_"), *task.config.ops, *(part for op in task.config.ops for part in op.split("_"))]
+    words += [model for row in task.workloads for model in row.models]
+    keywords = ", ".join(dict.fromkeys(words))
+    return WIDE.removesuffix("---\n") + f"myst:\n  html_meta:\n    keywords: {keywords}\n---\n"
 
 
 def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:

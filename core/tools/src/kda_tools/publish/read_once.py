@@ -1,0 +1,39 @@
+"""What pages ask of a task's files again and again, asked once as long as nobody changes them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from pathlib import Path
+from typing import TypeVar
+
+from kda_judge.contract.tasks import Task
+
+Answer = TypeVar("Answer")
+_known: ContextVar[dict[tuple[str, Path], object] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def unchanged_files() -> Iterator[None]:
+    """Inside, `once_per_task` functions read each task's files once: pages are made, and no file that they are about."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def once_per_task(ask: Callable[[Task], Answer]) -> Callable[[Task], Answer]:
+    """A function of a task's files alone, which callers must not change the answer of."""
+
+    @wraps(ask)
+    def asked(task: Task) -> Answer:
+        known = _known.get()
+        if known is None:
+            return ask(task)
+        key = (f"{ask.__module__}.{ask.__qualname__}", task.path)
+        if key not in known:
+            known[key] = ask(task)
+        return known[key]  # type: ignore[return-value]  # of the same function and task
+
+    return asked
