@@ -15,7 +15,7 @@ _known: ContextVar[dict[tuple[str, Path], object] | None] = ContextVar("known", 
 
 @contextmanager
 def unchanged_files() -> Iterator[None]:
-    """Inside, `once_per_task` functions read each task's files once: pages are made, and no file that they are about."""
+    """Inside, `once_per_task` functions read each task's files once: for making pages, which change none of them."""
     token = _known.set({})
     try:
         yield

@@ -14,9 +14,10 @@ from kda_judge.evidence.ledger import read
 from kda_tools.publish import grid_page, profile_page, report, sanitize_page
 from kda_tools.publish.figures import COLOURS
 from kda_tools.publish.plots import missing as missing_matplotlib
+from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.site import overview_pages
 from kda_tools.publish.site.frames import write_row_pages
-from kda_tools.publish.site.html_tables import WIDE, raw
+from kda_tools.publish.site.html_tables import raw, wide
 from kda_tools.publish.site.row_pages import folder_of, row_pages
 from kda_tools.publish.site.sweep_table import sweep_table
 from kda_tools.publish.site.task_page import task_page
@@ -117,7 +118,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
         page = Path(family) / START
         if (root / page).is_file():
             text = replace_block(_text(root / page), "tasks", overview_pages.headlines(members, family))
-            staged[page], places = WIDE + text + _contents("", places), [page]
+            staged[page], places = wide(text) + _contents("", places), [page]
         shelves[family.capitalize()] = places
     start = replace_block(_text(root / START), "results", pages.headlines(ledgers, ""))
     for caption, places in {**shelves, "Language models": llms, "Guides": guides}.items():
@@ -130,15 +131,15 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
     shelves = {"Results": [ROWS], **shelves, "Models": [*models, *[STEPS] * (STEPS in staged)], "Guides": guides}
     for caption, places in shelves.items():
         start += _contents(caption, places)
-    return {INDEX: WIDE + start, **staged}
+    return {INDEX: wide(start), **staged}
 
 
 def _document(task: Task, path: Path) -> str:
     """A document of a task: whole where the repository has its conclusion alone."""
     if path.name == SWEEPS:
-        return WIDE + _text(path) + sweep_table(path.with_suffix(".csv"))
+        return wide(_text(path) + sweep_table(path.with_suffix(".csv")))
     full = FULL[path.name](task) if path.name in FULL else None
-    return WIDE + full if full else _text(path)
+    return wide(full) if full else _text(path)
 
 
 def _text(path: Path) -> str:

@@ -14,8 +14,8 @@ from kda_tools.publish.report import NONE, interval, microseconds, ratio
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER = "number"
 """Mark of a cell that holds one."""
-WIDE = "---\nhide-toc: true\n---\n"
-"""Front matter of a page with wide tables: furo then leaves out the list of headings beside it."""
+WIDE_MARK = '<div class="kda-wide" hidden></div>'
+"""The style sheet widens a page by it. It stands at the page's begin, so that nothing moves while the rest arrives."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,12 @@ def inlined(svg: str, name: str, says: str) -> str:
 def plot(drawn: Mapping[str, str], kind: plots.Plot, target: str) -> str:
     """One of a task's plots in the page."""
     return inlined(drawn[plots.file_name(kind, target)], f"{kind.name}-{target}", kind.says)
+
+
+def wide(text: str, keywords: str = "") -> str:
+    """A page with wide tables, without furo's list of headings beside it; a search finds it by its keywords, too."""
+    meta = f"myst:\n  html_meta:\n    keywords: {keywords}\n" if keywords else ""
+    return f"---\nhide-toc: true\n{meta}---\n{raw(WIDE_MARK)}\n{text}"
 
 
 @lru_cache

@@ -8,7 +8,6 @@ from kda_tools.publish import plots, report, tables
 from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, median
 from kda_tools.publish.rows_data import dtype_of
 from kda_tools.publish.site.html_tables import (
-    WIDE,
     Cell,
     Line,
     inlined,
@@ -17,6 +16,7 @@ from kda_tools.publish.site.html_tables import (
     speedup_cell,
     table,
     time_cell,
+    wide,
 )
 from kda_tools.publish.site.row_pages import row_link
 from kda_tools.publish.tables import Ledgers
@@ -81,8 +81,8 @@ def rows_page(ledgers: Ledgers) -> str:
         for target, record in report.published(task, records).items()
         for row in record.rows
     ]
-    return (
-        f"{WIDE}# Every row\n\nAll rows of the published runs. Times are medians in microseconds a call; a ratio above "
+    return wide(
+        f"# Every row\n\nAll rows of the published runs. Times are medians in microseconds a call; a ratio above "
         f"1 means that the solution is faster. The pointer shows a ratio's 95% interval, a row's name leads to its "
         f"samples.\n{raw(table('Every row', ROW_HEAD, lines))}"
     )
@@ -107,8 +107,8 @@ def model_pages(ledgers: Ledgers, steps: str) -> dict[str, str]:
     pages = {}
     for model in sorted(found):
         rows = raw(table(f"Rows of {model}", ROW_HEAD, found[model])) if found[model] else "No row is measured yet.\n"
-        pages[model] = (
-            f"{WIDE}# {model}\n\nKernels of this model that have a task: {', '.join(tasks[model])}.\n\n{steps}\n\n"
+        pages[model] = wide(
+            f"# {model}\n\nKernels of this model that have a task: {', '.join(tasks[model])}.\n\n{steps}\n\n"
             f"## Rows of its traffic\n\nMedians in microseconds a call; a ratio above 1 means that the solution is "
             f"faster.\n{rows}"
         )

@@ -11,7 +11,6 @@ from kda_tools.publish.report import BASELINE, LATEST, median
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME
 from kda_tools.publish.run_facts import facts, state
 from kda_tools.publish.site.html_tables import (
-    WIDE,
     Cell,
     Line,
     number_cell,
@@ -21,6 +20,7 @@ from kda_tools.publish.site.html_tables import (
     table,
     template,
     time_cell,
+    wide,
 )
 from kda_tools.publish.site.row_pages import row_link
 
@@ -39,22 +39,21 @@ def task_page(task: Task, records: Sequence[RunRecord]) -> str:
     """The whole page in Markdown."""
     latest = report.published(task, records)
     drawn = plots.plots(task, records)
-    parts = [f"{_front(task)}# {task.folder}\n\n{task.config.task.title}.\n", _links(task)]
+    parts = [f"# {task.folder}\n\n{task.config.task.title}.\n", _links(task)]
     for target, goal in task.config.targets.items():
         parts.append(f"## {target}\n")
         parts.append(
             _measured(task, target, goal, latest[target], drawn) if target in latest else _unmeasured(task, goal)
         )
     parts.append(_runs(task, records, latest, drawn))
-    return "\n".join(parts)
+    return wide("\n".join(parts), _keywords(task))
 
 
-def _front(task: Task) -> str:
-    """Front matter: a wide page, and the words of names under which a search has to find it."""
+def _keywords(task: Task) -> str:
+    """The words under which a search has to find the task first."""
     words = [*task.folder.split("_"), *task.config.ops, *(part for op in task.config.ops for part in op.split("_"))]
     words += [model for row in task.workloads for model in row.models]
-    keywords = ", ".join(dict.fromkeys(words))
-    return WIDE.removesuffix("---\n") + f"myst:\n  html_meta:\n    keywords: {keywords}\n---\n"
+    return ", ".join(dict.fromkeys(words))
 
 
 def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:
