@@ -31,8 +31,8 @@ BROWSERS = ("google-chrome", "google-chrome-stable", "chromium", "chromium-brows
 """Chrome first: Ubuntu's chromium is a snap, which may not read temporary folders."""
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 LOCAL = ("file:", "data:")
-WIDTHS = (320, 900)
-"""CSS pixels of a small phone and a tablet, where a page is most likely too narrow."""
+WIDTHS = (320,)
+"""CSS pixels of a small phone, the narrowest that a page has to fit."""
 PAGE = "fam/k99_fake/docs/results.html"
 BLOCKS = ("tasks", "models", "shapes")
 LATER = "2026-11-21T04:30:00Z"

@@ -8,7 +8,7 @@ from kda_judge.contract.errors import LedgerError, UsageError
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence.ledger import read
 from kda_judge.evidence.run_record import RunRecord
-from kda_tools.publish import family_map
+from kda_tools.publish import family_map, tutorial_blocks
 from kda_tools.publish import grid_page as grid_digest
 from kda_tools.publish import profile_page as profile_digest
 from kda_tools.publish import sanitize_page as sanitize_digest
@@ -92,18 +92,28 @@ def _contents(ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]) ->
             yield docs / FOLDER / name, svg
     root = checkout_root()
     if root is not None:
-        known = {task.path: records for task, records in ledgers}
-        everything = [(task, known[task.path] if task.path in known else read(task.ledger)) for task in find_tasks()]
-        readme = root / "README.md"
-        if not readme.is_file():
-            raise UsageError(f"{readme}: file not found; it holds the table of all tasks")
-        yield readme, _filled(readme, {"results": top_table_md(everything), **readme_blocks})
-        runs = [(task, run) for task, records in everything for run in published(task, records).values()]
-        if runs and draw:
-            yield root / OVERVIEW, overview_svg(runs)
-        for name, members in groupby(everything, key=lambda pair: pair[0].family):
-            if (page := root / name / "README.md").is_file():
-                yield page, _filled(page, family_map.blocks(list(members)))
+        yield from _of_all_tasks(root, ledgers, draw, readme_blocks)
+
+
+def _of_all_tasks(
+    root: Path, ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]
+) -> Iterable[tuple[Path, str]]:
+    """The README, the picture of all tasks, the tutorial, and the families' maps."""
+    known = {task.path: records for task, records in ledgers}
+    everything = [(task, known[task.path] if task.path in known else read(task.ledger)) for task in find_tasks()]
+    readme = root / "README.md"
+    if not readme.is_file():
+        raise UsageError(f"{readme}: file not found; it holds the table of all tasks")
+    yield readme, _filled(readme, {"results": top_table_md(everything), **readme_blocks})
+    runs = [(task, run) for task, records in everything for run in published(task, records).values()]
+    if runs and draw:
+        yield root / OVERVIEW, overview_svg(runs)
+    tutorial = next((one for one in everything if one[0].op == tutorial_blocks.OP), None)
+    if tutorial and (page := root / tutorial_blocks.PAGE).is_file():
+        yield page, _filled(page, tutorial_blocks.blocks(*tutorial))
+    for name, members in groupby(everything, key=lambda pair: pair[0].family):
+        if (page := root / name / "README.md").is_file():
+            yield page, _filled(page, family_map.blocks(list(members)))
 
 
 def _filled(path: Path, blocks: Mapping[str, str]) -> str:

@@ -1,0 +1,66 @@
+"""The generated parts of docs/tutorial.md: what the published run of its task shows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import Basis, Metric, RunRecord
+from kda_tools.publish.report import (
+    BASELINE,
+    LATEST,
+    by_age,
+    interval,
+    line,
+    median,
+    microseconds,
+    published,
+    ratio,
+    speedup,
+)
+
+PAGE, OP = Path("docs") / "tutorial.md", "qknorm_rope"
+"""In the checkout, and the task that it is about."""
+ROWS = ("qwen-4096x24x128", "qwen-19x24x128")
+"""A large row, and a small one."""
+
+
+def blocks(task: Task, records: Sequence[RunRecord]) -> dict[str, str]:
+    """Name of the block -> its Markdown."""
+    return {"floors": _floors(task, records), "history": _history(records)}
+
+
+def _floors(task: Task, records: Sequence[RunRecord]) -> str:
+    head = ("row", "GPU", "bytes", "limit us", "device us", "0.5.12.post1 us", "0.5.23 us", "attained")
+    lines = [line(*head, "wall us", "host floor us"), "|---" * (len(head) + 2) + "|\n"]
+    for target, record in published(task, records).items():
+        for row in record.rows:
+            if row.id not in ROWS or row.limit is None:
+                continue
+            devices = (median(row, arm, Metric.DEVICE) for arm in (record.settings.subject, BASELINE, LATEST))
+            lines.append(
+                line(
+                    row.id,
+                    target,
+                    f"{row.limit.bytes_moved:,}",
+                    microseconds(row.limit.device_us),
+                    *map(microseconds, devices),
+                    ratio(row.attained),
+                    microseconds(median(row, record.settings.subject, Metric.WALL)),
+                    microseconds(row.limit.host_us),
+                )
+            )
+    return "".join(lines)
+
+
+def _history(records: Sequence[RunRecord]) -> str:
+    head = ("run", "device, over 0.5.12.post1", "device, over 0.5.23", "wall, over 0.5.12.post1", "attained")
+    lines = [line(*head), "|---" * len(head) + "|\n"]
+    for record in sorted(records, key=by_age, reverse=True):
+        if record.headline is None:
+            continue
+        means = [
+            speedup(record.headline, basis, arm)
+            for basis, arm in ((Basis.DEVICE, BASELINE), (Basis.DEVICE, LATEST), (Basis.WALL, BASELINE))
+        ]
+        lines.append(line(f"`{record.run_id}`", *map(interval, (*means, record.headline.attained))))
+    return "".join(lines)

@@ -1,0 +1,80 @@
+"""README and docs/commands.md: short enough, answering first what a stranger asks, and naming commands that exist."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from typer.main import get_command
+
+from kda_judge.contract.tasks import checkout_root, find_tasks
+from kda_tools import cli
+
+WORDS = 1200
+SCREEN = 60
+"""Lines of a first screen as GitHub shows it: 900 pixels of text, and the picture."""
+QUESTIONS = ("## Is my model faster?", "## Can I trust it?", "## What do I type?")
+COMING = {"campaign", "port"}
+"""Commands that the README announces and that are not there yet."""
+
+
+def text_of(name: str) -> str:
+    root = checkout_root()
+    assert root is not None
+    return (root / name).read_text(encoding="utf-8")
+
+
+def commands(app: object, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Every command and group below `app`, with its words."""
+    for name, command in getattr(app, "commands", {}).items():
+        yield (*before, name), command
+        yield from commands(command, (*before, name))
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, ...], object]:
+    return dict(commands(get_command(cli.base.app)))
+
+
+def quoted(text: str) -> list[list[str]]:
+    """The words behind `kda` wherever a document shows a call of it."""
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(kda [^`]+)`", text)
+    calls = (line.partition("&& ")[2] if "&& kda " in line else line for line in lines)
+    return [shlex.split(call, comments=True)[1:] for call in calls if call.startswith("kda ")]
+
+
+def test_the_readme_is_short_and_answers_three_questions_first() -> None:
+    text = text_of("README.md")
+    assert len(text.split()) < WORDS
+    shown = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL).splitlines()
+    places = [shown.index(question) for question in QUESTIONS]
+    assert places == sorted(places)
+    assert places[-1] + 8 < SCREEN, "the commands, too"
+    first, trust, commands_ = (shown[start:stop] for start, stop in zip(places, [*places[1:], None], strict=True))
+    assert any("overview.svg" in line for line in first)
+    assert any("docs/method.md" in line for line in trust)
+    assert any(line.startswith("python3 -m venv") for line in commands_)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/commands.md", "docs/tutorial.md"])
+def test_every_command_that_is_shown_exists_with_its_options(name: str, known: dict[tuple[str, ...], object]) -> None:
+    ops = {task.op for task in find_tasks()} | {"OP", "[OP]"}
+    shown = quoted(text_of(name))
+    assert shown
+    for words in shown:
+        if words[0] in COMING or words[0].isupper():
+            continue
+        path = next((tuple(words[:count]) for count in (2, 1) if tuple(words[:count]) in known), None)
+        assert path is not None, words
+        options = {option for one in known[path].params for option in one.opts}  # type: ignore[attr-defined]
+        ours = words[: words.index("--")] if "--" in words else words
+        assert {word for word in ours if word.startswith("--")} <= options, words
+        if "task" in {one.name for one in known[path].params} and len(ours) > len(path):  # type: ignore[attr-defined]
+            assert ours[len(path)] in ops, words
+
+
+def test_every_command_is_listed(known: dict[tuple[str, ...], object]) -> None:
+    listed = text_of("docs/commands.md")
+    leaves = [words for words, command in known.items() if not hasattr(command, "commands")]
+    assert [words for words in leaves if f"`kda {' '.join(words)}" not in listed] == []
