@@ -96,7 +96,7 @@ def test_moved_takes_the_whole_interval_beyond_the_margin(factor: float, reach: 
 
 
 def test_equal_runs_rarely_disagree_and_unequal_ones_do() -> None:
-    """The rates that docs/method.md states for 3 generations and processes that differ by 1%: 0% and 87%."""
+    """The rates that docs/method_evidence.md states for 3 generations and processes that differ by 1%: 0% and 87%."""
 
     def speedup(rng: np.random.Generator, factor: float) -> Interval:
         arms: tuple[list[list[float]], ...] = ([], [])

@@ -1,4 +1,4 @@
-"""One field of a real line is changed: the line is refused, nothing published changes, or docs/method.md says so."""
+"""One field of a real line is changed: the line is refused, nothing published changes, or docs/method_evidence.md says so."""
 
 import copy
 import json
@@ -114,8 +114,8 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def listed(kind: str) -> list[str]:
-    """The fields that docs/method.md lists for this kind of line."""
-    text = (ROOT / "docs" / "method.md").read_text()
+    """The fields that docs/method_evidence.md lists for this kind of line."""
+    text = (ROOT / "docs" / "method_evidence.md").read_text()
     section = text.partition(HEADING)[2].partition("\n## ")[0]
     found = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| [^|]+ \|$", section, re.MULTILINE)
     return [

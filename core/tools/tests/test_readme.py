@@ -59,7 +59,7 @@ def test_the_readme_is_short_and_answers_three_questions_first() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "docs/commands.md", "docs/tutorial.md"])
 def test_every_command_that_is_shown_exists_with_its_options(name: str, known: dict[tuple[str, ...], object]) -> None:
-    ops = {task.op for task in find_tasks()} | {"OP", "[OP]"}
+    ops = {task.op for task in find_tasks()} | {"OP", "[OP]", "RECORD", "A"}
     shown = quoted(text_of(name))
     assert shown
     for words in shown:

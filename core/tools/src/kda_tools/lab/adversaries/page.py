@@ -35,7 +35,7 @@ honest arm's: because what was tried has no effect, or, in **bold**, because it 
 
 ## Not caught
 
-{missed} of {all}, on one kind of machine at least; [method.md](method.md#what-this-cannot-detect) says why. On a CPU no
+{missed} of {all}, on one kind of machine at least; [method_limits.md](method_limits.md) says why. On a CPU no
 time is kept, so that no wrong number can come from there.
 {unproven}
 | adversary | not caught on | what it gains |
