@@ -1,4 +1,4 @@
-"""One field of a real line is changed: the line is refused, nothing published changes, or docs/method_evidence.md says so."""
+"""One field of a real line is changed: it is refused, nothing published changes, or docs/method_evidence.md says so."""
 
 import copy
 import json

@@ -32,8 +32,8 @@ def _run() -> None:
     except Exception as error:  # noqa: BLE001  # Python's own code for it, 1, means incorrect rows here
         from kda_tools.cli.failures import explained
 
-        if (told := explained(error)) is None:
+        if (explanation := explained(error)) is None:
             traceback.print_exc()
             sys.exit(ExitCode.INTERNAL)
-        typer.echo(f"kda: {told}", err=True)
-        sys.exit(told.exit_code)
+        typer.echo(f"kda: {explanation}", err=True)
+        sys.exit(explanation.exit_code)

@@ -19,17 +19,20 @@ def apply(
     ] = None,
     ops: Annotated[
         list[str] | None,
-        typer.Option("--ops", metavar="NAMES", help="Only these tasks: k03,k05 or their ops; may be repeated."),
+        typer.Option("--ops", metavar="NAMES", help="Only these tasks, such as k03,k05 or their ops; may be repeated."),
     ] = None,
     form: Annotated[
-        str, typer.Option("--form", help="portable: as exported, torch and triton alone. runtime: with kda-runtime.")
+        str,
+        typer.Option(
+            "--form", help="portable: the plain export, with torch and triton only. runtime: with kda-runtime."
+        ),
     ] = "portable",
     gpus: Annotated[
-        int, typer.Option(min=0, help="Idle GPUs to choose among several; 0, or a CUDA_VISIBLE_DEVICES: choose none.")
+        int, typer.Option(min=0, help="How many idle GPUs to choose; 0, or a CUDA_VISIBLE_DEVICES that is set: none.")
     ] = 1,
     json: Json = None,
 ) -> None:
-    """Run COMMAND with the solutions in place of the functions of the installed SGLang; none of its files changes.
+    """Run COMMAND with our kernels in place of the installed SGLang's functions; no file of SGLang is changed.
 
     At its end it says, on standard error, which calls were taken, which fell back to SGLang's own function, and why.
     The exit code is the command's, 3 where nothing could be replaced.

@@ -14,8 +14,8 @@ from kda_judge import __version__
 
 app = typer.Typer(
     name="kda",
-    help="Evidence-first optimisation of the GPU kernels that serving frameworks really run.",
-    epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, stale results, or rows that moved; "
+    help="Measure, check and improve the GPU kernels that serving frameworks run.",
+    epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, stale results, or rows that changed; "
     "2 bad usage; 3 something is missing (GPU, network, pinned file); 4 a broken or refused ledger line; "
     "5 an arm failed; 70 a bug in kda; 130 interrupted; 141 nobody read the output to its end.",
     no_args_is_help=True,
@@ -33,15 +33,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version; doctor says more.")
-    ] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     """Options of `kda` itself."""
     from kda_judge.contract.tasks import checkout_root
 
-    if (told := foreign(checkout_root())) is not None:
-        typer.echo(told, err=True)
+    if (warning := foreign(checkout_root())) is not None:
+        typer.echo(warning, err=True)
 
 
 def foreign(root: Path | None) -> str | None:
@@ -59,10 +57,13 @@ MOST = 10_000
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="Op or folder: qknorm_rope, diffusion/k03_qknorm_rope.")]
 Rows = Annotated[
-    list[str] | None, typer.Option("--rows", metavar="PATTERN", help="Only rows whose id matches; may be repeated.")
+    list[str] | None,
+    typer.Option("--rows", metavar="PATTERN", help="Only rows whose name matches, such as 'qwen*'; may be repeated."),
 ]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the run's record there.")]
-TaskOption = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Look in this task's ledger alone.")]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", metavar="TASK", help="Look for the run in this task's ledger only.")
+]
 DeviceName = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto (a GPU if there is one), cpu, cuda, or cuda:INDEX.")
 ]

@@ -18,7 +18,10 @@ def tune(
     limit_s: Annotated[
         float | None,
         typer.Option(
-            "--limit-s", metavar="SECONDS", callback=seconds, help="Begin no row after it; the sweep is partial."
+            "--limit-s",
+            metavar="SECONDS",
+            callback=seconds,
+            help="Start no row after this time; the sweep is then partial.",
         ),
     ] = None,
     derive: Annotated[
@@ -28,7 +31,7 @@ def tune(
         ),
     ] = False,
 ) -> None:
-    """Time every configuration of a task's kernels and write the tables that dispatch reads."""
+    """Time every configuration of a task's kernels and write the table that the solution reads."""
     from kda_judge.contract.tasks import find_task
     from kda_tools.lab.tune.run_sweep import Request
     from kda_tools.project import tune_task
@@ -47,16 +50,16 @@ def tune(
 def profile(
     task: TaskName,
     row: Annotated[
-        list[str] | None, typer.Option("--row", metavar="ID", help="The row, not optional; may be repeated.")
+        list[str] | None, typer.Option("--row", metavar="ID", help="The row to profile (required); may be repeated.")
     ] = None,
-    arm: Annotated[str, typer.Option("--arm", help="The arm to explain.")] = "solution",
-    against: Annotated[str, typer.Option("--against", metavar="ARM", help="The arm beside it.")] = "baseline",
+    arm: Annotated[str, typer.Option("--arm", help="The arm to profile.")] = "solution",
+    against: Annotated[str, typer.Option("--against", metavar="ARM", help="The arm to compare it with.")] = "baseline",
     reports: Annotated[
         Path | None, typer.Option("--reports", metavar="FOLDER", help="For ncu's own reports; profiles/ if not given.")
     ] = None,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Profile on a busy GPU.")] = False,
 ) -> None:
-    """Explain a row: two arms under Nsight Compute, side by side, appended to the task's docs/profile.jsonl."""
+    """Profile two arms on a row with Nsight Compute, and append the profile to docs/profile.jsonl."""
     from kda_judge.contract.tasks import checkout_root, find_task
     from kda_judge.evidence import record_log
     from kda_tools.lab.profile.profile_record import log
@@ -83,17 +86,17 @@ def sanitize(
     task: TaskName,
     rows: Annotated[
         list[str] | None,
-        typer.Option("--rows", metavar="PATTERN", help="These rows, of the grid too, instead of the chosen few."),
+        typer.Option("--rows", metavar="PATTERN", help="These rows (grid rows, too) instead of the default choice."),
     ] = None,
     tool: Annotated[
         list[str] | None,
         typer.Option("--tool", help="memcheck and racecheck if not given; initcheck, synccheck. May be repeated."),
     ] = None,
     arm: Annotated[
-        str, typer.Option("--arm", help="The arm to check; what another than the solution shows is not recorded.")
+        str, typer.Option("--arm", help="The arm to check; only the solution's result is recorded.")
     ] = "solution",
 ) -> None:
-    """Look for stray accesses and races: the solution under compute-sanitizer, appended to docs/sanitize.jsonl."""
+    """Look for stray accesses and races with compute-sanitizer, and append the result to docs/sanitize.jsonl."""
     from functools import partial
 
     from kda_judge.contract.tasks import find_task

@@ -33,17 +33,25 @@ def bench(
     rows: Rows = None,
     arm: Annotated[str, typer.Option("--arm", help="The arm under test.")] = "solution",
     against: Annotated[
-        list[str] | None, typer.Option("--against", metavar="ARM", help="Opponent; may be repeated, the first decides.")
+        list[str] | None,
+        typer.Option(
+            "--against", metavar="ARM", help="The arm to compare with; may be repeated, the first one decides."
+        ),
     ] = None,
     port: Annotated[
         list[str] | None,
-        typer.Option("--port", metavar="NAME=DIR", help="A further arm: the folder of a package, such as an export."),
+        typer.Option(
+            "--port", metavar="NAME=DIR", help="Add the package in this folder as an arm, for example an export."
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first look: one generation, one seed, few samples; never published.")
+        bool, typer.Option("--quick", help="A first look: one generation, one seed, few samples. Never published.")
     ] = False,
     part: Annotated[
-        str | None, typer.Option("--part", metavar="I/N", help="Every N-th row from the I-th; recorded parts join.")
+        str | None,
+        typer.Option(
+            "--part", metavar="I/N", help="Every N-th row, beginning with the I-th; recorded parts are joined."
+        ),
     ] = None,
     aa: Annotated[bool, typer.Option("--aa", help="Also time the first opponent against itself.")] = False,
     record: Annotated[
@@ -51,13 +59,15 @@ def bench(
     ] = False,
     json: Json = None,
     device: DeviceName = "auto",
-    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a busy GPU; marked noisy.")] = False,
+    allow_busy: Annotated[
+        bool, typer.Option("--allow-busy", help="Measure although the GPU is busy; the run is marked noisy.")
+    ] = False,
     generations: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Times the workers are started afresh.")
+        int | None, typer.Option(min=1, max=MOST, help="How often the workers are restarted.")
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, max=MOST, help="Samples per row, arm and generation.")] = None,
 ) -> None:
-    """Verify and measure a task. Without a GPU: verify, compile, and say what a GPU would add."""
+    """Check a task's outputs and time its arms. Without a GPU: check small shapes and compile the kernels."""
     from kda_judge.bench import Request, open_session
     from kda_judge.contract.errors import MissingRequirement, UsageError
     from kda_judge.contract.tasks import find_task
@@ -97,16 +107,18 @@ def bench(
 
 @app.command()
 def rerun(
-    run: Annotated[str, typer.Argument(metavar="RECORD", help="Id of a recorded run, or how it begins.")],
+    run: Annotated[str, typer.Argument(metavar="RECORD", help="Name of a recorded run, or its first characters.")],
     task: TaskOption = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare also when files, pins or the GPU are not the record's.")
+        bool, typer.Option("--anyway", help="Compare even if files, pins or the GPU have changed since.")
     ] = False,
     record: Annotated[bool, typer.Option("--record", help="Append the new run to the task's ledger.")] = False,
     json: Json = None,
-    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a busy GPU; marked noisy.")] = False,
+    allow_busy: Annotated[
+        bool, typer.Option("--allow-busy", help="Measure although the GPU is busy; the run is marked noisy.")
+    ] = False,
 ) -> None:
-    """Measure a recorded run once more, with its own settings, and say which rows moved."""
+    """Measure a recorded run again with the same settings, and say which rows changed."""
     from kda_tools.project.export.portable import portable
     from kda_tools.project.rerun import find_run, same_session
 
@@ -122,11 +134,11 @@ def rerun(
 
 @app.command()
 def compare(
-    old: Annotated[str, typer.Argument(metavar="A", help="Id of a recorded run, or how it begins.")],
+    old: Annotated[str, typer.Argument(metavar="A", help="Name of a recorded run, or its first characters.")],
     new: Annotated[str, typer.Argument(metavar="B", help="The run to compare with it.")],
     task: TaskOption = None,
 ) -> None:
-    """Compare two recorded runs of a task: which rows moved, by how much, and what else differs."""
+    """Compare two recorded runs of a task: which rows changed, by how much, and what else differs."""
     from kda_judge.contract.errors import UsageError
     from kda_tools.project.rerun import find_run
 
@@ -143,24 +155,29 @@ def compare(
 def validate(
     task: TaskName,
     rows: Rows = None,
-    full: Annotated[bool, typer.Option("--full", help="The whole grid also without a GPU.")] = False,
-    static: Annotated[bool, typer.Option("--static", help="Only files and published numbers; runs no kernel.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Check the whole grid, also without a GPU.")] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="Check files and published numbers only; run no kernel.")
+    ] = False,
     json: Json = None,
     device: DeviceName = "auto",
     limit_s: Annotated[
         float | None,
         typer.Option(
-            "--limit-s", metavar="SECONDS", callback=seconds, help="Begin no row after it; the others stay unchecked."
+            "--limit-s",
+            metavar="SECONDS",
+            callback=seconds,
+            help="Start no row after this time; the rest stay unchecked.",
         ),
     ] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="Only rows, on a GPU; append what they showed to docs/grid.jsonl.")
+        bool, typer.Option("--record", help="Check rows on a GPU and append the results to docs/grid.jsonl.")
     ] = False,
     rest: Annotated[
-        bool, typer.Option("--rest", help="With --record: rows that no recorded run of this state has checked.")
+        bool, typer.Option("--rest", help="With --record: only rows that no recorded run of these files has checked.")
     ] = False,
 ) -> None:
-    """Check a task: its files, its published numbers, and every row and regression-grid row against the oracle."""
+    """Check a task: files, published numbers, and every row of the regression grid against the oracle."""
     from kda_judge.bench import Request, open_session, run
     from kda_judge.contract.errors import UsageError
     from kda_judge.contract.tasks import find_task
@@ -211,7 +228,7 @@ def compile(
     rows: Rows = None,
     arm: Annotated[str, typer.Option("--arm", help="The arm whose kernels are compiled.")] = "solution",
 ) -> None:
-    """Compile every kernel of a task ahead of time for each target GPU, and read off how it will use memory there."""
+    """Compile every kernel for every target GPU: registers, spills, occupancy, memory accesses."""
     from kda_judge.contract.tasks import find_task
 
     _compile(find_task(task), rows or [], arm)

@@ -9,13 +9,13 @@ import typer
 from kda_tools.cli.base import MOST, command_line, relative, writable
 from kda_tools.cli.base import app as kda
 
-app = typer.Typer(help="Whole models: what a step is made of, and what the solutions make of it.", no_args_is_help=True)
+app = typer.Typer(help="Whole models: what a step is made of, and how our kernels change it.", no_args_is_help=True)
 kda.add_typer(app, name="model")
 
 
 @app.command("list")
 def list_models() -> None:
-    """List the models, their layers, tokens and releases, and where the figures come from."""
+    """List the models whose step can be run, with layers, tokens, releases and sources."""
     from kda_tools.models.known_models import load_models
     from kda_tools.models.views import print_models
 
@@ -34,29 +34,38 @@ class Arm(str, Enum):
 def step(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `kda model list` shows.")],
     arm: Annotated[
-        Arm, typer.Option("--arm", help="Against upstream: the solutions, their plain exports, or nothing.")
+        Arm,
+        typer.Option("--arm", help="What to compare with upstream: the solutions, their plain exports, or nothing."),
     ] = Arm.SOLUTION,
     release: Annotated[
-        str | None, typer.Option("--release", metavar="VERSION", help="Of SGLang; the first that has the model.")
+        str | None,
+        typer.Option(
+            "--release", metavar="VERSION", help="Release of SGLang; by default the first that has the model."
+        ),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option("--layers", min=0, max=MOST, help="Of all kinds together; 0: all of the real model.")
+        int | None,
+        typer.Option(
+            "--layers", min=0, max=MOST, help="Number of layers, all kinds together; 0: as many as the real model has."
+        ),
     ] = None,
     denoise: Annotated[
-        int, typer.Option("--denoise", min=0, max=MOST, help="Steps over which the arms' latents are compared.")
+        int, typer.Option("--denoise", min=0, max=MOST, help="Denoising steps over which the outputs are compared.")
     ] = 50,
     mode: Annotated[
         list[str] | None, typer.Option("--mode", metavar="MODE", help="eager, graph, compile; may be repeated.")
     ] = None,
-    processes: Annotated[int, typer.Option("--processes", max=MOST, help="Fresh processes that are timed.")] = 3,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Of each mode, arm and process.")] = 12,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30, help="Of weights and inputs.")] = 0,
-    offline: Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")] = False,
-    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")] = False,
+    processes: Annotated[int, typer.Option("--processes", max=MOST, help="Number of processes to time.")] = 3,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=MOST, help="Samples of each mode, arm and process.")
+    ] = 12,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30, help="Seed of weights and inputs.")] = 0,
+    offline: Annotated[bool, typer.Option("--offline", help="Use only the wheel in the cache.")] = False,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although the GPU is busy.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Append the run to the models' ledger.")] = False,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the run's record there.")] = None,
 ) -> None:
-    """One denoising step of a model with random weights, upstream's ops against ours. Without a GPU: tiny, untimed."""
+    """Run one denoising step with random weights, with upstream's ops and ours. Without a GPU: tiny, not timed."""
     from kda_judge.evidence.record_log import append
     from kda_tools.models.known_models import folder, load_models
     from kda_tools.models.run_step import MODES, Plan, run

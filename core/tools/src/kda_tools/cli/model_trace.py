@@ -16,15 +16,18 @@ def trace(
     file: Annotated[Path, typer.Argument(metavar="TRACE", help="A Chrome trace of torch.profiler, .json or .json.gz.")],
     steps: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST, help="Steps in it; without it the profiler's own, or 1 where it marked none."),
+        typer.Option(
+            min=1, max=MOST, help="Number of steps in the trace; by default those that the profiler marked, or 1."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Kernels and hotspots shown.")] = 20,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything there.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many kernels and hotspots to show.")] = 20,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the whole result there.")] = None,
     cards: Annotated[
-        Path | None, typer.Option("--cards", metavar="DIR", help="Write draft task cards of what is new there.")
+        Path | None,
+        typer.Option("--cards", metavar="DIR", help="Write draft task cards there for what no task covers."),
     ] = None,
 ) -> None:
-    """Say where the GPU's time of a trace went, what of it is covered already, and what is worth a task."""
+    """Show where the GPU's time in a trace went, which tasks cover it, and what is worth a new task."""
     from kda_judge.contract.tasks import checkout_root, find_tasks
     from kda_tools.traces import cards as drafts
     from kda_tools.traces import catalogue, trace_view

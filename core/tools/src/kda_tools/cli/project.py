@@ -34,13 +34,14 @@ def list_tasks(
 @app.command()
 def fetch(
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="One task; all when left out.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Extract again even when the cache is good.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Extract again even if the cache is complete.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Only check the cache.")] = False,
     wheel: Annotated[
-        list[Path] | None, typer.Option("--wheel", metavar="FILE", help="Take the wheel from there; may be repeated.")
+        list[Path] | None,
+        typer.Option("--wheel", metavar="FILE", help="Use this wheel instead of downloading it; may be repeated."),
     ] = None,
 ) -> None:
-    """Bring the pinned upstream files into the cache; everything works offline afterwards."""
+    """Download the pinned upstream files into the cache; everything works offline afterwards."""
     from kda_judge.arms import upstream
     from kda_judge.contract.tasks import all_tasks, checkout_root, find_task
 
@@ -60,14 +61,15 @@ def lock(
     task: TaskName,
     also: Annotated[
         list[str] | None,
-        typer.Option("--also", metavar="PATTERN", help="Files that no import and no include names; may be repeated."),
+        typer.Option("--also", metavar="PATTERN", help="Add files that no import or include names; may be repeated."),
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="PATTERN", help="Files to leave out; may be repeated.")
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Take the wheels from the cache only.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Use only wheels in the cache.")] = False,
     wheel: Annotated[
-        list[Path] | None, typer.Option("--wheel", metavar="FILE", help="Take the wheel from there; may be repeated.")
+        list[Path] | None,
+        typer.Option("--wheel", metavar="FILE", help="Use this wheel instead of downloading it; may be repeated."),
     ] = None,
     pin: Annotated[
         str | None, typer.Option("--pin", metavar="NAME", help="One key under [upstream]; all when left out.")
@@ -152,7 +154,7 @@ def export(
 
 @app.command()
 def doctor() -> None:
-    """Show what this machine has, what is missing, and the command that brings it."""
+    """Show what this machine has, what is missing, and how to get it."""
     from kda_tools.project.doctor import checks
     from kda_tools.publish.list_views import print_checks
 
@@ -161,7 +163,9 @@ def doctor() -> None:
 
 @app.command()
 def publish(
-    check: Annotated[bool, typer.Option("--check", help="Only say which files are not what the ledgers give.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; list the files that differ from what the ledgers give.")
+    ] = False,
 ) -> None:
     """Generate results, plots and tables from the ledgers."""
     from kda_judge.contract.tasks import all_tasks
@@ -188,7 +192,9 @@ def publish(
 
 @app.command()
 def schema(
-    check: Annotated[bool, typer.Option("--check", help="Only say which schemas are not what the models say.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; list the schemas that are out of date.")
+    ] = False,
 ) -> None:
     """Write the JSON Schemas of the tasks' TOML files and of the ledger's lines."""
     from kda_tools.project.json_schemas import write
@@ -202,9 +208,9 @@ def schema(
 
 @app.command()
 def site(
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to; an earlier site is replaced.")] = Path(
-        "_site"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Output folder; an earlier site there is replaced.")
+    ] = Path("_site"),
 ) -> None:
     """Build the static site from the ledgers and the documents; it works offline, from files."""
     from kda_tools.publish.site import build
@@ -225,7 +231,7 @@ def merge_ledger(
         Path, typer.Argument(metavar="FILE", help="A ledger from another machine, or what --json wrote there.")
     ],
 ) -> None:
-    """Append the runs that FILE has and the task's ledger lacks, byte for byte; all of them, or none."""
+    """Append the runs in FILE that the task's ledger does not have; all of them, or none."""
     from kda_judge.contract.tasks import find_task
     from kda_judge.evidence import ledger
     from kda_tools.publish.task_claims import unfit

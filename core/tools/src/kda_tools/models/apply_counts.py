@@ -110,11 +110,11 @@ def gather(folder: Path) -> Gathered:
         view = memoryview(log.with_suffix(".counts").read_bytes()).cast("q")
         for line in log.read_text(encoding="utf-8").splitlines():
             try:
-                said = json.loads(line)
+                entry = json.loads(line)
             except ValueError:
                 continue
-            if said["event"] == "counter":
-                found.calls[Counted(*said["counted"])] += view[said["slot"]]
+            if entry["event"] == "counter":
+                found.calls[Counted(*entry["counted"])] += view[entry["slot"]]
             else:
-                found.events.append(said)
+                found.events.append(entry)
     return found

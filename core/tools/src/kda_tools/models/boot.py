@@ -90,13 +90,13 @@ def _platform() -> None:
     if torch.cuda.is_available():
         return
     cpu = importlib.import_module(f"{RUNTIME}platforms.cpu").CpuPlatform
-    said = {
+    answers = {
         "is_cuda": lambda _: True,
         "is_cpu": lambda _: False,
         "is_cuda_static": classmethod(lambda _: True),
         "get_torch_distributed_backend_str": classmethod(lambda _: "gloo"),
     }
-    platforms._current_platform = type("CudaForLayers", (cpu,), said)()  # type: ignore[attr-defined]
+    platforms._current_platform = type("CudaForLayers", (cpu,), answers)()  # type: ignore[attr-defined]
     torch.cpu.get_device_properties = lambda *_: types.SimpleNamespace(warp_size=32)  # type: ignore[attr-defined]
     torch.cuda.is_current_stream_capturing = lambda: False
 

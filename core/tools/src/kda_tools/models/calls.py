@@ -139,8 +139,8 @@ def why_not(solution: Any, op: str, like: Callable[..., Any], args: Any, kwargs:
     kwargs = {name: value for name, value in kwargs.items() if name in parameters(function)}
     on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
     if on_gpu or not hasattr(function, "kda_op"):
-        told: str | None = solution.why_not(op, *args, **kwargs)
-        return told
+        answer: str | None = solution.why_not(op, *args, **kwargs)
+        return answer
     call = function.kda_call(*args, **kwargs)
     if isinstance(call, str):
         return None if "CPU" in call or "cpu" in call else call

@@ -56,8 +56,8 @@ def _demand_same(one: Settings, other: Settings) -> None:
     before, after = _flat(one.model_dump()), _flat(other.model_dump())
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     if keys:
-        told = "\n".join(f"  {key}: {before.get(key)} and {after.get(key)}" for key in keys)
-        raise UsageError(f"expected two runs with the same settings, got\n{told}")
+        listed = "\n".join(f"  {key}: {before.get(key)} and {after.get(key)}" for key in keys)
+        raise UsageError(f"expected two runs with the same settings, got\n{listed}")
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -76,8 +76,8 @@ def table(before: Sequence[Dump], after: Sequence[Dump]) -> list[Line]:
     """
     shapes = {(tuple(s.name for s in dump.steps), len(dump.denoise_steps_ms)) for dump in (*before, *after)}
     if len(shapes) != 1:
-        told = "\n".join(f"  {', '.join(names)}; {steps} denoise steps" for names, steps in sorted(shapes))
-        raise UsageError(f"expected the same stages and steps in every repeat, got\n{told}")
+        listed = "\n".join(f"  {', '.join(names)}; {steps} denoise steps" for names, steps in sorted(shapes))
+        raise UsageError(f"expected the same stages and steps in every repeat, got\n{listed}")
     ((names, steps),) = shapes
     lines = [
         _line("end to end", [d.total_duration_ms for d in before], [d.total_duration_ms for d in after]),

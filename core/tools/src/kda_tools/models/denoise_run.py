@@ -63,7 +63,7 @@ class Plan:
         return self.out / f"{self.settings.preset}-{self.label}"
 
 
-def make(plan: Plan, said: Callable[[str], None]) -> Run:
+def make(plan: Plan, report: Callable[[str], None]) -> Run:
     """Run every repeat, write the record, and give it back; `said` gets the lines of the log as they come.
 
     Raises:
@@ -78,7 +78,7 @@ def make(plan: Plan, said: Callable[[str], None]) -> Run:
         dumps = {}
         for number in range(plan.repeats):
             name = f"dump-{number}.json"
-            _repeat(plan, number, folder / name, said)
+            _repeat(plan, number, folder / name, report)
             dumps[name] = sha256(folder / name)
         run = Run(
             label=plan.label,
@@ -106,7 +106,7 @@ def _discarding(folder: Path) -> Iterator[None]:
         raise
 
 
-def _repeat(plan: Plan, number: int, dump: Path, said: Callable[[str], None]) -> None:
+def _repeat(plan: Plan, number: int, dump: Path, report: Callable[[str], None]) -> None:
     """One process of SGLang; the first one's picture is kept."""
     folder, settings = plan.folder, plan.settings
     pictures = folder / "pictures"
@@ -115,7 +115,7 @@ def _repeat(plan: Plan, number: int, dump: Path, said: Callable[[str], None]) ->
     command += denoise_presets.arguments(settings.values, settings.choice, settings.release)
     command += denoise_presets.write_config(settings.values, folder)
     command += [f"--perf-dump-path={dump}", f"--output-path={pictures}"]
-    lines, code = _watched(command, environment(plan), folder / LOG, said)
+    lines, code = _watched(command, environment(plan), folder / LOG, report)
     where = f"{settings.preset}, repeat {number + 1} of {plan.repeats}, {folder / LOG}"
     if code:
         raise ArmFailed(f"{where}: sglang ended with exit code {code}; no number of this run is kept")
@@ -153,7 +153,7 @@ def environment(plan: Plan) -> dict[str, str]:
 
 
 def _watched(
-    command: Sequence[str], env: dict[str, str], log: Path, said: Callable[[str], None]
+    command: Sequence[str], env: dict[str, str], log: Path, report: Callable[[str], None]
 ) -> tuple[list[str], int]:
     """The lines that the command printed, and its exit code; the log has them too, without any token.
 
@@ -182,7 +182,7 @@ def _watched(
                     line = line.replace(secret, "***")
                 lines.append(line)
                 kept.write(line + "\n")
-                said(line)
+                report(line)
                 if stop := stopped(line):
                     raise ArmFailed(f"{log}: SGLang said {stop!r}; no number of this run is kept")
         except BaseException:

@@ -50,5 +50,5 @@ def _times(mode: Mode) -> tuple[str, str, str]:
 
 def _milliseconds(samples: Samples) -> str:
     """The median of samples in microseconds."""
-    taken = [value for process in samples for value in process]
-    return f"{median(taken) / 1000:.2f}" if taken else "-"
+    samples_us = [value for process in samples for value in process]
+    return f"{median(samples_us) / 1000:.2f}" if samples_us else "-"

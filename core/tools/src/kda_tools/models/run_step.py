@@ -178,8 +178,8 @@ def ask(request: Request) -> Answer:
         env = {**os.environ, "PYTHONPATH": import_path()}
         ran = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if not answer.is_file():
-            said = ran.stderr.decode(errors="replace").strip().splitlines()[-3:]
-            raise ArmFailed(f"{request.model}: its worker ended with {ran.returncode}: " + " | ".join(said))
+            last_lines = ran.stderr.decode(errors="replace").strip().splitlines()[-3:]
+            raise ArmFailed(f"{request.model}: its worker ended with {ran.returncode}: " + " | ".join(last_lines))
         found = Answer.model_validate_json(answer.read_bytes())
     if found.error is not None:
         raise getattr(errors, found.kind or "ArmFailed")(found.error)

@@ -72,8 +72,8 @@ def facts(record: StepRecord) -> list[str]:
             "solution to eager": drift.solution_eager,
             "one rounding of each output": drift.rounding,
         }
-        told = ", ".join(f"{name} {_error(curve.relative[-1])}" for name, curve in last.items())
-        lines.append(f"after {drift.steps} steps: {told}")
+        distances = ", ".join(f"{name} {_error(curve.relative[-1])}" for name, curve in last.items())
+        lines.append(f"after {drift.steps} steps: {distances}")
         ratio = "-" if drift.ratio is None else f"{drift.ratio:.2f}"
         lines.append(f"bound: {ratio} of at most {BOUND}: {'within' if drift.within else 'BEYOND'}")
         lines.append("random weights: this says how rounding spreads, not how pictures look")

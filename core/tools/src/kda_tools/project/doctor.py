@@ -107,10 +107,10 @@ def _tool(name: str, needed_for: str, remedy: str) -> Check:
     if path is None:
         return Check(name, False, "not found", needed_for, remedy)
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return Check(name, False, f"{path} does not run: {error}", needed_for, remedy)
-    number = re.search(r"(?:release |[Vv]ersion )([\d.]+)", said)
+    number = re.search(r"(?:release |[Vv]ersion )([\d.]+)", answer)
     return Check(name, True, f"{number[1].rstrip('.') if number else 'unknown version'}, {path}", needed_for, remedy)
 
 
@@ -142,8 +142,8 @@ def _release(name: str, users: list[tuple[Task, Pin]], cache: Path) -> list[Chec
             absent.append(task.op)
         except KdaError as error:
             remedy = f"kda fetch {task.op} --refresh"
-            said = str(error).splitlines()[0]
-            damaged.append(Check(f"{name}, {task.op}", False, said, f"the upstream arms of {task.op}", remedy))
+            answer = str(error).splitlines()[0]
+            damaged.append(Check(f"{name}, {task.op}", False, answer, f"the upstream arms of {task.op}", remedy))
         else:
             fetched.append(task.op)
     if absent:

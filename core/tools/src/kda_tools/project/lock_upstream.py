@@ -86,9 +86,9 @@ def follow(
     todo: list[str] = []
 
     def add(files: Iterable[str | None]) -> None:
-        fresh = sorted({file for file in files if file is not None} - found.files - set(left_out))
-        found.files.update(fresh)
-        todo.extend(fresh)
+        new_files = sorted({file for file in files if file is not None} - found.files - set(left_out))
+        found.files.update(new_files)
+        todo.extend(new_files)
 
     def add_imports(wanted: Iterable[Wanted]) -> None:
         for one in wanted:

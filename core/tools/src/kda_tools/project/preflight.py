@@ -68,10 +68,10 @@ def find_sglang(python: str) -> Installed | None:
         env = {name: value for name, value in os.environ.items() if name != HOOK}
         command = [python, "-c", FIND]
         ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
-        said = json.loads(ran.stdout.splitlines()[-1])
+        answer = json.loads(ran.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise MissingRequirement(f"{python}: cannot be asked for sglang: {error}") from None
-    return Installed(Path(said["file"]).parent, said["version"]) if said["file"] else None
+    return Installed(Path(answer["file"]).parent, answer["version"]) if answer["file"] else None
 
 
 def commit(installed: Installed) -> str:

@@ -54,15 +54,15 @@ def _page(task: Task, whole: bool) -> str | None:
 def headline(coverage: Coverage) -> str:
     """How much of the grid agrees, in one sentence without its full stop."""
     total, failed = coverage.state.total, coverage.failed
-    said = [f"{len(coverage.checked) - failed} of {total} rows agree with the oracle"]
+    parts = [f"{len(coverage.checked) - failed} of {total} rows agree with the oracle"]
     if failed:
-        said.append(f"{failed} {'does' if failed == 1 else 'do'} not")
+        parts.append(f"{failed} {'does' if failed == 1 else 'do'} not")
     if missing := total - len(coverage.checked):
-        said.append(f"{missing} {'is' if missing == 1 else 'are'} not checked yet")
+        parts.append(f"{missing} {'is' if missing == 1 else 'are'} not checked yet")
     commits = dict.fromkeys(commit_md(record.provenance) for record in coverage.records)
     days = dict.fromkeys((coverage.records[0].utc[:10], coverage.records[-1].utc[:10]))
     return (
-        f"**{', '.join(said)}** ({coverage.calls} calls compared in full) on {coverage.state.gpu}, "
+        f"**{', '.join(parts)}** ({coverage.calls} calls compared in full) on {coverage.state.gpu}, "
         f"in {_count(len(coverage.records), 'run')} of {', '.join(commits)}, {' to '.join(days)}"
     )
 

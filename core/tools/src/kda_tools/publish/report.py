@@ -279,9 +279,9 @@ def _row_problems(task: Task, record: RunRecord) -> list[str]:
         for arm in (settings.subject, *settings.against):
             if arm in row.arms and not row.arms[arm].correctness.passed:
                 problems.append(f"{row.id}: {arm} failed: {row.arms[arm].correctness.failure}")
-            taken = row.arms[arm].samples.get(Metric.WALL, ()) if arm in row.arms else ()
-            if len(taken) < settings.generations or any(len(part) < settings.samples for part in taken):
-                counts = "+".join(str(len(part)) for part in taken) or "no"
+            timed = row.arms[arm].samples.get(Metric.WALL, ()) if arm in row.arms else ()
+            if len(timed) < settings.generations or any(len(part) < settings.samples for part in timed):
+                counts = "+".join(str(len(part)) for part in timed) or "no"
                 problems.append(
                     f"{row.id}: {counts} wall samples of {arm}, expected {settings.generations} generations of "
                     f"{settings.samples}"

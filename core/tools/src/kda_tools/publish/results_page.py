@@ -78,17 +78,17 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
         ("Numerics", numerics(record, task.config.task.numerics)),
         ("Models", ", ".join(models_of(task, record)) or "no row names one"),
     ]
-    said = [f"{faster} of {rows} rows are FASTER than {arm_name(record, record.settings.against[0])}"]
+    parts = [f"{faster} of {rows} rows are FASTER than {arm_name(record, record.settings.against[0])}"]
     by_verdict, by_device = slower_rows(record)
     if by_verdict:
-        said.append(f"slower by {WORDS[record.settings.decides]}: {_names(by_verdict)}")
+        parts.append(f"slower by {WORDS[record.settings.decides]}: {_names(by_verdict)}")
     if by_device:
-        said.append(f"slower on the device: {_names(by_device)}")
+        parts.append(f"slower on the device: {_names(by_device)}")
     if words := target_words(record, goal):
-        said.append(words)
+        parts.append(words)
     if stale(task, record):
-        said.append("**stale**: the code has changed since; `kda validate` says which part")
-    return [*found, ("Exceptions", "; ".join(said))]
+        parts.append("**stale**: the code has changed since; `kda validate` says which part")
+    return [*found, ("Exceptions", "; ".join(parts))]
 
 
 def models_of(task: Task, record: RunRecord) -> list[str]:
@@ -114,10 +114,11 @@ def numerics(record: RunRecord, contract: str) -> str:
 
 def _limit(record: RunRecord) -> str:
     attained = interval(record.headline.attained if record.headline else None)
-    said = [f"{attained} of what the machine's memory allows (limit / device time)"]
+    parts = [f"{attained} of what the machine's memory allows (limit / device time)"]
     for group in bound_groups(record):
-        said.append(f"{group.rows} row{'s'[: group.rows != 1]} bound by the {group.name}, {group.over} times its floor")
-    return "; ".join(said)
+        rows = f"{group.rows} row{'s'[: group.rows != 1]}"
+        parts.append(f"{rows} bound by the {group.name}, {group.over} times its floor")
+    return "; ".join(parts)
 
 
 def _exceptions(record: RunRecord, goal: Target) -> str:

@@ -121,8 +121,8 @@ def collect(trace: TraceFile) -> TraceEvents:
             " profile with ProfilerActivity.CUDA, while the GPU works"
         )
     if len(gpus) > 1:
-        told = ", ".join(f"{device} (process {pid})" for pid, device in gpus)
-        raise UsageError(f"{trace.path}: expected the events of one GPU, got those of {told}; give one rank's trace")
+        names = ", ".join(f"{device} (process {pid})" for pid, device in gpus)
+        raise UsageError(f"{trace.path}: expected the events of one GPU, got those of {names}; give one rank's trace")
     return TraceEvents(
         file=trace.path.name,
         sha256=trace.sha256,

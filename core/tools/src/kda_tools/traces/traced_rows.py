@@ -64,17 +64,17 @@ def _section(card: Card) -> Iterator[str]:
 def _inputs(row: CardRow) -> str:
     if row.inputs is None:
         return "not recorded: profile with record_shapes=True"
-    told = []
+    notes = []
     for tensor in row.inputs:
         strides = (
             ""
             if tensor.strides is None or contiguous(tensor.shape, tensor.strides)
             else f" strides {list(tensor.strides)}"
         )
-        told.append(
+        notes.append(
             f"{DTYPES.get(tensor.dtype, tensor.dtype) or 'dtype hidden by a list'} {list(tensor.shape)}{strides}"
         )
-    return "; ".join(told)
+    return "; ".join(notes)
 
 
 def rows_text(card: Card) -> str:

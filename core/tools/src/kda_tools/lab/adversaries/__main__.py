@@ -20,7 +20,7 @@ from kda_judge.evidence import gpu_state
 from kda_tools.lab.adversaries import page, share, suite
 from kda_tools.lab.adversaries.table import ADVERSARIES, Kind
 
-SAID = 120
+LONGEST_WORDS = 120
 """Characters of the judge's words where all is as expected: one line per adversary."""
 WIDTH = 200
 """Columns where output is no terminal, as in a log."""
@@ -90,8 +90,10 @@ def show(results: list[suite.Got], kind: Kind, seconds: float, gpus: int = 1) ->
         ending = got.adversary.on(kind)
         assert ending is not None
         mark = Text("WRONG", "red") if got.wrong else Text("ok", "green") if ending.caught else Text("missed", "yellow")
-        said = got.wrong or shorten(f"not caught: {ending.missed}" if ending.missed else got.said, SAID)
-        table.add_row(got.adversary.name, ending.name, got.name, mark, Text(said))
+        words = got.wrong or shorten(
+            f"not caught: {ending.missed}" if ending.missed else got.deciding_words, LONGEST_WORDS
+        )
+        table.add_row(got.adversary.name, ending.name, got.name, mark, Text(words))
     console.print(table)
     wrong = sum(got.wrong is not None for got in results)
     missed = sum(not ending.caught for got in results if (ending := got.adversary.on(kind)))

@@ -66,7 +66,7 @@ class Got:
         return NOISY if self.changed else "passes"
 
     @property
-    def said(self) -> str:
+    def deciding_words(self) -> str:
         """The judge's words that decide."""
         return self.changed if self.name == NOISY else self.reason
 
@@ -76,9 +76,9 @@ class Got:
         ending = self.adversary.on(self.kind)
         assert ending is not None
         if self.name != ending.name:
-            return f"expected {ending.name}, got {self.verdict.value}: {self.said}"
-        if not re.search(ending.words, self.said, re.DOTALL):
-            return f"{self.name} as expected, but the reason lacks {ending.words!r}: {self.said}"
+            return f"expected {ending.name}, got {self.verdict.value}: {self.deciding_words}"
+        if not re.search(ending.words, self.deciding_words, re.DOTALL):
+            return f"{self.name} as expected, but the reason lacks {ending.words!r}: {self.deciding_words}"
         return None
 
 

@@ -66,8 +66,8 @@ def _folders(pattern: str) -> list[Path]:
 
 def version(tool: Path) -> str:
     """What `TOOL --version` calls its version, for example 2025.3.1.0; `unknown` where it says none."""
-    said = run_tool([str(tool), "--version"], {}, timeout_s=60.0)
-    number = re.search(r"[Vv]ersion (\d[\d.]*\d)", said.output)
+    answer = run_tool([str(tool), "--version"], {}, timeout_s=60.0)
+    number = re.search(r"[Vv]ersion (\d[\d.]*\d)", answer.output)
     return number[1] if number else "unknown"
 
 

@@ -153,10 +153,10 @@ def _check(session: Session, sanitizer: Path, rows: Sequence[Workload], tool: To
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     report = parse(text)
     if report is None:
-        said = "".join(f"\n    | {line}" for line in text.splitlines()[: cuda_tools.TAIL]) or ran.tail
+        message = "".join(f"\n    | {line}" for line in text.splitlines()[: cuda_tools.TAIL]) or ran.tail
         raise MissingRequirement(
             f"{NAME} --tool {tool.value}: ended with exit code {ran.code} and no summary; it has to run on a machine "
-            f"whose driver lets it instrument kernels{said}"
+            f"whose driver lets it instrument kernels{message}"
         )
     missed = [row.id for row in rows if row.id not in ran.done]
     if missed and not report.errors:
@@ -188,13 +188,13 @@ def parse(text: str) -> Report | None:
         return None
     reports: list[list[str]] = [[]]
     for line in text.splitlines():
-        said = line.removeprefix(PREFIX)
-        if said == line or said.strip() == "COMPUTE-SANITIZER":
+        message = line.removeprefix(PREFIX)
+        if message == line or message.strip() == "COMPUTE-SANITIZER":
             continue
-        if " SUMMARY: " in said:
+        if " SUMMARY: " in message:
             break
-        if said.strip():
-            reports[-1].append(said.strip())
+        if message.strip():
+            reports[-1].append(message.strip())
         elif reports[-1]:
             reports.append([])
     counts = (int(races[1]), int(races[2])) if races else (int(errors[1]) if errors else 0, 0)

@@ -142,7 +142,7 @@ def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Li
         Line(
             capability=record.capability,
             at_most=line.at_most,
-            config=told(line.chosen.config),
+            config=non_defaults(line.chosen.config),
             device=record.device,
             date=record.utc[:10],
             reason=line.reason,
@@ -235,7 +235,7 @@ def departures(config: Any) -> int:
     return sum(getattr(config, name) != value for name, value in _defaults(config).items())
 
 
-def told(config: Any) -> dict[str, Value]:
+def non_defaults(config: Any) -> dict[str, Value]:
     """The fields that have to be told: those without a default, and those that depart from it."""
     defaults = _defaults(config)
     return {
@@ -245,7 +245,7 @@ def told(config: Any) -> dict[str, Value]:
 
 def label(config: Any) -> str:
     """A configuration in a few words."""
-    return " ".join(f"{key}={value}" for key, value in told(config).items())
+    return " ".join(f"{key}={value}" for key, value in non_defaults(config).items())
 
 
 def _defaults(config: Any) -> dict[str, Value]:

@@ -133,5 +133,5 @@ def _compile(launch: Compilable, target: str) -> Compiled:
 
 def brief(error: Exception) -> str:
     """An error's type and the first line of what it says."""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0][:200]}" if message else type(error).__name__
