@@ -103,7 +103,7 @@ def tuned(solution: str, head: str, plan: str) -> str:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with the task that is copied."""
     packages = [f"core/{one}/pyproject.toml" for one in ("runtime", "judge", "tools")]
-    for name in ("noxfile.py", "pyproject.toml", "README.md", "diffusion/README.md", *packages):
+    for name in ("noxfile.py", "pyproject.toml", "README.md", "diffusion/README.md", "docs/call_paths.md", *packages):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for one in ("runtime", "judge", "tools"):  # ruff sorts imports by what it finds there

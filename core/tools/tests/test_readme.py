@@ -8,6 +8,7 @@ import pytest
 from typer.main import get_command
 
 from kda_judge.contract.tasks import checkout_root, find_tasks
+from kda_judge.evidence.run_record import Verdict
 from kda_tools import cli
 
 WORDS = 1200
@@ -78,3 +79,11 @@ def test_every_command_is_listed(known: dict[tuple[str, ...], object]) -> None:
     listed = text_of("docs/commands.md")
     leaves = [words for words, command in known.items() if not hasattr(command, "commands")]
     assert [words for words in leaves if f"`kda {' '.join(words)}" not in listed] == []
+
+
+def test_the_glossary_explains_every_verdict_and_arm() -> None:
+    text = text_of("docs/glossary.md")
+    listed = re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(verdict.value for verdict in Verdict)
+    for word in ("Row", "Arm", "Device", "Wall", "Portable wall", "Attained", "Generation", "Stale"):
+        assert f"**{word}**" in text

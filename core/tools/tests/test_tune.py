@@ -735,6 +735,10 @@ def page_of(*records: SweepRecord, sweep: Sweep[Config] = SWEEP) -> list[str]:
     return text.splitlines()
 
 
+def table_of(*records: SweepRecord) -> list[str]:
+    return str(tuning_page.rows_csv([SWEEP], records)).splitlines()
+
+
 def test_the_page_says_what_every_other_choice_costs() -> None:
     narrow = [row(128, (1.0, 2.0, 1.5, 3.0)), row(512, (1.0, 8.0, 1.5, 0.75))]
     lines = page_of(record(*narrow, row(513, (4.0, 2.0, 4.0, 4.0))))
@@ -744,8 +748,13 @@ def test_the_page_says_what_every_other_choice_costs() -> None:
     assert "| 1 | `early=False` | not tried | 1.500 (0.750 to 3.000) | `warps=4 early=False store=.cs` |" in lines
     assert "| 1 | `store=.cs` | 1.500 (1.500 to 1.500) | 1.500 (1.500 to 1.500) | the same |" in lines
     assert "| 2 | `warps=4` | 2.000 | 2.000 | the same |" in lines
-    assert "| r512 | 1 | 0.00 | 1.00 | 1.00 | 1.000 | 0.75 | `warps=4 early=False store=.cs` |" in lines
-    assert "| r513 | 2 | 0.00 | 1.00 | 2.00 | 2.000 | 2.00 | chosen |" in lines
+    table = table_of(record(*narrow, row(513, (4.0, 2.0, 4.0, 4.0))))
+    assert table[0].startswith(
+        "table,gpu,sweep,line,row,bytes_moved,copy_us,chosen,chosen_us,chosen_over_copy,paid_us,"
+    )
+    assert table[2].endswith(",1.00,warps=4,1.00,1.000,1.00,warps=4 early=False store=.cs,0.75")
+    assert table[3].startswith("norm,NVIDIA H200,2026-12-01T00:00:00Z,2,r513,")
+    assert table[3].endswith(",1.00,warps=8,2.00,2.000,2.00,warps=8,2.00")
 
 
 def test_the_page_says_what_is_paid_where_walls_were_taken() -> None:
@@ -754,8 +763,10 @@ def test_the_page_says_what_is_paid_where_walls_were_taken() -> None:
     lines = page_of(record(narrow, DEVICE_BOUND))
     assert "| 1 | width 512 | 1 | `warps=8` | 1.000 | 5.000 | 0.3% |" in lines
     assert "| 1 | `store=.cs` | not tried | 0.800 | 1.594 | `warps=4 store=.cs` |" in lines
-    assert "| r128 | 1 | 0.00 | 1.00 | 5.00 | 5.000 | 6.90 | 4.00 | `warps=4 store=.cs` |" in lines
-    assert "| r999 | 2 | 0.00 | 1.00 | 70.00 | 70.000 | 70.00 | 70.00 | chosen |" in lines
+    table = table_of(record(narrow, DEVICE_BOUND))
+    assert table[1].endswith(",1.00,warps=8,5.00,5.000,6.90,warps=4 store=.cs,4.00")
+    assert table[2].split(",")[4] == "r999"
+    assert table[2].endswith(",warps=4 store=.cs,70.00,70.000,70.00,warps=4 store=.cs,70.00")
     assert "| line | instead | alone | at best | which is |" in page_of(record(row(1, TIMES), row(999, TIMES)))
 
 
@@ -804,6 +815,7 @@ def test_the_page_follows_the_log_even_where_no_table_does(
     monkeypatch.setattr(run_sweep, "sweep", lambda planned, show: made)
     tune_task.run(run_sweep.Request(tuning_task))
     assert check_tuning.check(tuning_task) == []
+    assert not tuning_page.table(tuning_task).exists(), "nothing was chosen"
     page = tuning_page.page(tuning_task)
     assert "| no table follows: clocks throttled |" in page.read_text()
     page.write_text(page.read_text().replace("throttled", "fine"))

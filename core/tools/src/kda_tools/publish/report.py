@@ -32,8 +32,8 @@ WORDS = {
     Basis.WALL: "wall with kda-runtime",
 }
 WHOSE = (
-    "Which ratio is yours: under a CUDA graph or torch.compile the device's; in an eager framework the portable "
-    "wall's; in eager code that installs kda-runtime the wall's with kda-runtime."
+    "Which one applies to you: device under a CUDA graph or torch.compile, portable wall in an eager framework, wall "
+    "with kda-runtime in eager code that installs kda-runtime."
 )
 STALE = " (stale)"
 """Behind what was measured before the code, the rows or a pin changed."""
