@@ -125,7 +125,7 @@ def test_runs_of_the_same_code_agree(task: Task, old: RunRecord) -> None:
         (row, arm) for row in ROWS for arm in ("baseline", "upstream_latest")
     ]
     assert [change.opponent for change in comparison.headline] == ["baseline", "upstream_latest"]
-    assert outcome(comparison) == "the runs agree: 0 of 2 rows moved by more than 2%"
+    assert outcome(comparison) == "the runs agree: the speedup of 0 of 2 rows changed by more than 2%"
 
 
 @pytest.mark.parametrize("factor", [1.15, 0.85])
@@ -142,9 +142,9 @@ def test_the_row_that_moved_is_named_with_how_much(task: Task, old: RunRecord, f
     shown = re.search(r"([+-]\d+\.\d)% \[", line)
     assert shown
     assert float(shown[1]) == pytest.approx(100 * (factor - 1), abs=2)
-    assert line.rstrip().endswith("moved")
+    assert line.rstrip().endswith("changed")
     assert "note: torch was 2.11.0, now 2.13.0" in lines
-    assert lines[-1] == "the runs do not agree: 1 of 2 rows moved by more than 2% (small-4x8)"
+    assert lines[-1] == "the runs do not agree: the speedup of 1 of 2 rows changed by more than 2% (small-4x8)"
 
 
 def test_what_cannot_be_compared_is_said(task: Task, old: RunRecord) -> None:
@@ -316,7 +316,7 @@ def test_compare_two_recorded_runs(task: Task, old: RunRecord, kda: KDA, capsys:
     assert kda("compare", "20261120", "20261121") == ExitCode.OK
     assert "the runs agree" in capsys.readouterr().out
     assert kda("compare", "20261120", "third", "--task", "fake") == ExitCode.UNFIT_ROWS
-    assert "1 of 2 rows moved by more than 2% (small-4x8)" in capsys.readouterr().out
+    assert "the speedup of 1 of 2 rows changed by more than 2% (small-4x8)" in capsys.readouterr().out
     assert kda("compare", "20261120", "fourth") == ExitCode.USAGE
 
 

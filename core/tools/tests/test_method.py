@@ -99,7 +99,7 @@ def test_rows_that_moved(method: str) -> None:
     text = " ".join(method.split())
     quiet, none = moved(ALONE + SIDE_BY_SIDE)
     assert none == []
-    assert f"alone or side by side none of {quiet} rows moved by more than 2%" in text
+    assert f"alone or side by side the speedup of none of {quiet} rows changed by more than 2%" in text
     rows, names = moved(BESIDE_GRIDS)
     assert f"Beside grids {len(names)} of {rows} did: {', '.join(names)}." in text
 

@@ -43,6 +43,17 @@ def test_links(task: Task) -> None:
     ]
 
 
+def test_a_folder_outside_of_a_checkout_keeps_its_links_into_one(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of one such a link has to lead somewhere."""
+    path = task.path / "docs" / "dispatch.md"
+    path.write_text("[paths](../../../docs/call_paths.md)\n")
+    monkeypatch.delenv("KDA_ROOT", raising=False)
+    monkeypatch.chdir(task.path)
+    assert dead_links(task) == []
+    monkeypatch.setattr(task_notes, "checkout_root", lambda: task.path.parents[1])
+    assert dead_links(task) == [f"{path}:1: link to ../../../docs/call_paths.md: no such file"]
+
+
 def test_dead_links_leave_their_text_and_code_stays(task: Task) -> None:
     (task.path / "docs" / "notes.md").write_text(
         "[card](../prompt.md) [`a` and b](gone.md) `[c](gone.md)` [d](gone.md#e)\n```\n[f](gone.md)\n```\n"

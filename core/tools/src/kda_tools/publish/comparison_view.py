@@ -23,7 +23,7 @@ def print_comparison(console: Console, comparison: Comparison, notes: Sequence[s
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for change in (*comparison.changes, *comparison.headline):
-        moved = Text("moved", style="red") if change.moved else Text("agrees", style="green")
+        moved = Text("changed", style="red") if change.moved else Text("agrees", style="green")
         table.add_row(
             Text(change.row), change.opponent, interval(change.old), interval(change.new), percent(change.ratio), moved
         )
@@ -42,7 +42,8 @@ def outcome(comparison: Comparison) -> str:
     changes, lost = comparison.changes, len(comparison.lost)
     moved = list(dict.fromkeys(change.row for change in changes if change.moved))
     rows = len({change.row for change in changes})
-    words = f"{len(moved)} of {rows} rows moved by more than {MARGIN:.0%}" + (f" ({', '.join(moved)})" if moved else "")
+    named = f" ({', '.join(moved)})" if moved else ""
+    words = f"the speedup of {len(moved)} of {rows} rows changed by more than {MARGIN:.0%}{named}"
     if lost:
         words += f"; {lost} thing{'s'[: lost != 1]} could not be compared"
     return f"{'the runs agree' if comparison.agree else 'the runs do not agree'}: {words}"

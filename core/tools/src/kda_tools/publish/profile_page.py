@@ -45,8 +45,8 @@ STALLS = {
 """Stall reasons in words; one that is not here is shown as ncu calls it."""
 
 INTRODUCTION = f"""Nsight Compute on one call of each arm, after warm-up calls on the same inputs, each arm alone in its
-process. A number below explains a result and is none: ncu runs every kernel several times by itself, caches as the
-passes left them, clocks as they were.
+process. The numbers explain a result, they are not results: ncu runs every kernel several times by itself, with caches
+as its passes left them and clocks as they were.
 
 - Durations and bytes are sums over the kernels of the call; percentages are means weighted by duration.
 - Throughputs are shares of the peak of the busiest unit of their kind.

@@ -21,7 +21,7 @@ PUBLISHED_GENERATIONS = 3
 LARGE_BYTES = 64_000_000
 """Rows that move more are held to a share of their limit, smaller ones to a distance from it."""
 LEAST_LIMIT = 1.02
-"""What is attained on the whole may not lie above this: a limit that kernels pass by more is none."""
+"""The geometric mean of attained may not lie above this: a limit that kernels pass by more is too slow."""
 SUBJECT, BASELINE, LATEST = "solution", "baseline", "upstream_latest"
 UPSTREAM = (BASELINE, LATEST)
 WORDS = {
@@ -150,7 +150,10 @@ def passed_limit(record: RunRecord) -> str | None:
     attained = record.headline.attained if record.headline else None
     if attained is None or attained.low <= LEAST_LIMIT:
         return None
-    return f"attained {interval(attained)}: the interval lies above {LEAST_LIMIT:g}, so the limit is none"
+    return (
+        f"attained {interval(attained)}: the interval lies above {LEAST_LIMIT:g}: kernels are faster than this limit, so "
+        "it is too slow"
+    )
 
 
 Slower = list[tuple[str, str]]

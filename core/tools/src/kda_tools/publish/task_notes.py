@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kda_judge.contract.strict_models import read_toml
-from kda_judge.contract.tasks import Task
+from kda_judge.contract.tasks import Task, checkout_root
 from kda_tools.publish.read_once import once_per_task
 
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
@@ -91,12 +91,17 @@ def _names(task: Task) -> list[str]:
 
 
 def dead_links(task: Task) -> list[str]:
-    """Relative links of the card and of `docs/` that lead nowhere, one line each: with one the site is not built."""
+    """Relative links of the card and of `docs/` that lead nowhere, one line each: with one the site is not built.
+
+    A folder that was taken out of its checkout keeps links to documents of the checkout; these are left out.
+    """
+    root = checkout_root()
+    known = root if root is not None and task.path.resolve().is_relative_to(root.resolve()) else task.path
     return [
         f"{path}:{number}: link to {match['target']}: no such file"
         for path in _written(task)
         for number, match in _links(path.read_text(encoding="utf-8"))
-        if not (path.parent / match["target"]).exists()
+        if not (found := path.parent / match["target"]).exists() and found.resolve().is_relative_to(known.resolve())
     ]
 
 

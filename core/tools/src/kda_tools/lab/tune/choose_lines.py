@@ -1,15 +1,15 @@
 """From recorded sweeps to the lines of `tuned.toml`. Pure functions; nothing is chosen anywhere else.
 
-The rule, for each line of a table: a candidate's score is the geometric mean, over the rows for which the line is the
-first that fits, of its time over the row's best. Candidates that were wrong on any row of the table are out, and for a
-line those that were not tried on one of its rows. All whose score is within the noise of the lowest are equal; the
-noise is the rows' mean of the median spread of their candidates. Of equal ones the configuration with the fewest
-departures from the dataclass's defaults is taken, then the one that the sweep lists first: so noise does not pick.
+The rule, for each line of a table:
 
-A candidate's time on a row is what a caller pays: the longer of its device time, and of what a call of its kind takes
-the host (see `host`), so that candidates of one kind differ by device time alone. Among those whose scores are equal,
-the ones with the lowest score by device time, again within the noise, are left before the plainest is taken. Sweeps
-without wall times have device times only, which makes both scores the same.
+1. A candidate is out when it was wrong on any row of the table, or was not tried on every row of the line.
+2. Its time on a row is what a caller pays: its device time, or the host time of its kind of call (`host_time.py`)
+   where that is longer. In sweeps without wall times it is the device time.
+3. Its score is the geometric mean, over the line's rows, of its time over the row's best time.
+4. Candidates whose score is within the noise of the lowest are equal. The noise is the mean, over the rows, of the
+   median spread of their candidates.
+5. Of equal ones, those with the lowest device-time score stay, again within the noise. Of these the configuration with
+   the fewest departures from the defaults is chosen, then the one that the sweep lists first. So noise does not choose.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def departures(config: Any) -> int:
 
 
 def non_defaults(config: Any) -> dict[str, Value]:
-    """The fields that have to be told: those without a default, and those that depart from it."""
+    """The fields that a configuration has to name: without a default, or with another value than it."""
     defaults = _defaults(config)
     return {
         key: value for key, value in dataclasses.asdict(config).items() if key not in defaults or value != defaults[key]

@@ -1,11 +1,14 @@
-"""What a call takes the host, from the wall times of a sweep: one number per op and kind of call.
+"""How long a call keeps the host busy, from the wall times of a sweep: one number per op and kind of call.
 
-What the host does depends only on how many kernels a call launches, and through what. Its time for that is disturbed by
-more than the device's: by 10 to 20% from sample to sample, and for tens of rows on end by other work on the machine,
-which made it 1.6 times as long in a sweep of 2026-11-20. Disturbance only adds. So a kind's time is the least of the
-rows' medians, each over those of its candidates on the row whose wall time is clearly longer than the device's; a kind
-without any has none, and the device decides. Kinds of an op that are less than `RESOLUTION` apart cost the same, the
-least of them, so that noise does not rank them either.
+The host's work depends only on how many kernels a call launches, and by which launcher; calls with the same number
+and launcher are of one kind. The host's time is noisier than the device's: it varies by 10 to 20% from sample to
+sample, and other work on the machine made it 1.6 times as long for tens of rows in a sweep of 2026-11-20. Noise only
+adds time.
+
+So for each kind and row, take the median wall time of the host-bound candidates (those whose wall time is clearly
+longer than their device time). The kind's host time is the smallest of these medians. A kind without host-bound
+candidates has no host time, and device time alone ranks it. Kinds of one op whose times differ by less than
+`RESOLUTION` get the smaller time, so that noise does not rank them.
 """
 
 from __future__ import annotations
@@ -18,16 +21,16 @@ if TYPE_CHECKING:
     from kda_tools.lab.tune.sweep_record import RowTimes
 
 HOST_BOUND = 1.1
-"""Wall time over device time from which the host decides; where the device does, a sample's ends add 1 to 3%."""
+"""Wall time over device time from which a candidate is host-bound; in others the ends of a sample add 1 to 3%."""
 RESOLUTION = 0.05
-"""Of a kind's time: in that sweep the medians of one kind on undisturbed rows were within 5% of each other."""
+"""Relative: in that sweep the medians of one kind on quiet rows were within 5% of each other."""
 
 Kind = tuple[str, str | None]
 """The op and what it launches."""
 
 
 def host_times(rows: Sequence[RowTimes]) -> dict[Kind, float]:
-    """Kind of call -> microseconds of the host, for those kinds of which some were bound by it."""
+    """Kind of call -> microseconds of the host, for kinds with host-bound candidates."""
     medians: dict[Kind, list[float]] = {}
     for row in rows:
         for kind, walls in _bound(row).items():
