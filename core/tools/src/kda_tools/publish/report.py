@@ -151,8 +151,8 @@ def passed_limit(record: RunRecord) -> str | None:
     if attained is None or attained.low <= LEAST_LIMIT:
         return None
     return (
-        f"attained {interval(attained)}: the interval lies above {LEAST_LIMIT:g}: kernels are faster than this limit, so "
-        "it is too slow"
+        f"attained {interval(attained)}: the interval lies above {LEAST_LIMIT:g}: kernels are faster than this limit, "
+        "so it is too slow"
     )
 
 
