@@ -113,7 +113,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
             own = [path.relative_to(root) for path in (task.path / "prompt.md", *sorted(task.path.glob("docs/*.md")))]
             children = [path for path in own if path != folder / RESULTS and (root / path).is_file()]
             staged |= {path: _document(task, root / path) for path in children}
-            staged[folder / RESULTS] = task_page(task, records) + _contents("", children)
+            staged[folder / RESULTS] = task_page(task, records)
             places.append(folder / RESULTS)
         page = Path(family) / START
         if (root / page).is_file():
@@ -135,11 +135,14 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
 
 
 def _document(task: Task, path: Path) -> str:
-    """A document of a task: whole where the repository has its conclusion alone."""
-    if path.name == SWEEPS:
-        return wide(_text(path) + sweep_table(path.with_suffix(".csv")))
+    """A document of a task: whole where the repository has its conclusion alone.
+
+    It is not in the navigation, which would be long and costs time on every page; the task's page links to it.
+    """
     full = FULL[path.name](task) if path.name in FULL else None
-    return wide(full) if full else _text(path)
+    text = full or _text(path) + (sweep_table(path.with_suffix(".csv")) if path.name == SWEEPS else "")
+    results = RESULTS.relative_to(path.parent.relative_to(task.path))
+    return wide(text, above=f"[{task.folder}]({results.as_posix()})")
 
 
 def _text(path: Path) -> str:

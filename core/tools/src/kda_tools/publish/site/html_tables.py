@@ -92,10 +92,14 @@ def plot(drawn: Mapping[str, str], kind: plots.Plot, target: str) -> str:
     return inlined(drawn[plots.file_name(kind, target)], f"{kind.name}-{target}", kind.says)
 
 
-def wide(text: str, keywords: str = "") -> str:
-    """A page with wide tables, without furo's list of headings beside it; a search finds it by its keywords, too."""
+def wide(text: str, keywords: str = "", above: str = "") -> str:
+    """A page with wide tables, without furo's list of headings beside it; a search finds it by its keywords, too.
+
+    A page with a link to the page `above` it is not in the navigation.
+    """
     meta = f"myst:\n  html_meta:\n    keywords: {keywords}\n" if keywords else ""
-    return f"---\nhide-toc: true\n{meta}---\n{raw(WIDE_MARK)}\n{text}"
+    meta += "orphan: true\n" if above else ""
+    return f"---\nhide-toc: true\n{meta}---\n{raw(WIDE_MARK)}\n{above}\n\n{text}"
 
 
 @lru_cache
