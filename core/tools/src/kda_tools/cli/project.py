@@ -171,7 +171,6 @@ def publish(
     from kda_judge.contract.tasks import all_tasks
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
-    from kda_tools.models import page
     from kda_tools.models import page, readme_block
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page

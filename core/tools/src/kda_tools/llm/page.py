@@ -17,7 +17,7 @@ from kda_tools.llm.inventory import Inventory, InventoryPhase
 from kda_tools.llm.kernel_cards import Worth, judge, worth
 from kda_tools.llm.known_llms import KnownLlms, Llm
 from kda_tools.llm.load_record import LoadRecord
-from kda_tools.publish import plots
+from kda_tools.publish import figures
 from kda_tools.traces import catalogue
 from kda_tools.traces.kernel_classes import KernelClass
 
@@ -30,15 +30,15 @@ THRESHOLD = 0.01
 """Of a phase's GPU time, for a line of the table."""
 FUSED = (KernelClass.NORM, KernelClass.ROPE, KernelClass.ACTIVATION, KernelClass.QUANT)
 PARTS = (
-    ((KernelClass.GEMM,), "GEMM", plots.GRID),
-    ((KernelClass.ATTENTION,), "attention", plots.MUTED),
-    ((KernelClass.COMMUNICATION,), "communication", plots.TEXT),
+    ((KernelClass.GEMM,), "GEMM", figures.GRID),
+    ((KernelClass.ATTENTION,), "attention", figures.MUTED),
+    ((KernelClass.COMMUNICATION,), "communication", figures.TEXT),
     (
         (KernelClass.NORM, KernelClass.ROPE, KernelClass.ACTIVATION, KernelClass.QUANT),
         "norm, rope, activation",
-        plots.BLUE,
+        figures.BLUE,
     ),
-    ((), "all else", plots.ORANGE),
+    ((), "all else", figures.ORANGE),
 )
 """Classes -> words and colour; the last part is what no other one names."""
 
@@ -184,5 +184,5 @@ def shares_svg(shown: Inventory) -> str:
         axes.grid(visible=False, axis="y")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, borderaxespad=0.2)
 
-    letters = max(len(phase.name) for phase in phases) * plots.LETTER
-    return plots.figure_svg(draw, max(2, len(phases)) * 2 * plots.ROW, letters)
+    letters = max(len(phase.name) for phase in phases) * figures.LETTER
+    return figures.figure_svg(draw, max(2, len(phases)) * 2 * figures.ROW, letters)

@@ -120,15 +120,14 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
             text = replace_block(_text(root / page), "tasks", overview_pages.headlines(members, family))
             staged[page], places = wide(text) + _contents("", places), [page]
         shelves[family.capitalize()] = places
-    start = replace_block(_text(root / START), "results", pages.headlines(ledgers, ""))
-    for caption, places in {**shelves, "Language models": llms, "Guides": guides}.items():
     steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
     if (root / STEPS).is_file():
         staged[STEPS] = _text(root / STEPS)
     models = {Path("models") / f"{name}.md": text for name, text in overview_pages.model_pages(ledgers, steps).items()}
     staged |= {**models, ROWS: overview_pages.rows_page(ledgers)}
     start = replace_block(_text(root / START), "results", overview_pages.landing(ledgers))
-    shelves = {"Results": [ROWS], **shelves, "Models": [*models, *[STEPS] * (STEPS in staged)], "Guides": guides}
+    steps_page = [STEPS] * (STEPS in staged)
+    shelves = {"Results": [ROWS], **shelves, "Models": [*models, *steps_page, *llms], "Guides": guides}
     for caption, places in shelves.items():
         start += _contents(caption, places)
     return {INDEX: wide(start), **staged}
