@@ -25,8 +25,8 @@ from kda_tools.fleet.join_sweeps import joined
 from kda_tools.fleet.live_view import busy_s, line, summary
 from kda_tools.fleet.node_facts import odd, refuse_odd
 from kda_tools.fleet.pieces import Answer, Job, NodeFacts, Order, Piece, Question, Result, cut, remaining
+from kda_tools.fleet.places import kind_of, places
 from kda_tools.fleet.plan_pieces import names, plan
-from kda_tools.fleet.ray_pool import kind_of, places
 from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.fleet.schedule import Schedule
 from kda_tools.lab.adversaries.table import ADVERSARIES

@@ -16,7 +16,8 @@ from kda_judge.arms.process_tree import trees
 from kda_tools.fleet.checkout import Baggage
 from kda_tools.fleet.drive import Driver
 from kda_tools.fleet.pieces import Job, Order, Piece, Question, remaining
-from kda_tools.fleet.ray_pool import STARTS, RayPool, cluster, places
+from kda_tools.fleet.places import places
+from kda_tools.fleet.ray_pool import STARTS, RayPool, cluster
 from kda_tools.fleet.run_folder import RunFolder
 from kda_tools.fleet.schedule import Schedule
 

@@ -17,8 +17,9 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools import cli
 from kda_tools.fleet import ray_pool
+from kda_tools.fleet.open_run import Wish
 from kda_tools.fleet.pieces import Job
-from kda_tools.fleet.run_fleet import Wish, run
+from kda_tools.fleet.run_fleet import run
 from kda_tools.fleet.run_folder import RunFolder
 
 pytest.importorskip("ray")

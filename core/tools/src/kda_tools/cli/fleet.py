@@ -69,9 +69,9 @@ def run(
     ] = None,
 ) -> None:
     """Split work over all GPUs of a cluster, try again what is lost, and keep what came."""
+    from kda_tools.fleet.open_run import Wish
     from kda_tools.fleet.outcome import show
     from kda_tools.fleet.pieces import Job
-    from kda_tools.fleet.run_fleet import Wish
     from kda_tools.fleet.run_fleet import run as run_fleet
 
     wish = Wish(

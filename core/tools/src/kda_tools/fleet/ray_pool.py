@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,8 @@ from kda_tools.fleet import gpu_worker
 from kda_tools.fleet.checkout import Baggage
 from kda_tools.fleet.drive import Came, Worker
 from kda_tools.fleet.node_facts import odd
-from kda_tools.fleet.pieces import Answer, Kind, NodeFacts, Order, Question
+from kda_tools.fleet.pieces import Answer, NodeFacts, Order, Question
+from kda_tools.fleet.places import Place
 from kda_tools.fleet.run_folder import RunFolder
 
 COMMAND = ("-m", "kda_tools.fleet.piece_process")
@@ -26,21 +27,6 @@ STARTS = 4
 """Times in a row that a worker may fail to come up; then its place is given up."""
 STORE_BYTES = 80 << 20
 """Of a Ray on this machine: only questions and answers go through it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a worker may be."""
-
-    node_id: str
-    node: str
-    slot: int
-    slots: int
-
-    @property
-    def name(self) -> str:
-        """Of its worker."""
-        return f"{self.node}/{self.slot}"
 
 
 @dataclass
@@ -55,32 +41,6 @@ class _Seat:
     """None: it has not said yet what it is."""
     failures: int = 0
     """Starts in a row that came to nothing."""
-
-
-def kind_of(nodes: Sequence[Mapping[str, Any]]) -> Kind:
-    """What work will run on: GPUs, if there is one."""
-    return "cuda" if any(node["Resources"].get("GPU") for node in nodes if node["Alive"]) else "cpu"
-
-
-def places(nodes: Sequence[Mapping[str, Any]], kind: Kind, most: int | None, per_node: int | None) -> list[Place]:
-    """At most so many places, taken from the nodes in turn, and at most `per_node` of one.
-
-    `nodes` as `ray.nodes()` gives them. Two nodes of one host name are told apart by a part of their id.
-    """
-    resource = "GPU" if kind == "cuda" else "CPU"
-    alive = [node for node in nodes if node["Alive"] and node["Resources"].get(resource, 0) >= 1]
-    alive.sort(key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
-    hosts = [node["NodeManagerHostname"] for node in alive]
-    room = [min(int(node["Resources"][resource]), per_node or 1 << 20) for node in alive]
-    taken = [0] * len(alive)
-    while sum(taken) < min(most or 1 << 20, sum(room)):
-        number = min((n for n in range(len(alive)) if taken[n] < room[n]), key=lambda n: taken[n])
-        taken[number] += 1
-    return [
-        Place(node["NodeID"], host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}", slot, slots)
-        for node, host, slots in zip(alive, hosts, taken, strict=True)
-        for slot in range(slots)
-    ]
 
 
 @contextmanager

@@ -1,0 +1,146 @@
+"""A run of `kda fleet` before its work: what is asked, whether it makes sense, the plan, and the run to go on with."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kda_judge.contract.config import Pin
+from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.evidence import provenance
+from kda_tools.fleet import plan_pieces
+from kda_tools.fleet.checkout import Baggage, in_place, packed
+from kda_tools.fleet.node_facts import BY_TASK, files
+from kda_tools.fleet.pieces import Job, Kind, Order
+from kda_tools.fleet.run_folder import Plan, RunFolder
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asks of `kda fleet run`, beside the order."""
+
+    job: Job
+    names: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    full: bool = False
+    quick: bool = False
+    parts: int = 1
+    record: bool = False
+    command: str = ""
+    address: str | None = None
+    most: int | None = None
+    """GPUs, or without any CPU workers."""
+    per_node: int | None = None
+    attempts: int = 3
+    timeout_s: float = 3600.0
+    resume: Path | None = None
+    out: Path | None = None
+
+
+def check(wish: Wish) -> None:
+    """Refuse options that make no sense together; a UsageError names them."""
+    if wish.record and wish.quick:
+        raise UsageError("--record: a task's ledger holds whole runs, and --quick is a first look; leave one out")
+    if wish.quick and wish.job is not Job.BENCH:
+        raise UsageError(f"--quick: expected with bench, got {wish.job.value}")
+    if wish.parts > 1 and wish.job is not Job.BENCH:
+        raise UsageError(f"--parts: expected with bench, got {wish.job.value}, which is split by itself")
+    if wish.rows and wish.job not in BY_TASK:
+        raise UsageError(f"--rows: expected with bench, validate or tune, got {wish.job.value}")
+    if wish.full and wish.job is not Job.VALIDATE:
+        raise UsageError(f"--full: expected with validate, got {wish.job.value}")
+    if wish.resume and (wish.names or wish.rows or wish.record or wish.quick or wish.full or wish.out):
+        raise UsageError("--resume: the run knows names, rows, and whether it records; leave them and --out out")
+    plan_pieces.names(wish.job, wish.names, "cuda")  # a wrong one is told before Ray is started
+
+
+def planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
+    """Split a new order for so many workers, and note the plan; refuses what `kind` cannot do."""
+    if kind == "cpu" and wish.job is Job.TUNE:
+        raise MissingRequirement("tune: no GPU in this cluster; without one `kda tune TASK` compiles the candidates")
+    if kind == "cpu" and wish.record:
+        raise MissingRequirement("--record: no GPU in this cluster; a run without one measures nothing")
+    order = Order(
+        job=wish.job,
+        names=plan_pieces.names(wish.job, wish.names, kind),
+        kind=kind,
+        rows=tuple(wish.rows),
+        full=wish.full,
+        quick=wish.quick,
+        parts=wish.parts,
+        record=wish.record,
+        command=wish.command,
+    )
+    made = Plan(
+        order=order,
+        pieces=plan_pieces.plan(order, workers),
+        commit=provenance.git_state(checkout_root()).commit,
+        files=files(order),
+    )
+    folder.note("planned", plan=made)
+    return made
+
+
+def known(folder: RunFolder, wish: Wish) -> Plan | None:
+    """The plan of a run that is resumed; None for a new one."""
+    plan = folder.plan
+    if wish.resume is None:
+        if plan is not None:
+            raise UsageError(f"--out {folder.path}: expected a new folder, got that of a run; go on by --resume")
+        return None
+    if plan is None:
+        raise UsageError(f"--resume {folder.path}: expected the folder of a run, found no plan in {folder.events_file}")
+    if plan.order.job is not wish.job:
+        raise UsageError(f"--resume {folder.path}: this is a run of {plan.order.job.value}, got {wish.job.value}")
+    now = files(plan.order)
+    if changed := [op for op, digest in plan.files.items() if now.get(op) != digest]:
+        raise UsageError(
+            f"--resume {folder.path}: the files of {', '.join(changed)} are not those that it was begun with; go back "
+            f"to commit {plan.commit[:10]}, or begin a new run"
+        )
+    if not plan.files and (commit := provenance.git_state(checkout_root()).commit) != plan.commit:
+        raise UsageError(f"--resume {folder.path}: begun at commit {plan.commit[:10]}, this is {commit[:10]}")
+    return plan
+
+
+def resumed(folder: RunFolder, plan: Plan, kind: Kind) -> Plan:
+    """Go on with a plan; a UsageError where it was begun on another kind of device."""
+    if plan.order.kind != kind:
+        raise UsageError(f"--resume {folder.path}: begun on {plan.order.kind}, this cluster has {kind}")
+    folder.note("resumed")
+    return plan
+
+
+def folder_of(wish: Wish) -> Path:
+    """The folder of the run that is resumed, or of a new one."""
+    if wish.resume is not None:
+        if not (wish.resume / "events.jsonl").is_file():
+            raise UsageError(f"--resume {wish.resume}: expected the folder of a run, found no events.jsonl in it")
+        return wish.resume
+    return wish.out or (checkout_root() or Path.cwd()) / ".cache" / "fleet" / provenance.run_id()
+
+
+@contextmanager
+def baggage_of(wish: Wish) -> Iterator[Baggage]:
+    """What the workers are started with: packed where they are elsewhere."""
+    if wish.address is None:
+        yield in_place()
+        return
+    with tempfile.TemporaryDirectory(prefix="kda-fleet-") as folder:
+        yield packed(Path(folder), _pins(wish))
+
+
+def _pins(wish: Wish) -> list[Pin]:
+    """What the nodes will need of upstream."""
+    if wish.job is Job.MODEL:
+        from kda_tools.models.known_models import load_models
+
+        return list(load_models().releases.values())
+    if wish.job not in BY_TASK:
+        return []
+    ops = plan_pieces.names(wish.job, wish.names, "cuda")
+    return [pin for op in ops for pin in find_task(op).config.upstream.values()]

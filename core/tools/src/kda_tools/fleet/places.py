@@ -1,0 +1,50 @@
+"""Where in a cluster workers may be. Pure functions of what Ray says of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kda_tools.fleet.pieces import Kind
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker may be."""
+
+    node_id: str
+    node: str
+    slot: int
+    slots: int
+
+    @property
+    def name(self) -> str:
+        """Of its worker."""
+        return f"{self.node}/{self.slot}"
+
+
+def kind_of(nodes: Sequence[Mapping[str, Any]]) -> Kind:
+    """What work will run on: GPUs, if there is one."""
+    return "cuda" if any(node["Resources"].get("GPU") for node in nodes if node["Alive"]) else "cpu"
+
+
+def places(nodes: Sequence[Mapping[str, Any]], kind: Kind, most: int | None, per_node: int | None) -> list[Place]:
+    """At most so many places, taken from the nodes in turn, and at most `per_node` of one.
+
+    `nodes` as `ray.nodes()` gives them. Two nodes of one host name are told apart by a part of their id.
+    """
+    resource = "GPU" if kind == "cuda" else "CPU"
+    alive = [node for node in nodes if node["Alive"] and node["Resources"].get(resource, 0) >= 1]
+    alive.sort(key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
+    hosts = [node["NodeManagerHostname"] for node in alive]
+    room = [min(int(node["Resources"][resource]), per_node or 1 << 20) for node in alive]
+    taken = [0] * len(alive)
+    while sum(taken) < min(most or 1 << 20, sum(room)):
+        number = min((n for n in range(len(alive)) if taken[n] < room[n]), key=lambda n: taken[n])
+        taken[number] += 1
+    return [
+        Place(node["NodeID"], host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}", slot, slots)
+        for node, host, slots in zip(alive, hosts, taken, strict=True)
+        for slot in range(slots)
+    ]
