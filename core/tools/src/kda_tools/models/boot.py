@@ -26,7 +26,7 @@ from kda_judge.contract.errors import MissingRequirement, UpstreamError
 from kda_judge.contract.tasks import checkout_root
 from kda_tools.models import standins
 
-EXTRA = "pip install 'kda-tools[models]'"
+EXTRA = "pip install 'kda-tools[models]', with Python 3.11 or later"
 NEEDED = ("diffusers", "addict")
 """What SGLang's model modules import beside torch, and what nothing stands in for."""
 RUNTIME = "sglang.multimodal_gen.runtime."
