@@ -19,7 +19,7 @@ from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import provenance, record_log
 from kda_tools import cli
-from kda_tools.models import boot, drift, kernels, known_models, page, run_step, standins, timing
+from kda_tools.models import boot, drift, kernels, known_models, page, readme_block, run_step, standins, timing
 from kda_tools.models.calls import Log, Rows
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
@@ -413,6 +413,20 @@ def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monk
     assert any("steps.md: differs" in line for line in page.publish(tmp_path, check=True))
     page.publish(tmp_path, check=False)
     assert "**stale**: k05_norm_scale_shift changed since" in (tmp_path / "docs" / "steps.md").read_text()
+
+
+def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch):
+    """Milliseconds of the latest clean run of each model and mode; what was refused, noisy or tiny is no answer."""
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    folder = ROOT / known_models.FOLDER
+    assert readme_block.steps_md([], folder) == readme_block.NOTHING
+    unfit = [measured(noisy=("busy",)), measured(dirty=True), measured(arm="upstream"), measured(modes={})]
+    assert readme_block.steps_md(unfit, folder) == readme_block.NOTHING
+    head, _, line = readme_block.steps_md([measured(), *unfit], folder).splitlines()
+    assert head.count("|") == line.count("|")
+    assert line == "| flux | - | sglang 0.5.23 | solution, eager | 3 of 57 | 0.10 | 0.05 | 2.000 [2.000, 2.000] |"
+    old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
+    assert "| flux | - (stale) |" in readme_block.steps_md([old], folder)
 
 
 def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):

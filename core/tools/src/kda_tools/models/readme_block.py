@@ -5,8 +5,9 @@ from pathlib import Path
 from statistics import median
 
 from kda_judge.evidence import record_log
+from kda_tools.models.page import stale
 from kda_tools.models.step_record import Mode, Samples, StepRecord, log
-from kda_tools.publish.report import interval, line
+from kda_tools.publish.report import STALE, interval, line
 
 NAME = "steps"
 """Of the generated block."""
@@ -18,16 +19,16 @@ NOTHING = (
 
 def block(folder: Path) -> dict[str, str]:
     """The block, from the ledger of the models in `folder`."""
-    return {NAME: steps_md(record_log.read(log(folder), StepRecord))}
+    return {NAME: steps_md(record_log.read(log(folder), StepRecord), folder)}
 
 
-def steps_md(records: Sequence[StepRecord]) -> str:
+def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     """A line for each model, release, arm and mode: the latest run on a GPU that nothing disturbed."""
     latest = {(r.model, r.release, r.arm): r for r in records if r.modes and not r.noisy and not r.dirty and not r.tiny}
     lines = [
         line(
             record.model,
-            record.machine.before.name if record.machine.before else "-",
+            (record.machine.before.name if record.machine.before else "-") + STALE * bool(stale(record, folder)),
             f"sglang {record.release}",
             f"{record.arm}, {name}",
             f"{record.layers} of {record.layers_of_model}",
