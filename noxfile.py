@@ -178,7 +178,7 @@ def kda_session(name: str, command: str, op: str, description: str) -> None:
     """One session that runs `kda COMMAND OP` with the arguments after `--`."""
 
     def run_command(session: nox.Session) -> None:
-        kda(session, command, op, *session.posargs)
+        kda(session, *command.split(), op, *session.posargs)
 
     define(name, description, run_command)
 
@@ -197,6 +197,9 @@ for _op, _task in TASKS.items():
     kda_session(f"sanitize-{_op}", "sanitize", _op, f"compute-sanitizer on representative rows of {_op}")
     if (_task / "bench" / "tune.py").is_file():
         kda_session(f"tune-{_op}", "tune", _op, f"Choose configurations of {_op} by a recorded sweep (no GPU: compile)")
+    kda_session(
+        f"launch-{_op}", "campaign launch", _op, f"Launch an agent on {_op} in a worktree of its own (-- --agent NAME)"
+    )
 
 
 @nox.session(venv_backend="none")

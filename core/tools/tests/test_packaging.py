@@ -173,7 +173,7 @@ def test_nox_lists_every_session() -> None:
     of_tasks = [
         f"{command}-{task.op}"
         for task in find_tasks()
-        for command in (*commands, *(["tune"] if task.op in tuned else []))
+        for command in (*commands, *(["tune"] if task.op in tuned else []), "launch")
     ]
     of_the_project = ("tests", "tests-ptx", "pythons", "versions", "llm-tools", "llm", "adversaries", "lint")
     assert sessions == [*of_tasks, *of_the_project, "typecheck", "build", "publish", "site", "upstream", "doctor"]

@@ -172,6 +172,9 @@ def publish(
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
     from kda_tools.models import page, readme_block
+    from kda_judge.contract.tasks import all_tasks, checkout_root
+    from kda_tools.campaign import noise_page
+    from kda_tools.models import page
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
     from kda_tools.publish.generate import publish as generate
@@ -183,6 +186,8 @@ def publish(
     if (llms := known_llms.find_folder()) is not None:
         changed += llm_page.publish(llms, check=check)
     changed += ports_page.publish(all_tasks(), check=check)
+    if (root := checkout_root()) is not None:
+        changed += noise_page.publish(root, check)
     for line in changed:
         typer.echo(line)
     if check and changed:

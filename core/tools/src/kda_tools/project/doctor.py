@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def checks() -> list[Check]:
         _tool("compute-sanitizer", "looking for races and stray accesses; not for results", TOOLKIT),
         *preflight.checks(Path.cwd()),
         *_upstream(),
+    ]
+
+
+def kernel_checks(tasks: Sequence[Task]) -> list[Check]:
+    """What an agent that works on these tasks' kernels needs: the GPU, the tools around it, and the upstream files."""
+    return [
+        _gpu(),
+        _tool("nvcc", "JIT CUDA kernels of the upstream arms", TOOLKIT),
+        _tool("ncu", "profiling a kernel; not for results", TOOLKIT),
+        *_upstream(tasks),
     ]
 
 
@@ -114,13 +125,13 @@ def _tool(name: str, needed_for: str, remedy: str) -> Check:
     return Check(name, True, f"{number[1].rstrip('.') if number else 'unknown version'}, {path}", needed_for, remedy)
 
 
-def _upstream() -> list[Check]:
+def _upstream(tasks: Sequence[Task] | None = None) -> list[Check]:
     """One line per release: which tasks' pinned files the cache holds; one for each task whose files do not verify."""
     found: list[Check] = []
     users: dict[str, list[tuple[Task, Pin]]] = {}
     try:
         cache = cache_folder(checkout_root())
-        tasks = find_tasks()
+        tasks = find_tasks() if tasks is None else tasks
     except KdaError as error:
         return [Check("tasks", False, str(error), "every command", "mend what it names")]
     for task in tasks:

@@ -10,6 +10,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_runtime import tuned_table
 from kda_tools.lab.tune import sweep as tune
+from kda_tools.project import launch_scripts
 from kda_tools.publish.generate import publish
 from kda_tools.publish.task_notes import COPIED, unlink
 from kda_tools.traces import cards
@@ -108,6 +109,7 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
     task = Task(folder)
     publish([task], check=False)
     unlink(task)
+    launch_scripts.write(task)
     return folder
 
 
@@ -147,7 +149,7 @@ def _rules(source: Task, target: Name) -> list[tuple[re.Pattern[str], str]]:
             (rf"\b{source.family}(?=[./]{source.folder}\b)", target.family),
             (rf"\b{source.folder}\b", target.folder),
             (rf"\bkda-{old.replace('_', '-')}\b", f"kda-{new.replace('_', '-')}"),
-            (rf"\b(bench|validate|compile|profile|sanitize|tune)-{old}\b", rf"\g<1>-{new}"),
+            (rf"\b(bench|validate|compile|profile|sanitize|tune|launch)-{old}\b", rf"\g<1>-{new}"),
             (rf"\b(kda\s+\w+\s+){old}\b", rf"\g<1>{new}"),
             (rf"(?<=-k '){old}\b", new),
             (rf"^# {old}\b", f"# {new}"),

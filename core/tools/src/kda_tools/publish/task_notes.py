@@ -15,7 +15,7 @@ QUOTED = re.compile(r"\b(?:\d{8}T\d{6}Z-[0-9a-f]{6}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d
 """A run by its id, or a sweep by its time."""
 COPIED = "of which this task is a copy (`kda new`)"
 """In the note that `kda new` puts into what is still about the copy's source."""
-SESSION = re.compile(r"\bnox -s (bench|validate|compile|profile|sanitize|tune)-([a-z0-9_]+)")
+SESSION = re.compile(r"\bnox -s (bench|validate|compile|profile|sanitize|tune|launch)-([a-z0-9_]+)")
 NOTED = ("prompt.md", "config.toml", "docs/dispatch.md")
 """Where it puts one."""
 

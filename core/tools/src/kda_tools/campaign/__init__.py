@@ -1,0 +1,1 @@
+"""Campaigns: an agent works on one task in a loop that keeps its evidence."""

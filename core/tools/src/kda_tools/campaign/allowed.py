@@ -1,0 +1,88 @@
+"""What a card allows an agent to change, and what it may not: decided by content, whatever git's index says."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import kda_judge
+import kda_runtime
+import kda_tools
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import provenance
+from kda_tools.campaign.journal import COPY
+from kda_tools.campaign.repository import Repository
+
+FREE = ("solution/*", "docs/dispatch.md", "bench/tune.py", "docs/tuning.md", "docs/profile.md", "docs/sanitize.md")
+"""Of the task's folder: what may be edited, added and removed. `*` includes folders."""
+LOGS = ("docs/tuning.jsonl", "docs/profile.jsonl", "docs/sanitize.jsonl")
+"""Written by `kda tune`, `kda profile` and `kda sanitize`: only ever longer."""
+TESTS = "tests/*"
+"""Added to; nothing is taken away."""
+OWN = f"docs/{COPY}"
+"""The campaign writes it itself."""
+KEPT = ("docs/dispatch.md", "docs/profile.md", "docs/sanitize.md", *LOGS[1:], OWN)
+"""What stays when an iteration is reverted: notes of what was tried in vain, and what tools recorded."""
+TASK_PARTS = ("baseline", "workloads", "reference", "config", "harness")
+"""Of a record's hashes: what must be the launch's."""
+
+
+def protected_hashes(task: Task) -> dict[str, str]:
+    """sha256 of what decides an iteration beside the solution: the task's frozen parts, and the code that runs now."""
+    hashes = provenance.hashes(task)
+    packages = {module.__name__: Path(str(module.__file__)).parent for module in (kda_judge, kda_runtime, kda_tools)}
+    code = {name: provenance.content_hash(folder, ["**/*"]) for name, folder in packages.items()}
+    return {part: hashes[part] for part in TASK_PARTS} | code
+
+
+def moved(task: Task, launched: dict[str, str]) -> list[str]:
+    """What is not as it was at the launch, one line each."""
+    now = protected_hashes(task)
+    return [
+        f"{part}: sha256 was {launched[part][:12]} at the launch, is {now.get(part, 'absent')[:12]}"
+        for part in launched
+        if now.get(part) != launched[part]
+    ]
+
+
+def sorted_changes(repository: Repository, task: Task, base: str) -> tuple[list[str], list[str]]:
+    """Changes of the worktree against `base`: the paths that the card allows, and a line for each that it does not."""
+    prefix = f"{task.path.relative_to(repository.root).as_posix()}/"
+    good, bad = [], []
+    for path, status in sorted(repository.changed(base).items()):
+        inside = path.removeprefix(prefix) if path.startswith(prefix) else None
+        why = _refused(repository, base, path, inside, status)
+        if why is None:
+            good.append(path)
+        else:
+            bad.append(f"{path}: {why}")
+    return good, bad
+
+
+def _refused(repository: Repository, base: str, path: str, inside: str | None, status: str) -> str | None:
+    """Why the card does not allow this change; None where it does."""
+    verb = {"A": "added", "D": "removed"}.get(status, "changed")
+    if inside is None:
+        return f"{verb}; it is outside of the task"
+    if status == "T":
+        return "became another kind of file, a link for example"
+    if (repository.root / path).is_symlink():
+        return f"{verb}; links are not allowed"
+    if inside == OWN or any(fnmatchcase(inside, pattern) for pattern in FREE):
+        return None
+    if inside in LOGS:
+        there = repository.root / path
+        longer = there.is_file() and there.read_bytes().startswith(repository.content(base, path))
+        return None if longer else f"{verb}; a log is only ever appended to, by kda"
+    if fnmatchcase(inside, TESTS):
+        return None if status == "A" or not _takes_away(repository, base, path) else f"{verb}; tests may only be added"
+    return f"{verb}; the card does not allow it"
+
+
+def _takes_away(repository: Repository, base: str, path: str) -> bool:
+    """Whether a line of the base's file is gone."""
+    there = repository.root / path
+    if not there.is_file():
+        return True
+    left = iter(there.read_bytes().splitlines())
+    return not all(any(line == other for other in left) for line in repository.content(base, path).splitlines())

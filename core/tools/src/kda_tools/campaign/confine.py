@@ -1,0 +1,57 @@
+"""bwrap around an agent: the whole machine can be read, and only its campaign can be written."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from kda_tools.campaign.place import STATE_FOLDER, Campaign
+
+PROGRAM = "bwrap"
+BASE = ("--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--die-with-parent", "--unshare-pid")
+
+
+def can_confine() -> bool:
+    """Whether bwrap is installed and may make namespaces here."""
+    if (program := shutil.which(PROGRAM)) is None:
+        return False
+    try:
+        return subprocess.run([program, *BASE, "true"], capture_output=True, timeout=20, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def scratch(campaign: Campaign) -> Path:
+    """Where the agent's temporary files and compilers' caches go; beside the worktree, and outside of every hash."""
+    return campaign.repository.root.with_name(f"{campaign.name}.tmp")
+
+
+def writable(campaign: Campaign) -> list[Path]:
+    """What a campaign writes to: its worktree, and of git's folder objects, its own branches, and its record."""
+    common, private = campaign.repository.common, campaign.repository.private
+    own = [common / "refs" / "heads" / "campaign" / campaign.name, common / "refs" / "kda" / campaign.name]
+    logs = common / "logs" / "refs" / "heads" / "campaign" / campaign.name
+    return [
+        *(campaign.repository.root, scratch(campaign), common / "objects", private),
+        *(*own, logs, common / STATE_FOLDER),
+    ]
+
+
+def environment(campaign: Campaign) -> dict[str, str]:
+    """Variables that lead temporary files and caches to `scratch`."""
+    place = scratch(campaign)
+    names = {"TMPDIR": "tmp", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    return {name: str(place / folder) for name, folder in names.items()}
+
+
+def confined(campaign: Campaign, command: list[str], more: Iterable[str]) -> list[str]:
+    """`command` in a namespace in which nothing else can be written; makes the folders that it needs."""
+    wanted = writable(campaign)
+    for folder in wanted:
+        folder.mkdir(parents=True, exist_ok=True)
+    own = [Path(name).expanduser() for name in more]
+    paths = [str(path) for path in (*wanted, *(path for path in own if path.exists()))]
+    binds = [word for path in paths for word in ("--bind", path, path)]
+    return [PROGRAM, *BASE, *binds, "--chdir", str(campaign.repository.root), *command]

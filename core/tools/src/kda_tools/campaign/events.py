@@ -1,0 +1,200 @@
+"""What a campaign records: one JSON line per event in a task's `docs/iterations.jsonl`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
+from kda_judge.evidence.run_record import Interval, Verdict
+from kda_tools.campaign.decision import Test
+from kda_tools.campaign.rules import Rules
+
+SCHEMA_VERSION: Final = 1
+Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+Samples = tuple[tuple[float, ...], ...]
+"""One tuple for each generation of workers, microseconds per call."""
+
+
+class Decision(str, Enum):
+    """What became of an iteration."""
+
+    KEEP = "keep"
+    """Better than the best so far; it is the best now."""
+    REVERT = "revert"
+    """Correct, and not clearly better, or slower on a row: the files are the best's again."""
+    FAILED = "failed"
+    """Does not compile, wrong, crashed, INVALID, or interrupted twice: the files are the best's again."""
+    CHECKED = "checked"
+    """Verified and compiled without a GPU, not measured: it stays on the branch, and the best is what it was."""
+
+
+class Launched(Strict):
+    """The first line of a campaign."""
+
+    kind: Literal["launched"] = "launched"
+    target: str
+    agent: str
+    base: Commit
+    base_branch: str
+    rules: Rules
+    hashes: dict[str, Digest]
+    """Of what the card does not allow to be changed, the judge included."""
+    warnings: tuple[str, ...]
+    """What the machine lacked."""
+    confined: bool
+    """Whether bwrap kept the agent to its worktree."""
+
+
+class Change(Strict):
+    """What an iteration changes against the commit that it started from."""
+
+    files: tuple[str, ...]
+    added: Count
+    removed: Count
+    """Lines in `solution/`."""
+    patch: str
+    """Of `solution/`, as git shows it."""
+
+
+class Begun(Strict):
+    """An iteration before it is measured, so that none is lost."""
+
+    kind: Literal["begun"] = "begun"
+    iteration: Annotated[int, Field(gt=0)]
+    attempt: Annotated[int, Field(gt=0)]
+    """2: the first one was interrupted."""
+    hypothesis: str
+    rows: tuple[str, ...]
+    """Patterns of the rows that it is about; empty: all that are measured."""
+    direction: str | None
+    """The written change of direction, where one was due."""
+    profile: str | None
+    """Id of the newest profile of the task then."""
+    parent: Commit
+    commit: Commit
+    """The candidate; kept under `refs/kda/` whatever becomes of it."""
+    change: Change
+
+
+class RowOutcome(Strict):
+    """One row of an iteration. Samples are of what decides: `device`, or `wall` where no graph could be captured."""
+
+    id: str
+    verdict: Verdict
+    reason: str
+    metric: str | None = None
+    """None: not timed."""
+    samples: dict[str, Samples] = {}
+    """Arm -> samples: `solution` is the candidate, `best` the best so far."""
+    medians: dict[str, Amount] = {}
+    limit_us: Amount | None = None
+    used: Amount | None = None
+    """Largest share of its tolerance that an element used."""
+    ulps: dict[str, Count] = {}
+    """Arm -> largest distance of an output from it, in units in the last place."""
+
+
+class Done(Strict):
+    """The end of an iteration."""
+
+    kind: Literal["done"] = "done"
+    iteration: int
+    attempt: int
+    decision: Decision
+    reason: str
+    run_id: str | None
+    gpu: str | None
+    seconds: Amount
+    rows: tuple[RowOutcome, ...] = ()
+    test: Test | None = None
+    wins: tuple[str, ...] = ()
+    """Rows faster than the best's, each by its own 95% interval."""
+    losses: tuple[str, ...] = ()
+    against_baseline: Interval | None = None
+    """Geometric mean over all measured rows."""
+    noisy: tuple[str, ...] = ()
+
+
+class Refused(Strict):
+    """An iteration that was not begun, because files were changed that the card does not allow to be."""
+
+    kind: Literal["refused"] = "refused"
+    hypothesis: str
+    reason: str
+
+
+class Ended(Strict):
+    """A budget is spent: nothing begins any more."""
+
+    kind: Literal["ended"] = "ended"
+    reason: str
+
+
+class Finding(Strict):
+    """Something about the best version that has to be answered before it is promoted."""
+
+    kind: Literal["finding"] = "finding"
+    number: Annotated[int, Field(gt=0)]
+    commit: Commit
+    by: str
+    """`program`, an agent's name, or a person's."""
+    check: str
+    where: str
+    text: str
+
+
+class Reviewed(Strict):
+    """Somebody looked at the best version to the end."""
+
+    kind: Literal["reviewed"] = "reviewed"
+    commit: Commit
+    by: str
+    findings: Count
+
+
+class Answered(Strict):
+    """The answer to a finding."""
+
+    kind: Literal["answered"] = "answered"
+    finding: int
+    by: str
+    text: str
+
+
+class Promoted(Strict):
+    """The best version, verified afresh and recorded."""
+
+    kind: Literal["promoted"] = "promoted"
+    commit: Commit
+    seeds: tuple[int, ...]
+    """Fresh ones, which nobody knew before."""
+    grid_rows: Count
+    verified_rows: Count
+    run_id: str | None
+    """Of the ledger's line; None where it was refused."""
+    reason: str
+    wins: tuple[str, ...]
+    losses: tuple[str, ...]
+    models: tuple[str, ...]
+    """Those whose rows are faster on the whole."""
+
+
+Event = Annotated[
+    Launched | Begun | Done | Refused | Ended | Finding | Reviewed | Answered | Promoted, Field(discriminator="kind")
+]
+
+
+class Entry(Strict):
+    """One line."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    campaign: str
+    """`k03_h200_qknorm_rope`."""
+    task: str
+    utc: str
+    previous: Digest
+    """sha256 of the line before, so that an edited line shows."""
+    event: Event

@@ -1,0 +1,37 @@
+"""What the campaigns of a task have tried, from the committed `docs/iterations.jsonl`."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from kda_judge.contract.tasks import Task
+from kda_tools.campaign.events import Done
+from kda_tools.campaign.journal import COPY, entries
+from kda_tools.campaign.state import State, campaigns
+
+
+def recorded(task: Task) -> list[State]:
+    """Every campaign of the task, oldest first; none where none was recorded.
+
+    Raises:
+        LedgerError: a line that is no event, or that was edited.
+    """
+    path = task.path / "docs" / COPY
+    return campaigns(entries(path.read_bytes(), str(path))) if path.is_file() else []
+
+
+def tried(task: Task, row: str) -> list[tuple[str, str]]:
+    """Iterations that say they are about the row: what, and what became of it, with its number."""
+    found = []
+    for state in recorded(task):
+        for number, done in state.done.items():
+            begun = state.begun[number]
+            if any(fnmatchcase(row, pattern) for pattern in begun.rows):
+                name = f"iteration {number} of {state.entries[0].campaign}"
+                found.append((f"{name}, {begun.hypothesis}", f"{done.decision.value}: {gain(done)}"))
+    return found
+
+
+def gain(done: Done) -> str:
+    """The number that decided, or else the reason."""
+    return f"gain {done.test.gain.estimate:.4f}, at least {done.test.low:.4f}" if done.test else done.reason

@@ -1,0 +1,323 @@
+"""One iteration: refuse, note down, measure, decide, record, commit. It may be killed between any two of these steps.
+
+1. What is wrong with the wish or the worktree is said; nothing is begun.
+2. The candidate becomes a commit, kept under `refs/kda/`; then the line `begun` is on disk.
+3. It is verified and measured, and the decision follows. The line `done` is on disk.
+4. The worktree, the branches and the committed copy of the record follow from the two lines.
+
+`settle` finishes what was left: behind step 3 it does step 4; between 2 and 3 the candidate is measured once more,
+from its commit, and a second interruption ends it as failed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kda_judge.contract.errors import ArmFailed, UsageError
+from kda_judge.contract.workloads import select
+from kda_judge.evidence.record_log import read
+from kda_tools.campaign import allowed, decision, due
+from kda_tools.campaign.events import Begun, Change, Decision, Done, Ended, Refused
+from kda_tools.campaign.measure import Measured, chosen_rows, demand_idle_gpu, measure
+from kda_tools.campaign.place import Campaign
+from kda_tools.campaign.state import State
+from kda_tools.lab.profile.profile_record import ProfileRecord, log
+
+ATTEMPTS = 2
+"""The second interruption of an iteration ends it: a candidate that takes the machine down would do so for ever."""
+Steps = Callable[[str], None]
+SHOWN = 8
+"""Files that are named one by one."""
+
+
+def iterate(
+    campaign: Campaign,
+    hypothesis: str,
+    rows: tuple[str, ...] = (),
+    direction: str | None = None,
+    passed: Steps = lambda _: None,
+) -> Done:
+    """One iteration of what the worktree holds now.
+
+    Args:
+        campaign: whose worktree it is.
+        hypothesis: what is tried and why it should be faster, in one line.
+        rows: patterns of the rows that it is about; their geometric mean decides. Empty: every measured row.
+        direction: the change of direction, where one is due.
+        passed: told each step when it is on disk; for tests, which end the process there.
+
+    Raises:
+        UsageError: the iteration cannot begin; says why and what to do. A changed harness is recorded.
+        MissingRequirement: the GPU is busy, upstream files are missing.
+    """
+    with _alone(campaign):
+        _settle(campaign, passed)
+        state = campaign.state()
+        _demand_budget(campaign, state)
+        hypothesis = due.one_line(hypothesis, "-m", due.LONGEST)
+        _demand_clean(campaign, state, hypothesis)
+        parent = head(campaign, state)
+        paths = [path for path in campaign.repository.changed(parent) if path != campaign.copy]
+        if not any(path.startswith(f"{campaign.folder}/solution/") for path in paths):
+            raise UsageError(
+                "nothing to measure: solution/ is what it was after the last iteration; change it, and repeat this"
+            )
+        profile = _last_profile(campaign)
+        due.demand_direction(state, direction, profile)
+        select(campaign.task.workloads, list(rows))
+        demand_idle_gpu()
+        tree = campaign.repository.tree(parent, paths)
+        number = len(state.begun) + 1
+        commit = campaign.repository.commit(tree, parent, f"candidate {number} of {campaign.name}: {hypothesis}\n")
+        change = _change(campaign, parent, commit)
+        due.demand_one_idea(change, state.launched.rules)
+        campaign.repository.run("update-ref", campaign.ref(number), commit)
+        passed("candidate")
+        begun = Begun(
+            iteration=number,
+            attempt=1,
+            hypothesis=hypothesis,
+            rows=rows,
+            direction=direction,
+            profile=profile,
+            parent=parent,
+            commit=commit,
+            change=change,
+        )
+        campaign.journal.append(begun)
+        passed("begun")
+        return _finish(campaign, begun, passed)
+
+
+def settle(campaign: Campaign, passed: Steps = lambda _: None) -> Done | None:
+    """Finish an iteration that was interrupted; None where nothing had to be measured again."""
+    with _alone(campaign):
+        return _settle(campaign, passed)
+
+
+def head(campaign: Campaign, state: State) -> str:
+    """The commit of the last iteration, whatever the agent has committed since; at first the base."""
+    return campaign.repository.commit_of(f"refs/kda/{campaign.name}/head") or state.launched.base
+
+
+def _settle(campaign: Campaign, passed: Steps) -> Done | None:
+    state = campaign.state()
+    finished = None
+    if (begun := state.open_iteration) is not None:
+        _put_aside(campaign, begun.commit)
+        if begun.attempt >= ATTEMPTS or state.spent():
+            why = f"attempt {begun.attempt} was interrupted" + (f", and {spent}" if (spent := state.spent()) else "")
+            _record(campaign, _failed(begun, f"{why}: it counts as failed", 0.0))
+        else:
+            campaign.repository.restore(begun.commit, begun.change.files)
+            begun = begun.model_copy(update={"attempt": begun.attempt + 1})
+            campaign.journal.append(begun)
+            passed("begun")
+            finished = _finish(campaign, begun, passed)
+        state = campaign.state()
+    numbers = sorted(state.done)
+    if numbers and not _applied(campaign, numbers[-1]):
+        _apply(campaign, state.begun[numbers[-1]], state.done[numbers[-1]], passed)
+    elif numbers:
+        campaign.repository.run("read-tree", "--reset", head(campaign, state))  # the last step, which leaves no trace
+    return finished
+
+
+def _finish(campaign: Campaign, begun: Begun, passed: Steps) -> Done:
+    """From `begun` on: measure, decide, record, apply."""
+    state, start = campaign.state(), time.monotonic()
+    rules, task = state.launched.rules, campaign.task
+    try:
+        measured = measure(task, rules, campaign.repository, state.best, state.launched.target)
+    except ArmFailed as error:
+        done = _failed(begun, f"does not compile: {error}", time.monotonic() - start)
+    else:
+        passed("measured")
+        about = [row.id for row in select(task.workloads, list(begun.rows))] if begun.rows else []
+        measured_ids = chosen_rows(task, rules)
+        done = decided(begun, measured, state, [row for row in about if row in measured_ids] or measured_ids)
+        done = done.model_copy(update={"seconds": time.monotonic() - start})
+    _record(campaign, done)
+    passed("done")
+    _apply(campaign, begun, done, passed)
+    _demand_budget_noted(campaign)
+    return done
+
+
+def decided(begun: Begun, measured: Measured, state: State, rows: list[str]) -> Done:
+    """Keep or revert, from the samples."""
+    rules = state.launched.rules
+    done = _failed(begun, measured.failure or "", 0.0).model_copy(
+        update={"run_id": measured.run_id, "gpu": measured.gpu, "rows": measured.rows, "noisy": measured.noisy}
+    )
+    if measured.failure is not None:
+        return done
+    if measured.gpu is None:
+        words = "verified and compiled, not measured: there is no GPU here"
+        return done.model_copy(update={"decision": Decision.CHECKED, "reason": words})
+    if absent := [row for row in rows if row not in measured.pairs]:
+        return done.model_copy(update={"reason": f"no times of {', '.join(absent)}"})
+    test = decision.test(measured.pairs, rows, rules.tries)
+    losses = decision.lost(measured.pairs, rules.row_loss)
+    kept, reason = _verdict(test, losses, measured.noisy, rules.least_gain, rules.row_loss)
+    return done.model_copy(
+        update={
+            "decision": Decision.KEEP if kept else Decision.REVERT,
+            "reason": reason,
+            "test": test,
+            "wins": tuple(decision.won(measured.pairs)),
+            "losses": tuple(losses),
+            "against_baseline": measured.against_baseline(),
+        }
+    )
+
+
+def _verdict(
+    test: decision.Test, losses: list[str], noisy: tuple[str, ...], least: float, margin: float
+) -> tuple[bool, str]:
+    words = f"gain {test.gain.estimate:.4f}, at least {test.low:.4f} at this try's share of the risk ({test.share:.2g})"
+    if noisy:
+        return False, f"{words}; the run is noisy, so that it decides nothing: {noisy[0]}"
+    if test.low <= 1:
+        return False, f"{words}: not clearly above 1"
+    if test.gain.estimate < 1 + least:
+        return False, f"{words}: less than {least:.1%}"
+    if losses:
+        return False, f"{words}, but slower by more than {margin:.0%} on {', '.join(losses)}"
+    return True, words
+
+
+def _failed(begun: Begun, reason: str, seconds: float) -> Done:
+    return Done(
+        iteration=begun.iteration,
+        attempt=begun.attempt,
+        decision=Decision.FAILED,
+        reason=reason,
+        run_id=None,
+        gpu=None,
+        seconds=seconds,
+    )
+
+
+def _record(campaign: Campaign, done: Done) -> None:
+    campaign.journal.append(done)
+
+
+def _apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
+    """Worktree, record's copy, commit, branches: all follow from the two events, as often as it is done."""
+    repository, stays = campaign.repository, done.decision in (Decision.KEEP, Decision.CHECKED)
+    back = [] if stays else [path for path in begun.change.files if not _is_kept(campaign, path)]
+    repository.restore(begun.parent, back)
+    passed("restored")
+    campaign.sync(campaign.state())
+    tree = repository.mixed(begun.commit, begun.parent, back)
+    base = repository.commit(tree, begun.parent, "with the record\n")
+    commit = repository.commit(repository.tree(base, [campaign.copy]), begun.parent, _message(begun, done))
+    moves = {f"refs/kda/{campaign.name}/head": commit, f"refs/heads/{campaign.branch}": commit}
+    if done.decision is Decision.KEEP:
+        moves[f"refs/heads/{campaign.best_branch}"] = commit
+    repository.run("update-ref", "--stdin", given="".join(f"update {ref} {to}\n" for ref, to in moves.items()))
+    passed("committed")
+    repository.run("read-tree", "--reset", commit)
+
+
+def _applied(campaign: Campaign, number: int) -> bool:
+    told = campaign.repository.ask("log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", _head_ref(campaign))
+    return (told or "").strip() == str(number)
+
+
+def _head_ref(campaign: Campaign) -> str:
+    return f"refs/kda/{campaign.name}/head"
+
+
+def _message(begun: Begun, done: Done) -> str:
+    return (
+        f"[iter {begun.iteration}] {begun.hypothesis}\n\n{done.decision.value}: {done.reason}\n\n"
+        f"Kda-Iteration: {begun.iteration}\nKda-Decision: {done.decision.value}\nKda-Candidate: {begun.commit}\n"
+    )
+
+
+def _is_kept(campaign: Campaign, path: str) -> bool:
+    return path.removeprefix(f"{campaign.folder}/") in allowed.KEPT
+
+
+def _put_aside(campaign: Campaign, expected: str) -> None:
+    """Keep what was changed since the interruption, under a reference of its own, before it is overwritten."""
+    paths = [path for path in campaign.repository.changed(expected) if path != campaign.copy]
+    if paths:
+        aside = campaign.repository.commit(campaign.repository.tree(expected, paths), expected, "put aside\n")
+        campaign.repository.run("update-ref", f"refs/kda/{campaign.name}/aside", aside)
+
+
+def _change(campaign: Campaign, parent: str, commit: str) -> Change:
+    folder = f"{campaign.folder}/solution"
+    files = campaign.repository.diff(parent, commit, "--name-only", "-z").split("\0")
+    counts = [line.split("\t") for line in _solution_diff(campaign, parent, commit, "--numstat", folder).splitlines()]
+    added, removed = (sum(int(one[side]) for one in counts if one[side].isdecimal()) for side in (0, 1))
+    patch = _solution_diff(campaign, parent, commit, "--patch", folder)
+    return Change(files=tuple(filter(None, files)), added=added, removed=removed, patch=patch)
+
+
+def _solution_diff(campaign: Campaign, parent: str, commit: str, form: str, folder: str) -> str:
+    return campaign.repository.run(
+        "diff", "--no-color", "--no-ext-diff", "--no-renames", form, parent, commit, "--", folder
+    )
+
+
+def _last_profile(campaign: Campaign) -> str | None:
+    records = read(log(campaign.task), ProfileRecord)
+    return records[-1].run_id if records else None
+
+
+def _demand_budget(campaign: Campaign, state: State) -> None:
+    if (why := state.ended or state.spent()) is None:
+        return
+    if state.ended is None:
+        campaign.journal.append(Ended(reason=why))
+        campaign.sync(campaign.state())
+    raise UsageError(f"campaign {campaign.name} has ended: {why}. Next: kda campaign review, then kda campaign promote")
+
+
+def _demand_budget_noted(campaign: Campaign) -> None:
+    state = campaign.state()
+    if state.ended is None and (why := state.spent()):
+        campaign.journal.append(Ended(reason=why))
+        campaign.sync(state)
+
+
+def _demand_clean(campaign: Campaign, state: State, hypothesis: str) -> None:
+    """Refuse, and record, what was changed beside what the card allows."""
+    bad = [f"{campaign.copy}: holds lines that were never recorded"] if campaign.edited(state) else []
+    bad += allowed.sorted_changes(campaign.repository, campaign.task, state.launched.base)[1]
+    bad += allowed.moved(campaign.task, dict(state.launched.hashes))
+    if not bad:
+        return
+    more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
+    lines = [*bad[:SHOWN], *more]
+    campaign.journal.append(Refused(hypothesis=hypothesis, reason="; ".join(lines)))
+    campaign.sync(campaign.state())
+    raise UsageError(
+        "\n".join(
+            [
+                "the iteration is refused, and that is recorded: changed beside what the card allows:",
+                *(f"  {line}" for line in lines),
+                f"  take it back, for example: git restore --source {state.launched.base[:10]} -- PATH",
+            ]
+        )
+    )
+
+
+@contextmanager
+def _alone(campaign: Campaign) -> Iterator[None]:
+    """One iteration of a campaign at a time."""
+    path = campaign.journal.path.with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"campaign {campaign.name}: another iteration is running; wait for its end") from None
+        yield

@@ -1,0 +1,189 @@
+"""Launch an agent on a task: a worktree and a branch of its own, a look at the machine, the prompt, and the start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kda_judge.arms.upstream import cache_folder
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.near_names import nearest
+from kda_judge.contract.tasks import Task
+from kda_tools.campaign import agents, bash, confine, prompt
+from kda_tools.campaign.allowed import protected_hashes
+from kda_tools.campaign.events import Launched
+from kda_tools.campaign.place import (
+    STATE_FOLDER,
+    Campaign,
+    branch_of,
+    demand_target,
+    name_of,
+    worktree_of,
+)
+from kda_tools.campaign.repository import Repository
+from kda_tools.campaign.rules import read_rules
+from kda_tools.campaign.state import current
+from kda_tools.project import doctor
+from kda_tools.project.check import Check
+
+BASE = "KDA_BASE_BRANCH"
+PREPARE_ONLY = "KDA_NO_CLAUDE"
+"""Set to anything but 0: everything is prepared, and no agent, of whatever name, is started."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A campaign that an agent can be started on."""
+
+    campaign: Campaign
+    prompt: Path
+    command: list[str]
+    environment: dict[str, str]
+    lacking: list[Check]
+    resumed: bool
+
+
+def prepare(root: Path, task: Task, target: str, agent: str, given: str | None = None) -> Prepared:
+    """Everything but the start. A campaign that was launched before goes on where it was.
+
+    Args:
+        root: the checkout.
+        task: the task, in it.
+        target: one of the task's targets.
+        agent: a name of `agents.toml`.
+        given: the command of the agent `command`.
+
+    Raises:
+        UsageError: the tree is dirty, the base branch or the target is missing, the campaign has ended.
+        MissingRequirement: Bash is too old, the agent is not installed.
+    """
+    demand_target(task, target)
+    shell = bash.demand_bash()
+    chosen = agents.find_agent(agent)
+    repository = Repository(root)
+    branch, base = _base(repository)
+    _demand_clean(repository)
+    name = name_of(task, target)
+    words = {"bash": shell, "prompt": "", "worktree": "", "git": "", **({"command": given} if given else {})}
+    command = agents.started_by(chosen, words, "")
+    if not prepare_only():
+        agents.demand_installed(agent, command)
+    lacking = [check for check in doctor.kernel_checks([task]) if not check.ok]
+    campaign, resumed = _opened(repository, task, name, base)
+    if not resumed:
+        campaign.journal.append(
+            Launched(
+                target=target,
+                agent=agent,
+                base=base,
+                base_branch=branch,
+                rules=read_rules(campaign.task),
+                hashes=protected_hashes(campaign.task),
+                warnings=tuple(f"{check.name}: {check.found}" for check in lacking),
+                confined=confine.can_confine(),
+            )
+        )
+        repository.run("update-ref", f"refs/heads/{campaign.best_branch}", base)
+    state = campaign.state()
+    if state.ended:
+        raise UsageError(
+            f"campaign {name} has ended: {state.ended}. Review and promote it, then take its branches away to begin "
+            f"another one: git worktree remove {campaign.repository.root} && git branch -D {campaign.branch} "
+            f"{campaign.best_branch}"
+        )
+    campaign.sync(state)
+    path = repository.common / STATE_FOLDER / f"{name}.prompt.md"
+    text = prompt.compose(list(prompt.sections(campaign, state, lacking)), state.launched.rules.prompt_tokens)
+    path.write_text(text, encoding="utf-8")
+    words |= {"prompt": str(path), "worktree": str(campaign.repository.root), "git": str(repository.common)}
+    command = agents.started_by(chosen, words, text)
+    environment = _environment(root, shell, path) | chosen.environment
+    if confine.can_confine():
+        command = confine.confined(campaign, command, chosen.writable)
+        environment |= confine.environment(campaign)
+        for name in confine.environment(campaign).values():
+            Path(name).mkdir(parents=True, exist_ok=True)
+    return Prepared(campaign, path, command, environment, lacking, resumed)
+
+
+def start(prepared: Prepared, agent: str) -> int:
+    """Run the agent in its worktree until it ends; its exit code."""
+    text = agents.find_agent(agent).prompt
+    environment = {name: value for name, value in os.environ.items() if name != "KDA_ROOT"} | prepared.environment
+    source = prepared.prompt.open("rb") if text == "stdin" else subprocess.DEVNULL
+    try:
+        where = prepared.campaign.repository.root
+        return subprocess.run(prepared.command, cwd=where, env=environment, stdin=source, check=False).returncode
+    finally:
+        if source is not subprocess.DEVNULL:
+            source.close()  # type: ignore[union-attr]
+
+
+def prepare_only() -> bool:
+    """Whether nothing is to be started."""
+    return os.environ.get(PREPARE_ONLY, "0") not in ("", "0")
+
+
+def _base(repository: Repository) -> tuple[str, str]:
+    """Name and commit of the branch that a campaign begins from."""
+    if repository.ask("rev-parse", "--git-dir") is None:
+        raise UsageError(f"{repository.root}: expected a git checkout: a campaign lives in a git worktree")
+    named = os.environ.get(BASE)
+    branch = named or repository.ask("symbolic-ref", "--short", "HEAD")
+    if not branch:
+        raise UsageError(f"no branch is checked out: name the one to begin from, {BASE}=main")
+    if (commit := repository.commit_of(branch)) is None:
+        known = (repository.ask("for-each-ref", "--format=%(refname:short)", "refs/heads") or "").split()
+        raise UsageError(f"{BASE}={branch}: no such branch; nearest: {', '.join(nearest(branch, known))}")
+    return branch, commit
+
+
+def _demand_clean(repository: Repository) -> None:
+    if changed := repository.run("status", "--porcelain").splitlines():
+        shown = ", ".join(line[3:] for line in changed[:5])
+        raise UsageError(
+            f"{repository.root}: {len(changed)} changed or new files ({shown}): commit or remove them first, since the "
+            "campaign begins from a commit and would lack them"
+        )
+
+
+def _opened(repository: Repository, task: Task, name: str, base: str) -> tuple[Campaign, bool]:
+    """The campaign's worktree, made where it is missing; and whether it was launched before."""
+    place, branch = worktree_of(repository.root, name), branch_of(name)
+    there = repository.commit_of(f"refs/heads/{branch}") is not None
+    if not place.is_dir():
+        repository.run("worktree", "prune")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new = [] if there else ["-b", branch]
+        repository.run("worktree", "add", "--quiet", *new, str(place), *([branch] if there else [base]))
+    worktree = Repository(place)
+    if (now := worktree.ask("symbolic-ref", "--short", "HEAD")) != branch or worktree.common != repository.common:
+        raise UsageError(
+            f"{place}: expected this repository's worktree on branch {branch}, got {now or 'something else'}"
+        )
+    folder = place / task.path.resolve().relative_to(repository.root.resolve())
+    if not (folder / "config.toml").is_file():
+        raise UsageError(f"{folder}: the base has no such task; commit it, or set {BASE} to a branch that has it")
+    campaign = Campaign(name, Task(folder), worktree)
+    entries = campaign.journal.read()
+    state = current(entries)
+    if there and state is None:
+        raise UsageError(f"branch {branch} is there, and its record {campaign.journal.path} is not: remove the branch")
+    if not there and state is not None:  # its branches were taken away: the record of the old one is kept beside it
+        kept = campaign.journal.path.with_suffix(f".{entries[0].utc.replace(':', '')}.jsonl")
+        campaign.journal.path.rename(kept)
+    return campaign, there
+
+
+def _environment(root: Path, shell: str, path: Path) -> dict[str, str]:
+    """What the agent finds: this kda first on the path, the fetched upstream files, its Bash, the prompt."""
+    return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "KDA_CACHE": str(cache_folder(root)),
+        "SHELL": shell,
+        bash.VARIABLE: shell,
+        "KDA_PROMPT": str(path),
+    }

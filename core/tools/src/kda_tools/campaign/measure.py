@@ -1,0 +1,156 @@
+"""One iteration through the judge: the candidate against the baseline and the best so far, in turns in one session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kda_judge.bench import Request, Session, frozen_rows, open_session, run
+from kda_judge.contract.errors import MissingRequirement
+from kda_judge.contract.tasks import Task
+from kda_judge.contract.workloads import select
+from kda_judge.evidence import gpu_state
+from kda_judge.evidence.run_record import Interval, Metric, RowResult, RunRecord, Verdict
+from kda_judge.evidence.stats import geomean
+from kda_tools.campaign.decision import Pair
+from kda_tools.campaign.events import RowOutcome
+from kda_tools.campaign.repository import Repository
+from kda_tools.campaign.rules import Rules
+from kda_tools.lab.inspect.aot import compile_task
+
+BEST = "best"
+"""The arm that is the best so far."""
+SUBJECT, BASELINE = "solution", "baseline"
+GOOD = (Verdict.FASTER, Verdict.NOT_FASTER, Verdict.CORRECT)
+BY_TOOL = "kda campaign iterate"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run of the judge gave."""
+
+    run_id: str
+    gpu: str | None
+    """None: verified and compiled, not timed."""
+    rows: tuple[RowOutcome, ...]
+    noisy: tuple[str, ...] = ()
+
+    @property
+    def failure(self) -> str | None:
+        """The first row that is wrong, in words."""
+        wrong = [row for row in self.rows if row.verdict not in GOOD]
+        more = f" (and {len(wrong) - 1} more rows)" if len(wrong) > 1 else ""
+        return f"{wrong[0].id}: {wrong[0].verdict.value}: {wrong[0].reason}{more}" if wrong else None
+
+    @property
+    def pairs(self) -> dict[str, Pair]:
+        """Row -> samples of the best and of the candidate."""
+        return {row.id: (row.samples[BEST], row.samples[SUBJECT]) for row in self.rows if row.metric is not None}
+
+    def against_baseline(self) -> Interval | None:
+        """Geometric mean over all rows; None where one lacks the baseline."""
+        if not self.rows or any(BASELINE not in row.samples for row in self.rows):
+            return None
+        return geomean([(row.samples[BASELINE], row.samples[SUBJECT]) for row in self.rows])
+
+
+def chosen_rows(task: Task, rules: Rules) -> list[str]:
+    """Ids of the rows that an iteration measures."""
+    if rules.rows:
+        return [row.id for row in select(task.workloads, list(rules.rows))]
+    return [row.id for row in task.workloads if row.production] or [row.id for row in task.workloads]
+
+
+def demand_idle_gpu() -> bool:
+    """Whether there is a GPU.
+
+    Raises:
+        MissingRequirement: it is busy. That is no fault of the candidate's, so nothing is begun.
+    """
+    if not gpu_state.has_gpu():
+        return False
+    if (why := gpu_state.busy(gpu_state.read_state())) is not None:
+        raise MissingRequirement(f"the GPU is busy: {why}. Wait, then repeat the command: nothing was recorded")
+    return True
+
+
+@contextmanager
+def best_arm(repository: Repository, folder: str, best: str) -> Iterator[dict[str, Path]]:
+    """The best so far as a further arm: its `solution/`, taken from its commit."""
+    with TemporaryDirectory(prefix="kda-best-") as place:
+        repository.extract(best, f"{folder}/solution", Path(place))
+        yield {BEST: Path(place) / folder / "solution"}
+
+
+def measure(task: Task, rules: Rules, repository: Repository, best: str, target: str) -> Measured:
+    """Verify the candidate in the worktree, and on a GPU measure it; without one, compile it for the target.
+
+    Raises:
+        ArmFailed: a kernel does not compile.
+        MissingRequirement: an upstream file cannot be had, the GPU is busy.
+        KeyboardInterrupt: interrupted; nothing is said of the candidate.
+    """
+    rows = chosen_rows(task, rules)
+    with best_arm(repository, task.path.relative_to(repository.root).as_posix(), best) as ports:
+        on_gpu = gpu_state.has_gpu()
+        session = _session(task, rules, rows, ports if on_gpu else {})
+        record = run(session, frozen_rows(session), progress=_said, command=BY_TOOL)
+    if record.partial:
+        raise KeyboardInterrupt
+    if not on_gpu and all(row.verdict in GOOD for row in record.rows):
+        compile_task(task, select(task.workloads, rows), [task.config.targets[target].capability])
+    return taken(record)
+
+
+def taken(record: RunRecord) -> Measured:
+    """What an iteration keeps of a run: samples of what decides, medians, limits, and how close to its tolerance."""
+    gpu = record.machine.before.name if record.machine.kind == "cuda" and record.machine.before else None
+    return Measured(record.run_id, gpu, tuple(_outcome(row) for row in record.rows), record.noisy)
+
+
+def _session(task: Task, rules: Rules, rows: list[str], ports: Mapping[str, Path]) -> Session:
+    request = Request(
+        task=task,
+        rows=rows,
+        against=[BASELINE, BEST] if ports else [],
+        ports=ports,
+        generations=rules.generations if ports else 1,
+        samples=rules.samples if ports else None,
+    )
+    session = open_session(request)
+    few = {"beside": (), "target_sample_us": rules.sample_us} if ports else {}
+    return replace(session, settings=session.settings.model_copy(update=few))
+
+
+def _outcome(row: RowResult) -> RowOutcome:
+    arms = {name: arm for name, arm in row.arms.items() if name in (BASELINE, BEST, SUBJECT)}
+    timed = [metric for metric in (Metric.DEVICE, Metric.WALL) if _all_have(row, metric)]
+    metric = timed[0] if timed and row.verdict in GOOD else None
+    outputs = row.arms[SUBJECT].correctness.outputs if SUBJECT in row.arms else ()
+    return RowOutcome(
+        id=row.id,
+        verdict=row.verdict,
+        reason=row.reason,
+        metric=metric.value if metric else None,
+        samples={name: arm.samples[metric] for name, arm in arms.items() if arm.samples.get(metric)} if metric else {},
+        medians={name: arm.summary[metric].median for name, arm in arms.items() if metric in arm.summary}
+        if metric
+        else {},
+        limit_us=row.limit.device_us if row.limit and metric is Metric.DEVICE else None,
+        used=max((one.used for one in outputs if one.used is not None), default=None),
+        ulps={name: max(one.ulps for one in arm.distance) for name, arm in arms.items() if arm.distance},
+    )
+
+
+def _all_have(row: RowResult, metric: Metric) -> bool:
+    return all(name in row.arms and any(row.arms[name].samples.get(metric, ())) for name in (BEST, SUBJECT))
+
+
+def _said(row: str, phase: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{row}: {phase}")
+        sys.stderr.flush()

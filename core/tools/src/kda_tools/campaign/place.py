@@ -1,0 +1,137 @@
+"""Where a campaign lives: names of its worktree, branches and record, and the campaign that a folder belongs to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.near_names import nearest
+from kda_judge.contract.tasks import NUMBER, Task, checkout_root, find_task
+from kda_tools.campaign.journal import COPY, Journal
+from kda_tools.campaign.repository import Repository
+from kda_tools.campaign.state import State, current
+
+WORKTREES = "KDA_WORKTREES"
+"""Folder for worktrees; `NAME-campaigns` beside the checkout if it is not set."""
+STATE_FOLDER = "kda/campaigns"
+"""In git's own folder."""
+
+
+def name_of(task: Task, target: str) -> str:
+    """`k03_h200_qknorm_rope`: also of the launch script."""
+    number = NUMBER.match(task.folder)
+    return f"{number[0] if number else ''}{target}_{task.op}"
+
+
+def demand_target(task: Task, target: str) -> None:
+    """A UsageError for what is no target in the task's config."""
+    if target not in task.config.targets:
+        close = ", ".join(nearest(target, task.config.targets)) or "none"
+        raise UsageError(
+            f"--target {target!r}: {task.path / 'config.toml'} has no [targets.{target}]; nearest: {close}"
+        )
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A launched campaign, seen from its worktree."""
+
+    name: str
+    task: Task
+    repository: Repository
+    """The worktree."""
+
+    @property
+    def branch(self) -> str:
+        """Every iteration is a commit of it."""
+        return branch_of(self.name)
+
+    @property
+    def best_branch(self) -> str:
+        """The best so far."""
+        return f"campaign/{self.name}/best"
+
+    @property
+    def journal(self) -> Journal:
+        """The record."""
+        return Journal(self.repository.common / STATE_FOLDER / f"{self.name}.jsonl", self.name, self.task.op)
+
+    @property
+    def folder(self) -> str:
+        """The task's folder in the repository."""
+        return self.task.path.relative_to(self.repository.root).as_posix()
+
+    @property
+    def copy(self) -> str:
+        """The committed copy of the record, in the repository."""
+        return f"{self.folder}/docs/{COPY}"
+
+    def state(self) -> State:
+        """What the record says now."""
+        found = current(self.journal.read())
+        assert found is not None
+        return found
+
+    def ref(self, iteration: int) -> str:
+        """Keeps an iteration's candidate, whatever becomes of it."""
+        return f"refs/kda/{self.name}/{iteration}"
+
+    def sync(self, state: State) -> None:
+        """Bring the worktree's copy up to date."""
+        before = self.repository.content(state.launched.base, self.copy)
+        path = self.repository.root / self.copy
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.journal.copy_to(path, before)
+
+    def edited(self, state: State) -> bool:
+        """Whether the copy holds what was never recorded."""
+        path = self.repository.root / self.copy
+        whole = self.repository.content(state.launched.base, self.copy) + self.journal.content()
+        return path.is_file() and not whole.startswith(path.read_bytes())
+
+
+def branch_of(name: str) -> str:
+    """The branch that a campaign's worktree is on."""
+    return f"campaign/{name}/work"
+
+
+def worktree_of(root: Path, name: str) -> Path:
+    """Where the campaign's worktree goes."""
+    parent = Path(os.environ[WORKTREES]) if os.environ.get(WORKTREES) else root.parent / f"{root.name}-campaigns"
+    return parent.resolve() / name
+
+
+def here() -> Campaign:
+    """The campaign of the current folder.
+
+    Raises:
+        UsageError: it is not in a campaign's worktree; says which there are.
+    """
+    root = checkout_root()
+    repository = Repository((root or Path.cwd()).resolve())
+    branch = repository.ask("symbolic-ref", "--short", "HEAD") or ""
+    if not (branch.startswith("campaign/") and branch.endswith("/work")):
+        known = (repository.ask("for-each-ref", "--format=%(refname:short)", "refs/heads/campaign") or "").split()
+        names = [name.split("/")[1] for name in known if name.endswith("/work")]
+        there = f"; campaigns of this repository: {', '.join(names)}" if names else "; none was launched here"
+        raise UsageError(
+            f"{repository.root}: expected the worktree of a campaign, whose branch is campaign/NAME/work, got branch "
+            f"{branch or '(none)'}{there}. Launch one: kda campaign launch TASK --target NAME"
+        )
+    return opened(branch.split("/")[1], repository)
+
+
+def opened(name: str, repository: Repository) -> Campaign:
+    """The campaign of that name in this worktree.
+
+    Raises:
+        UsageError: it was never launched, or its record is not here.
+    """
+    path = repository.common / STATE_FOLDER / f"{name}.jsonl"
+    entries = Journal(path, name, "").read()
+    if not entries:
+        raise UsageError(f"{path}: expected the record of campaign {name}, found none: launch it here")
+    task = find_task(entries[0].task)
+    return Campaign(name, Task(task.path.resolve()), repository)

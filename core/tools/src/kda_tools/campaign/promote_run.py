@@ -1,0 +1,95 @@
+"""The part of a promotion that runs in a process of its own, in a clean checkout: `-m MODULE TASK REQUEST ANSWER`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from kda_judge.bench import Request, Session, frozen_rows, open_session, run
+from kda_judge.contract.strict_models import Count, Strict
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence.run_record import RunRecord
+from kda_tools.campaign.events import RowOutcome
+from kda_tools.campaign.measure import GOOD, measure
+from kda_tools.campaign.repository import Repository
+from kda_tools.campaign.rules import Rules
+from kda_tools.lab.grid.grid_record import GridRecord, failures
+from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
+from kda_tools.lab.grid.run_grid import record_of
+from kda_tools.project.export.portable import portable
+
+COMMAND = "kda campaign promote"
+
+
+class Wanted(Strict):
+    """What the process is asked for."""
+
+    seeds: tuple[int, ...]
+    base: str
+    """The commit that the campaign began from, whose solution is measured beside."""
+    target: str
+    rules: Rules
+
+
+class Given(Strict):
+    """What it found. The runs are there on a GPU alone."""
+
+    failure: str | None
+    verified_rows: Count
+    grid_rows: Count
+    run: RunRecord | None = None
+    grid: GridRecord | None = None
+    before: tuple[RowOutcome, ...] = ()
+    """The best version beside the solution that the campaign began from."""
+
+
+def verify(task: Task, wanted: Wanted) -> Given:
+    """Fresh seeds on all frozen rows, the grid (thinned without a GPU), on a GPU the run to record, with A/A."""
+    session = fresh(open_session(Request(task=task, again=True)), wanted.seeds)
+    rows = frozen_rows(session)
+    first = run(session, rows, measure=False, command=COMMAND)
+    if (wrong := _wrong(first, len(rows))) is not None:
+        return Given(failure=f"fresh seeds: {wrong}", verified_rows=len(first.rows), grid_rows=0)
+    grid = grid_session(session)
+    chosen = grid_rows(grid, full=grid.kind == "cuda")
+    checked = run(grid, chosen, measure=False, command=COMMAND)
+    given = Given(failure=None, verified_rows=len(first.rows), grid_rows=len(checked.rows))
+    if (bad := failures(checked)) or len(checked.rows) < len(chosen):
+        words = f"{bad[0].id}: {bad[0].reason}" if bad else f"{len(checked.rows)} of {len(chosen)} rows were checked"
+        return given.model_copy(update={"failure": f"grid: {words}"})
+    if session.kind == "cpu":
+        return given
+    with portable(task, "solution", {}) as ports:
+        whole = fresh(open_session(Request(task=task, again=True, ports=ports)), wanted.seeds)
+        measured = run(whole, frozen_rows(whole), command=COMMAND)
+    found = given.model_copy(update={"run": measured, "grid": record_of(grid, checked, len(chosen))})
+    if (wrong := _wrong(measured, len(rows))) is not None:
+        return found.model_copy(update={"failure": f"the run: {wrong}"})
+    root = task.path.parents[1]
+    before = measure(task, wanted.rules, Repository(root), wanted.base, wanted.target)
+    return found.model_copy(update={"before": before.rows, "failure": before.failure})
+
+
+def fresh(session: Session, seeds: tuple[int, ...]) -> Session:
+    """The session with these seeds behind the config's, which a published run has to have."""
+    every = tuple(dict.fromkeys((*session.settings.seeds, *seeds)))
+    return replace(session, settings=session.settings.model_copy(update={"seeds": every}))
+
+
+def _wrong(record: RunRecord, expected: int) -> str | None:
+    for row in record.rows:
+        if row.verdict not in GOOD:
+            return f"{row.id}: {row.verdict.value}: {row.reason}"
+    return None if len(record.rows) == expected else f"{len(record.rows)} of {expected} rows ended"
+
+
+def main(folder: str, request: str, answer: str) -> None:
+    """Read the request, write the answer."""
+    wanted = Wanted.model_validate_json(Path(request).read_text(encoding="utf-8"))
+    given = verify(Task(Path(folder)), wanted)
+    Path(answer).write_text(given.model_dump_json(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,208 @@
+"""The prompt of a campaign: what the card, the records and the knowledge of this repository say, within a budget.
+
+Sections come in order of worth. One that does not fit is cut at the end of a paragraph or left out, and the prompt's
+last section names what was cut or left out, and where it is. A token is counted as a quarter of the characters, which
+is close for English and too few for tables: the budget leaves room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import ledger
+from kda_judge.evidence.derive import MEASURED
+from kda_judge.evidence.record_log import read
+from kda_tools.campaign.allowed import FREE, LOGS, TESTS
+from kda_tools.campaign.events import Decision
+from kda_tools.campaign.history import gain, recorded, tried
+from kda_tools.campaign.passages import passages
+from kda_tools.campaign.place import Campaign
+from kda_tools.campaign.state import State
+from kda_tools.models.known_models import find_folder
+from kda_tools.models.step_record import StepRecord, log
+from kda_tools.project.check import Check
+from kda_tools.publish import report, why
+
+CHARACTERS = 4
+"""Of a token."""
+RESERVE = 300
+"""Tokens kept for the list of what was left out."""
+LEAST = 80
+"""Tokens: a shorter piece of a section is not worth having."""
+MOST_WHYS = 6
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the prompt."""
+
+    title: str
+    text: str
+    where: str
+    """Where all of it is to be found."""
+    must: bool = False
+    """Whole, whatever the budget: without it nobody can work."""
+
+
+def tokens(text: str) -> int:
+    """Tokens of a text, as counted here."""
+    return ceil(len(text) / CHARACTERS)
+
+
+def compose(sections: Sequence[Section], budget: int) -> str:
+    """The prompt: sections in order, cut to the budget, and at the end what was cut or left out."""
+    left = budget - RESERVE - sum(tokens(_shown(one.title, one.text)) for one in sections if one.must)
+    parts, absent = [], []
+    for one in sections:
+        whole = _shown(one.title, one.text)
+        if one.must:
+            parts.append(whole)
+        elif tokens(whole) <= left:
+            parts.append(whole)
+            left -= tokens(whole)
+        else:
+            piece = _cut(one.text, left - tokens(_shown(one.title, "")) - 20)
+            kept = tokens(piece) >= LEAST
+            if kept:
+                part = _shown(one.title, f"{piece}\n\n(cut here)")
+                parts.append(part)
+                left -= tokens(part)
+            share = f"cut, {len(piece) / len(one.text):.0%} of it is above" if kept else "left out"
+            absent.append(f"- {one.title}: {share}; all of it: {one.where}")
+    told = "\n".join(absent) or "Nothing."
+    return "\n".join([*parts, _shown(f"Left out of this prompt (budget {budget} tokens)", told)])
+
+
+def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iterator[Section]:
+    """Everything that a campaign's prompt may say, the most useful first."""
+    task = campaign.task
+    yield Section("Your campaign", _opening(campaign, state), "this prompt", must=True)
+    yield Section("What this machine lacks", _lacking(lacking), "kda doctor", must=True)
+    yield Section(
+        f"The card: {task.folder}/prompt.md", _read(task, "prompt.md"), f"{campaign.folder}/prompt.md", must=True
+    )
+    yield Section("Where it stands", _standing(task, state), "kda campaign status")
+    missing = why.missing_rows(task) or _slowest(task)
+    for row in missing[:MOST_WHYS]:
+        yield Section(f"kda why {task.op} {row}", why.why(task, row, tried(task, row)), f"kda why {task.op} {row}")
+    if rest := missing[MOST_WHYS:]:
+        yield Section("Further rows that miss", ", ".join(rest), f"kda why {task.op} ROW")
+    yield Section("What a gain is worth in models", worth(task), "diffusion/models, kda model step")
+    yield Section("What was tried before", _tried_before(task), f"{campaign.folder}/docs/iterations.jsonl")
+    yield Section("Notes: docs/dispatch.md", _read(task, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md")
+    for passage in passages(campaign.repository.root, task):
+        yield Section(passage.title, passage.text, passage.where)
+
+
+def _opening(campaign: Campaign, state: State) -> str:
+    rules, launched = state.launched.rules, state.launched
+    free = ", ".join(f"`{pattern}`" for pattern in (*FREE, *LOGS, f"{TESTS} (only added to)"))
+    number = len(state.begun) + 1
+    return f"""You optimise one kernel task, `{campaign.task.op}`, for {launched.target}. You are in a git worktree of
+its own, `{campaign.folder}` is the task, and your next iteration is number {number}. Work in this loop until a
+budget is spent:
+
+1. Read what is below. Choose one idea, and change `solution/` for it alone.
+2. Try it while you work with the card's quick commands. They record nothing.
+3. `kda campaign iterate -m "what you change, and why it should be faster"` is one iteration, and the only way to
+   record one. `--rows PATTERN` (may be repeated) names the rows that the idea is about, if not all: they decide. It
+   verifies, measures against the baseline and the best so far, keeps or reverts, and commits. After a revert the
+   files are the best's again: begin the next idea from there.
+4. `kda campaign status` shows what was tried and the budgets. Was a command interrupted: `kda campaign resume`.
+
+Rules, which the command enforces:
+- You may change in the task's folder: {free}. Anything else is refused and recorded.
+- One idea an iteration: one line of hypothesis, at most {rules.changed_lines} changed lines in `solution/`.
+- {rules.tries} tries and {rules.hours:g} hours in all. Failures count. A candidate is kept when its gain is clearly
+  above 1 at a threshold that all tries share, at least {rules.least_gain:.1%}, and no row is slower by more than
+  {rules.row_loss:.0%}.
+- After {rules.stall} iterations without improvement the next one needs a new `kda profile` and `--direction "..."`:
+  what you give up, what you try instead, which counter says so.
+- Write what you tried in vain into `docs/dispatch.md`, with its number: it stays when the code is reverted.
+- Do not push, and do not change branches. At the end: `kda campaign review`."""
+
+
+def _lacking(lacking: Sequence[Check]) -> str:
+    lines = [f"- {check.name}: {check.found} (needed for {check.needed_for}): {check.remedy}" for check in lacking]
+    gpu = "\nWithout a GPU an iteration verifies and compiles; it is marked so, and nothing is kept as better."
+    return "\n".join(lines) + (gpu if any(check.name == "gpu" for check in lacking) else "") if lines else "Nothing."
+
+
+def _standing(task: Task, state: State) -> str:
+    lines = []
+    for target, record in report.published(task, ledger.read(task.ledger)).items():
+        stale = f" It is stale: {len(report.stale(task, record))} parts have changed since." * bool(
+            report.stale(task, record)
+        )
+        lines.append(f"Published for {target}: run {record.run_id}, {len(record.rows)} rows.{stale}")
+        for basis in report.bases(record)[:2]:
+            values = record.headline.speedup[basis].items() if record.headline else ()
+            lines += [f"- {report.WORDS[basis]} against {arm}: {report.interval(value)}" for arm, value in values]
+    kept = [number for number, done in state.done.items() if done.decision is Decision.KEEP]
+    lines.append(f"This campaign: {len(state.done)} iterations, kept {', '.join(map(str, kept)) or 'none'}.")
+    lines += [
+        f"- {number}: {state.begun[number].hypothesis}: {done.decision.value}: {gain(done)}"
+        for number, done in state.done.items()
+    ]
+    return "\n".join(lines)
+
+
+def _tried_before(task: Task) -> str:
+    lines = [
+        f"- {state.entries[0].campaign} {number}: {state.begun[number].hypothesis}: {done.decision.value}: {gain(done)}"
+        for state in recorded(task)
+        for number, done in state.done.items()
+    ]
+    return "\n".join(lines) or "No campaign of this task is recorded."
+
+
+def worth(task: Task) -> str:
+    """What of a model's step the task's rows are, as far as a record says."""
+    folder = find_folder()
+    records = read(log(folder), StepRecord) if folder is not None else []
+    lines = []
+    for record in records:
+        if record.profile is None or task.folder not in record.profile.upstream.by_kind:
+            continue
+        share = record.profile.upstream.by_kind[task.folder] / record.profile.upstream.total_us
+        lines.append(
+            f"- {record.model} ({record.release}, run {record.run_id}): {share:.1%} of the GPU's time of a step with "
+            f"upstream's "
+            f"ops; twice as fast here makes the step {1 / (1 - share / 2):.3f} times as fast"
+        )
+    users = sorted({model for row in task.workloads for model in row.models})
+    told = f"Rows come from {', '.join(users) or 'no named model'}."
+    return "\n".join(
+        [told, *lines] if lines else [told, "No measured step of a model is recorded that has this task in it."]
+    )
+
+
+def _slowest(task: Task) -> list[str]:
+    """Without a published run or a miss: the production rows furthest from upstream's, or just the first."""
+    for record in reversed(ledger.read(task.ledger)):
+        rows = [row for row in record.rows if row.production and row.verdict in MEASURED and row.attained]
+        if rows:
+            return [row.id for row in sorted(rows, key=lambda row: row.attained or 0.0)][:2]
+    return [row.id for row in task.workloads if row.production][:2]
+
+
+def _read(task: Task, name: str) -> str:
+    path = task.path / name
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else f"{name}: not there"
+
+
+def _shown(title: str, text: str) -> str:
+    return f"# {title}\n\n{text.strip()}\n"
+
+
+def _cut(text: str, budget: int) -> str:
+    """The longest beginning of whole paragraphs, or at least lines, within so many tokens."""
+    room = max(budget, 0) * CHARACTERS
+    if len(text) <= room:
+        return text
+    head = text[:room]
+    end = max(head.rfind("\n\n"), 0) or max(head.rfind("\n"), 0)
+    return head[:end].rstrip()

@@ -1,0 +1,146 @@
+"""Git, for campaigns: trees are made in an index of their own, so that the agent's index and flags do not matter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kda_judge.contract.errors import MissingRequirement, UsageError
+
+QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false")
+"""No hook of the worktree runs where a record is made."""
+WITHOUT_IGNORES = ("-c", "core.excludesFile=/dev/null")
+NAME = "kda campaign"
+EMAIL = "campaign@kda.invalid"
+"""Who commits where git knows nobody."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A checkout or a worktree."""
+
+    root: Path
+
+    def run(self, *words: str, given: str | None = None, env: Mapping[str, str] | None = None) -> str:
+        """Output of a git command.
+
+        Raises:
+            UsageError: git refuses; with its words.
+            MissingRequirement: there is no git.
+        """
+        command = ["git", "-C", str(self.root), *QUIET, *words]
+        try:
+            ran = subprocess.run(
+                command, input=given, env={**_environment(), **(env or {})}, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            raise MissingRequirement("git: not found on PATH; a campaign lives in a git worktree") from None
+        if ran.returncode:
+            raise UsageError(f"git {' '.join(words)}: {ran.stderr.strip() or f'ended with {ran.returncode}'}")
+        return ran.stdout
+
+    def ask(self, *words: str) -> str | None:
+        """The same without its end, None where git refuses."""
+        try:
+            return self.run(*words).strip()
+        except UsageError:
+            return None
+
+    @property
+    def common(self) -> Path:
+        """Git's own folder, which all worktrees share."""
+        return (self.root / self.run("rev-parse", "--git-common-dir").strip()).resolve()
+
+    @property
+    def private(self) -> Path:
+        """Git's folder of this worktree alone."""
+        return (self.root / self.run("rev-parse", "--git-dir").strip()).resolve()
+
+    def commit_of(self, name: str) -> str | None:
+        """The commit that a name stands for."""
+        return self.ask("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+
+    def content(self, commit: str, path: str) -> bytes:
+        """A file's bytes in a commit; none where it is not there."""
+        command = ["git", "-C", str(self.root), "show", f"{commit}:{path}"]
+        ran = subprocess.run(command, capture_output=True, check=False)
+        return ran.stdout if ran.returncode == 0 else b""
+
+    @contextmanager
+    def index(self, commit: str) -> Iterator[dict[str, str]]:
+        """Environment of git commands that use a fresh index, which holds `commit`: no flag hides a file from it."""
+        with TemporaryDirectory(prefix="kda-index-") as folder:
+            env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+            self.run("read-tree", commit, env=env)
+            yield env
+
+    def changed(self, commit: str) -> dict[str, str]:
+        """Path -> A, M, D or T: how the worktree's files differ from `commit`, by content; new files included.
+
+        Only `.gitignore` files hide new files, not the user's or the repository's private lists.
+        """
+        with self.index(commit) as env:
+            listed = self.run("diff", "--no-ext-diff", "--name-status", "-z", "--no-renames", env=env).split("\0")
+            found = dict(zip(listed[1::2], listed[0::2], strict=False))
+            words = (*WITHOUT_IGNORES, "ls-files", "--others", "--exclude-per-directory=.gitignore", "-z")
+            new = self.run(*words, env=env).split("\0")
+            return found | dict.fromkeys(filter(None, new), "A")
+
+    def tree(self, commit: str, paths: Iterable[str]) -> str:
+        """A tree: `commit`, and of the worktree these paths (changed, new or gone)."""
+        with self.index(commit) as env:
+            given = "".join(f"{path}\0" for path in paths)
+            self.run("update-index", "--add", "--remove", "-z", "--stdin", given=given, env=env)
+            return self.run("write-tree", env=env).strip()
+
+    def mixed(self, commit: str, other: str, paths: Iterable[str]) -> str:
+        """A tree: `commit`, but these paths as they are in `other`."""
+        wanted = list(paths)
+        listed = self.run("ls-tree", "-r", "-z", other, "--", *wanted).split("\0") if wanted else []
+        gone = "".join(f"0 {'0' * 40}\t{path}\0" for path in wanted)
+        with self.index(commit) as env:
+            given = gone + "".join(f"{line}\0" for line in filter(None, listed))
+            self.run("update-index", "-z", "--index-info", given=given, env=env)
+            return self.run("write-tree", env=env).strip()
+
+    def commit(self, tree: str, parent: str, message: str) -> str:
+        """A commit that no branch has yet."""
+        return self.run("commit-tree", tree, "-p", parent, "-F", "-", given=message, env=self._author()).strip()
+
+    def restore(self, commit: str, paths: Iterable[str]) -> None:
+        """Make these files of the worktree what they are in `commit`; those that it lacks are removed."""
+        with self.index(commit) as env:
+            there = set(self.run("ls-files", "-z", env=env).split("\0"))
+            wanted = list(paths)
+            kept = [path for path in wanted if path in there]
+            given = "".join(f"{path}\0" for path in kept)
+            self.run("checkout-index", "-f", "-z", "--stdin", given=given, env=env)
+            for path in set(wanted) - there:
+                (self.root / path).unlink(missing_ok=True)
+
+    def extract(self, commit: str, folder: str, to: Path) -> None:
+        """Write a folder of a commit below `to`, in its place there."""
+        with self.index(commit) as env:
+            paths = self.run("ls-files", "-z", "--", folder, env=env)
+            self.run("checkout-index", "-f", "-z", "--stdin", f"--prefix={to}/", given=paths, env=env)
+
+    def diff(self, old: str, new: str, *words: str) -> str:
+        """What `git diff` says of two commits."""
+        return self.run("diff", "--no-color", "--no-ext-diff", "--no-renames", *words, old, new)
+
+    def _author(self) -> dict[str, str]:
+        if self.ask("config", "user.email"):
+            return {}
+        people = ("AUTHOR", "COMMITTER")
+        return {f"GIT_{who}_{what}": value for who in people for what, value in (("NAME", NAME), ("EMAIL", EMAIL))}
+
+
+def _environment() -> dict[str, str]:
+    """Without what would lead git to another repository or index, and in English."""
+    hidden = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR"}
+    return {name: value for name, value in os.environ.items() if name not in hidden} | {"LC_ALL": "C"}

@@ -1,0 +1,156 @@
+"""Review of the best version: a program, then an agent or a person. Findings block promotion until answered."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kda_judge.contract.errors import ArmFailed, UsageError
+from kda_judge.contract.strict_models import Strict, validate
+from kda_judge.contract.tasks import Task
+from kda_tools.campaign import agents, bash
+from kda_tools.campaign.events import Answered, Decision, Done, Finding, Reviewed
+from kda_tools.campaign.place import Campaign
+from kda_tools.campaign.review_checks import look
+
+PROGRAM = "program"
+CHECKLIST = (
+    "Does anything know where it is called from, how often, with which values, or for which row?",
+    "Is a tensor, a buffer or a result kept from one call to the next?",
+    "Does work leave the current stream, or go on after the call returns?",
+    "Does it start a thread or a process, patch or import what is not its own?",
+    "Does a change of rounding or of the order of sums follow the card?",
+    "Is a gain explained by a cause that can be measured: bytes, instructions, registers, occupancy, launches?",
+)
+PROMPT = """Review one kernel. You did not write it. Change nothing but the file that is named at the end.
+
+The task's card is {card}; the solution is the folder {solution}; how it was measured is in {record}.
+Its change against the campaign's base:
+
+{diff}
+
+Ask of it:
+{questions}
+
+Write what you find to {out}, one JSON object a line: {{"where": "solution/file.py:12", "text": "what is wrong, in one
+sentence"}}. Write an empty file where you find nothing. A finding has to be answered before the kernel is promoted:
+name only what matters.
+"""
+
+
+class Told(Strict):
+    """One line of an agent's findings."""
+
+    where: str
+    text: str
+
+
+def check(campaign: Campaign) -> list[Finding]:
+    """Run the program's checks on the best version; records what it finds that is not recorded yet."""
+    state = campaign.state()
+    with best_checkout(campaign) as task:
+        seen = look(task, last_kept(campaign))
+    known = {(one.check, one.where, one.text) for one in state.findings.values() if one.by == PROGRAM}
+    new = [one for one in seen if (one.check, one.where, one.text) not in known]
+    return record(campaign, PROGRAM, [(one.check, one.where, one.text) for one in new])
+
+
+def record(campaign: Campaign, by: str, findings: list[tuple[str, str, str]]) -> list[Finding]:
+    """Append findings about the best version and the line that says that the review is through."""
+    state = campaign.state()
+    number = sum(entry.event.kind == "finding" for entry in state.entries)
+    made = [
+        Finding(number=number + place, commit=state.best, by=by, check=check, where=where, text=text)
+        for place, (check, where, text) in enumerate(findings, start=1)
+    ]
+    for one in made:
+        campaign.journal.append(one)
+    campaign.journal.append(Reviewed(commit=state.best, by=by, findings=len(made)))
+    campaign.sync(campaign.state())
+    return made
+
+
+def answer(campaign: Campaign, number: int, by: str, text: str) -> None:
+    """Answer a finding of the best version.
+
+    Raises:
+        UsageError: there is no such finding, or the answer is too short to be one.
+    """
+    state = campaign.state()
+    if number not in state.findings:
+        known = ", ".join(map(str, state.findings)) or "none"
+        raise UsageError(f"finding {number}: no such finding about the best version; there are: {known}")
+    if len(text.split()) < 3:
+        raise UsageError(
+            f"finding {number}: expected an answer that says why it is harmless or what was changed, got {text!r}"
+        )
+    campaign.journal.append(Answered(finding=number, by=by, text=text.strip()))
+    campaign.sync(campaign.state())
+
+
+def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
+    """Have an agent review the best version in a folder of its own; records its findings.
+
+    Raises:
+        ArmFailed: it ended with an error, or left no findings file: a review that did not happen is none.
+        UsageError: a line of its file is no finding.
+    """
+    state, agent = campaign.state(), agents.find_agent(name)
+    with best_checkout(campaign) as task, TemporaryDirectory(prefix="kda-review-") as folder:
+        out, prompt = Path(folder) / "findings.jsonl", Path(folder) / "prompt.md"
+        diff = campaign.repository.diff(state.launched.base, state.best, "--", f"{campaign.folder}/solution")
+        text = PROMPT.format(
+            card=task.path / "prompt.md",
+            solution=task.path / "solution",
+            record=campaign.repository.root / campaign.copy,
+            diff=diff or "(none)",
+            questions="\n".join(f"- {question}" for question in CHECKLIST),
+            out=out,
+        )
+        prompt.write_text(text, encoding="utf-8")
+        words = {"bash": bash.demand_bash(), "prompt": str(prompt), "worktree": str(task.path), "git": folder}
+        command = agents.started_by(agent, words | ({"command": given} if given else {}), text)
+        agents.demand_installed(name, command)
+        with prompt.open("rb") as source:
+            stdin = source if agent.prompt == "stdin" else subprocess.DEVNULL
+            code = subprocess.run(command, cwd=task.path, stdin=stdin, check=False).returncode
+        if code or not out.is_file():
+            why = f"it ended with {code}" if code else f"it wrote no {out.name}"
+            raise ArmFailed(f"--agent {name}: no review was made: {why}; nothing was recorded")
+        lines = [line for line in out.read_text(encoding="utf-8").splitlines() if line.strip()]
+        told = [
+            validate(Told, _json(line, out.name, place), f"{out.name}:{place}")
+            for place, line in enumerate(lines, start=1)
+        ]
+    return record(campaign, name, [("agent", one.where, one.text) for one in told])
+
+
+def last_kept(campaign: Campaign) -> Done | None:
+    """The iteration that made the best version; None where that is the base."""
+    kept = [done for done in campaign.state().done.values() if done.decision is Decision.KEEP]
+    return kept[-1] if kept else None
+
+
+@contextmanager
+def best_checkout(campaign: Campaign) -> Iterator[Task]:
+    """The task as it is in the best version, in a clean checkout of its own that goes away again."""
+    best = campaign.state().best
+    with TemporaryDirectory(prefix="kda-clean-") as folder:
+        place = Path(folder) / "checkout"
+        campaign.repository.run("worktree", "add", "--quiet", "--detach", str(place), best)
+        try:
+            yield Task(place / campaign.folder)
+        finally:
+            campaign.repository.run("worktree", "remove", "--force", str(place))
+
+
+def _json(line: str, name: str, place: int) -> object:
+    import json
+
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{name}:{place}: expected a JSON object with where and text: {error}") from None

@@ -1,0 +1,154 @@
+"""What a campaign's record says: where it stands, what is left, and what is due. Nothing is stored beside the lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from kda_tools.campaign.events import (
+    Answered,
+    Begun,
+    Decision,
+    Done,
+    Ended,
+    Entry,
+    Finding,
+    Launched,
+    Promoted,
+    Refused,
+    Reviewed,
+)
+
+UNIMPROVED = (Decision.REVERT, Decision.FAILED)
+
+
+@dataclass(frozen=True)
+class State:
+    """One campaign, from its lines."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def launched(self) -> Launched:
+        """The first line."""
+        event = self.entries[0].event
+        assert isinstance(event, Launched)
+        return event
+
+    @property
+    def begun(self) -> dict[int, Begun]:
+        """Iteration -> its latest attempt."""
+        return {event.iteration: event for entry in self.entries if isinstance(event := entry.event, Begun)}
+
+    @property
+    def done(self) -> dict[int, Done]:
+        """Iteration -> how it ended."""
+        return {event.iteration: event for entry in self.entries if isinstance(event := entry.event, Done)}
+
+    @property
+    def open_iteration(self) -> Begun | None:
+        """The iteration that was begun and has not ended: it was interrupted."""
+        return next((begun for number, begun in self.begun.items() if number not in self.done), None)
+
+    @property
+    def tries(self) -> int:
+        """Measurements so far: every attempt is one."""
+        return sum(isinstance(entry.event, Begun) for entry in self.entries)
+
+    @property
+    def best(self) -> str:
+        """The commit of the best so far: the last one kept, else the base."""
+        kept = [number for number, done in self.done.items() if done.decision is Decision.KEEP]
+        return self.begun[kept[-1]].commit if kept else self.launched.base
+
+    @property
+    def stalled(self) -> int:
+        """Iterations without improvement since the last one that was kept, or that changed direction."""
+        count = 0
+        for number, done in self.done.items():
+            if done.decision is Decision.KEEP:
+                count = 0
+            elif done.decision in UNIMPROVED:
+                count = 1 if self.begun[number].direction else count + 1
+        return count
+
+    @property
+    def directions(self) -> list[str]:
+        """Changes of direction that were written down."""
+        return [begun.direction for begun in self.begun.values() if begun.direction]
+
+    @property
+    def profile_at_stall(self) -> str | None:
+        """The newest profile when the first of the iterations without improvement began: the next one needs another."""
+        first = None
+        for number, done in self.done.items():
+            begun = self.begun[number]
+            if done.decision is Decision.KEEP:
+                first = None
+            elif done.decision in UNIMPROVED and (first is None or begun.direction):
+                first = begun
+        return first.profile if first else None
+
+    @property
+    def refused(self) -> list[Refused]:
+        """Iterations that were not begun."""
+        return [entry.event for entry in self.entries if isinstance(entry.event, Refused)]
+
+    @property
+    def findings(self) -> dict[int, Finding]:
+        """Number -> finding, of the best so far."""
+        found = (entry.event for entry in self.entries if isinstance(entry.event, Finding))
+        return {one.number: one for one in found if one.commit == self.best}
+
+    @property
+    def answers(self) -> dict[int, Answered]:
+        """Finding -> its latest answer."""
+        return {event.finding: event for entry in self.entries if isinstance(event := entry.event, Answered)}
+
+    @property
+    def unanswered(self) -> list[Finding]:
+        """Findings that block promotion."""
+        return [finding for number, finding in self.findings.items() if number not in self.answers]
+
+    @property
+    def reviews(self) -> list[Reviewed]:
+        """Reviews of the best so far."""
+        found = (entry.event for entry in self.entries if isinstance(entry.event, Reviewed))
+        return [one for one in found if one.commit == self.best]
+
+    @property
+    def promoted(self) -> list[Promoted]:
+        """Promotions, refused ones too."""
+        return [entry.event for entry in self.entries if isinstance(entry.event, Promoted)]
+
+    @property
+    def ended(self) -> str | None:
+        """Why nothing begins any more, where that was recorded."""
+        return next((entry.event.reason for entry in self.entries if isinstance(entry.event, Ended)), None)
+
+    def hours(self, now: datetime | None = None) -> float:
+        """Wall time since the launch."""
+        start = datetime.strptime(self.entries[0].utc, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        return ((now or datetime.now(timezone.utc)) - start).total_seconds() / 3600
+
+    def spent(self, now: datetime | None = None) -> str | None:
+        """Which budget is spent; None while there is some of each."""
+        rules = self.launched.rules
+        if self.tries >= rules.tries:
+            return f"{self.tries} of {rules.tries} tries are spent"
+        if (hours := self.hours(now)) >= rules.hours:
+            return f"{hours:.1f} of {rules.hours:g} hours are spent"
+        return None
+
+
+def current(entries: Sequence[Entry]) -> State | None:
+    """The campaign that was launched last; None where none was."""
+    starts = [place for place, entry in enumerate(entries) if entry.event.kind == "launched"]
+    return State(tuple(entries[starts[-1] :])) if starts else None
+
+
+def campaigns(entries: Sequence[Entry]) -> list[State]:
+    """Every campaign of a file, oldest first."""
+    starts = [place for place, entry in enumerate(entries) if entry.event.kind == "launched"]
+    return [State(tuple(entries[one:end])) for one, end in zip(starts, [*starts[1:], len(entries)], strict=True)]

@@ -1,0 +1,21 @@
+"""`kda why`: one screen on one row."""
+
+from typing import Annotated
+
+import typer
+
+from kda_tools.cli.base import TaskName, app
+
+
+@app.command()
+def why(
+    task: TaskName, row: Annotated[str, typer.Argument(metavar="ROW", help="The row's id: kda list TASK.")]
+) -> None:
+    """Say on one screen what a row takes, how far it is from its limit, what holds it, and what was tried."""
+    from kda_judge.contract.tasks import find_task
+    from kda_tools.campaign.history import tried
+    from kda_tools.publish import why as screen
+
+    found = find_task(task)
+    screen.find_row(found, row)
+    typer.echo(screen.why(found, row, tried(found, row)))

@@ -1,0 +1,41 @@
+"""Launch scripts: one thin file per task and target, `FAMILY/scripts/launch_kernels/`; all call one launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kda_judge.contract.tasks import NUMBER, Task
+
+FOLDER = Path("scripts") / "launch_kernels"
+"""In a family's folder."""
+LAUNCHER = Path("core") / "tools" / "launch_kernel.sh"
+SCRIPT = """\
+#!/usr/bin/env bash
+Launch an agent on {op} for {target}. Written by `kda new`; docs/campaigns.md says what it does and which variables it
+# reads. exec "${{KDA_BASH_BIN:-bash}}" "$(dirname -- "${{BASH_SOURCE[0]}}")/{launcher}" {op} {target} "$@"
+"""
+
+
+def wanted(task: Task) -> dict[Path, str]:
+    """Path -> text of a task's launch scripts, one for each target of its config."""
+    number = NUMBER.match(task.folder)
+    folder = task.path.parent / FOLDER
+    up = "/".join([".."] * (len(FOLDER.parts) + 1))
+    return {
+        folder / f"{number[0] if number else ''}{target}_{task.op}.sh": SCRIPT.format(
+            op=task.op, target=target, launcher=f"{up}/{LAUNCHER.as_posix()}"
+        )
+        for target in task.config.targets
+    }
+
+
+def write(task: Task) -> list[Path]:
+    """Write what is missing or differs; returns it."""
+    changed = []
+    for path, text in wanted(task).items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755)
+            changed.append(path)
+    return changed
