@@ -39,6 +39,7 @@ def make_repository(checkout: Path, rules: str = "") -> Task:
     (task.path / "docs" / "dispatch.md").write_text("# Which call takes which path, and why\n")
     (task.path / "tests").mkdir(exist_ok=True)
     (task.path / "tests" / "test_op.py").write_text("def test_one():\n    assert True\n")
+    (checkout / "core" / "pyproject.toml").touch()  # git keeps no empty folder
     (checkout / ".gitignore").write_text("__pycache__/\n*.cubin\n")
     if rules:
         (task.path / "campaign.toml").write_text(rules)

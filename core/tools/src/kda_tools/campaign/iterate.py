@@ -253,18 +253,11 @@ def _put_aside(campaign: Campaign, expected: str) -> None:
 
 
 def _change(campaign: Campaign, parent: str, commit: str) -> Change:
-    folder = f"{campaign.folder}/solution"
-    files = campaign.repository.diff(parent, commit, "--name-only", "-z").split("\0")
-    counts = [line.split("\t") for line in _solution_diff(campaign, parent, commit, "--numstat", folder).splitlines()]
+    diff, folder = campaign.repository.diff, f"{campaign.folder}/solution"
+    counts = [line.split("\t") for line in diff(parent, commit, "--numstat", folder).splitlines()]
     added, removed = (sum(int(one[side]) for one in counts if one[side].isdecimal()) for side in (0, 1))
-    patch = _solution_diff(campaign, parent, commit, "--patch", folder)
-    return Change(files=tuple(filter(None, files)), added=added, removed=removed, patch=patch)
-
-
-def _solution_diff(campaign: Campaign, parent: str, commit: str, form: str, folder: str) -> str:
-    return campaign.repository.run(
-        "diff", "--no-color", "--no-ext-diff", "--no-renames", form, parent, commit, "--", folder
-    )
+    files = filter(None, diff(parent, commit, "--name-only -z").split("\0"))
+    return Change(files=tuple(files), added=added, removed=removed, patch=diff(parent, commit, "--patch", folder))
 
 
 def _last_profile(campaign: Campaign) -> str | None:

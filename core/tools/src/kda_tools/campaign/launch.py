@@ -44,6 +44,8 @@ class Prepared:
     environment: dict[str, str]
     lacking: list[Check]
     resumed: bool
+    by_stdin: bool
+    """Whether the agent gets the prompt on standard input."""
 
 
 def prepare(root: Path, task: Task, target: str, agent: str, given: str | None = None) -> Prepared:
@@ -106,14 +108,13 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
         environment |= confine.environment(campaign)
         for name in confine.environment(campaign).values():
             Path(name).mkdir(parents=True, exist_ok=True)
-    return Prepared(campaign, path, command, environment, lacking, resumed)
+    return Prepared(campaign, path, command, environment, lacking, resumed, chosen.prompt == "stdin")
 
 
-def start(prepared: Prepared, agent: str) -> int:
+def start(prepared: Prepared) -> int:
     """Run the agent in its worktree until it ends; its exit code."""
-    text = agents.find_agent(agent).prompt
     environment = {name: value for name, value in os.environ.items() if name != "KDA_ROOT"} | prepared.environment
-    source = prepared.prompt.open("rb") if text == "stdin" else subprocess.DEVNULL
+    source = prepared.prompt.open("rb") if prepared.by_stdin else subprocess.DEVNULL
     try:
         where = prepared.campaign.repository.root
         return subprocess.run(prepared.command, cwd=where, env=environment, stdin=source, check=False).returncode

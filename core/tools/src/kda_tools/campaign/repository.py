@@ -129,9 +129,9 @@ class Repository:
             paths = self.run("ls-files", "-z", "--", folder, env=env)
             self.run("checkout-index", "-f", "-z", "--stdin", f"--prefix={to}/", given=paths, env=env)
 
-    def diff(self, old: str, new: str, *words: str) -> str:
-        """What `git diff` says of two commits."""
-        return self.run("diff", "--no-color", "--no-ext-diff", "--no-renames", *words, old, new)
+    def diff(self, old: str, new: str, form: str, folder: str = ".") -> str:
+        """What `git diff` says of two commits, in this form and below this folder."""
+        return self.run("diff", "--no-color", "--no-ext-diff", "--no-renames", *form.split(), old, new, "--", folder)
 
     def _author(self) -> dict[str, str]:
         if self.ask("config", "user.email"):

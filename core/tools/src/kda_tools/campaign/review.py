@@ -35,9 +35,10 @@ Its change against the campaign's base:
 Ask of it:
 {questions}
 
-Write what you find to {out}, one JSON object a line: {{"where": "solution/file.py:12", "text": "what is wrong, in one
-sentence"}}. Write an empty file where you find nothing. A finding has to be answered before the kernel is promoted:
-name only what matters.
+Write what you find to {out}, one JSON object a line:
+{{"where": "solution/file.py:12", "text": "what is wrong, in one sentence"}}
+Write an empty file where you find nothing. A finding has to be answered before the kernel is promoted: name only
+what matters.
 """
 
 
@@ -101,7 +102,7 @@ def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
     state, agent = campaign.state(), agents.find_agent(name)
     with best_checkout(campaign) as task, TemporaryDirectory(prefix="kda-review-") as folder:
         out, prompt = Path(folder) / "findings.jsonl", Path(folder) / "prompt.md"
-        diff = campaign.repository.diff(state.launched.base, state.best, "--", f"{campaign.folder}/solution")
+        diff = campaign.repository.diff(state.launched.base, state.best, "--patch", f"{campaign.folder}/solution")
         text = PROMPT.format(
             card=task.path / "prompt.md",
             solution=task.path / "solution",

@@ -1,5 +1,6 @@
 """Commands of a campaign: launch an agent on a task, iterate, look, review, promote."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -49,9 +50,10 @@ def launch(
         typer.echo(f"warning: {check.name}: {check.found}: {check.remedy}")
     typer.echo(f"prompt: {prepared.prompt}, about {tokens(text)} tokens")
     if launcher.prepare_only():
-        typer.echo(f"{launcher.PREPARE_ONLY} is set: nothing was started. The agent would be: {prepared.command[0]}")
+        typer.echo(f"{launcher.PREPARE_ONLY} is set: nothing was started. It would be:")
+        typer.echo(f"  {shlex.join(prepared.command)}" + " < PROMPT" * prepared.by_stdin)
         return
-    code = launcher.start(prepared, agent)
+    code = launcher.start(prepared)
     typer.echo(
         f"the agent ended with {code}; what it recorded: kda campaign status, in {prepared.campaign.repository.root}"
     )

@@ -11,8 +11,8 @@ FOLDER = Path("scripts") / "launch_kernels"
 LAUNCHER = Path("core") / "tools" / "launch_kernel.sh"
 SCRIPT = """\
 #!/usr/bin/env bash
-Launch an agent on {op} for {target}. Written by `kda new`; docs/campaigns.md says what it does and which variables it
-# reads. exec "${{KDA_BASH_BIN:-bash}}" "$(dirname -- "${{BASH_SOURCE[0]}}")/{launcher}" {op} {target} "$@"
+# Launch an agent on {op} for {target}. Written by `kda new`; docs/campaigns.md says what it does and reads.
+exec "${{KDA_BASH_BIN:-bash}}" "$(dirname -- "${{BASH_SOURCE[0]}}")/{launcher}" {op} {target} "$@"
 """
 
 

@@ -1,0 +1,99 @@
+"""`kda why`: the numbers are the record's, what is missing is named, and it fits a screen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from core.judge.tests.records_factory import make_checkout, make_record
+from core.tools.tests.every_task import every_task
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task, find_task
+from kda_judge.evidence import ledger
+from kda_judge.evidence.run_record import LIMIT_ARM
+from kda_tools.publish import report
+from kda_tools.publish.why import WIDTH, find_row, missing_rows, why
+
+ROOT = Path(__file__).resolve().parents[3]
+SCREEN = 50
+"""Lines."""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    made = make_checkout(tmp_path)
+    ledger.append(made.ledger, make_record(made))
+    return made
+
+
+def test_times_limit_and_gap_are_the_records(task: Task) -> None:
+    record = ledger.read(task.ledger)[0]
+    row = record.rows[0]
+    said = why(task, row.id)
+    device = row.arms["solution"].summary[report.Metric.DEVICE].median
+    assert row.limit is not None
+    assert f"run {record.run_id}, NVIDIA H200, 2026-11-20" in said
+    assert f"device {device:.2f} us" in said
+    assert f"GAP: {device - row.limit.device_us:+.2f} us to the device's limit; target within 0.4 us: MISSED" in said
+    assert f"attained {row.attained:.3f}" in said
+    assert "STALE" not in said
+
+
+def test_a_stale_run_says_so(task: Task) -> None:
+    (task.path / "solution" / "__init__.py").write_text("def fake(x):\n    return x + 0\n")
+    assert "STALE: solution has changed" in why(task, "small-4x8")
+
+
+def test_what_a_record_lacks_is_named(tmp_path: Path) -> None:
+    task = make_checkout(tmp_path)
+    assert "never measured on a GPU: kda bench fake --rows 'small-4x8'" in why(task, "small-4x8")
+    old = make_record(task, old=True)
+    ledger.append(task.ledger, old)
+    said = " ".join(why(task, "small-4x8").split())
+    assert "this row was never profiled: kda profile fake --row small-4x8" in said
+    assert f"in run {old.run_id}: device times with cold inputs, wall of the plain export" in said
+    assert "distance from the other arms' bits, samples of the limit, the GPU's state during the run" in said
+    assert "no sweep has this row" in said
+    assert "an iteration of a campaign that is about this row" in said
+    assert LIMIT_ARM not in old.rows[0].arms
+    assert "first idea: revert: gain 0.9" in why(task, "small-4x8", [("first idea", "revert: gain 0.9")])
+
+
+def test_notes_that_name_the_row_are_shown(task: Task) -> None:
+    notes = task.path / "docs" / "dispatch.md"
+    notes.write_text(
+        "# Which\n\nTwo warps were slower on 4 x 8 by 3%. Nothing about 14 x 80 here.\n\n- small-4x8 is host-bound.\n"
+    )
+    said = why(task, "small-4x8")
+    assert "note: Two warps were slower on 4 x 8 by 3%." in said
+    assert "note: small-4x8 is host-bound." in said
+    assert "14 x 80" not in said
+
+
+def test_an_unknown_row_names_those_near_it(task: Task) -> None:
+    with pytest.raises(UsageError, match=r"ROW 'smal-4x8': no such row of fake; nearest: small-4x8"):
+        find_row(task, "smal-4x8")
+
+
+def test_rows_that_miss_come_with_the_largest_gap_first(task: Task) -> None:
+    assert missing_rows(task) == ["large-512x8", "small-4x8"]
+
+
+@every_task
+def test_it_fits_a_screen(task: Task) -> None:
+    """The row with the longest call of every task: each screen reads all of the task's records."""
+    row = max(task.workloads, key=lambda row: len(str(row.inputs)))
+    longest = why(task, row.id).splitlines()
+    assert len(longest) <= SCREEN, "\n".join(longest)
+    assert max(map(len, longest)) <= WIDTH
+
+
+def test_a_profile_is_quoted_with_its_state() -> None:
+    task = find_task(str(ROOT / "diffusion" / "k02_rotary_embedding"))
+    line = json.loads((task.path / "docs" / "profile.jsonl").read_text().splitlines()[0])
+    said = " ".join(why(task, line["row"]).split())
+    assert f"profile {line['run_id']}, {line['gpu']['name']}, ncu {line['ncu']}" in said
+    assert "solution: memory, 85% of peak" in said
+    assert "stalls: long_scoreboard 87%" in said
