@@ -172,7 +172,7 @@ def dirty_solution(task: Task, ako: Path) -> None:
         (no_commit, "expected a commit '[iter 2] ...'"),
         (no_package, "not there at"),
         (another_task, "an export of k09_other, expected k02_rotary_embedding"),
-        (no_mark, "expected what `kda ako export` wrote"),
+        (no_mark, "expected what `kda campaign ako export` wrote"),
         (dirty_solution, "changed since it was exported"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

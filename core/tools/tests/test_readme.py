@@ -15,7 +15,7 @@ WORDS = 1200
 SCREEN = 60
 """Lines of a first screen as GitHub shows it: 900 pixels of text, and the picture."""
 QUESTIONS = ("## Is my model faster?", "## Can I trust it?", "## What do I type?")
-COMING = {"campaign"}
+COMING: set[str] = set()
 """Commands that the README announces and that are not there yet."""
 
 

@@ -1,4 +1,4 @@
-"""`kda ako`: a task to AKO4ALL and back."""
+"""`kda campaign ako`: a task to AKO4ALL and back."""
 
 from datetime import datetime, timezone
 from pathlib import Path
@@ -8,10 +8,10 @@ import typer
 
 from kda_judge.contract.errors import UsageError
 from kda_tools.cli.base import TaskName, relative
-from kda_tools.cli.base import app as kda
+from kda_tools.cli.campaign import app as campaign
 
 app = typer.Typer(help="Work on a task with AKO4ALL, and bring the best version back.", no_args_is_help=True)
-kda.add_typer(app, name="ako")
+campaign.add_typer(app, name="ako")
 Folder = Annotated[
     Path,
     typer.Argument(metavar="DIR", help="A checkout of AKO4ALL; diffusion/scripts/ensure_ako4all_clean.sh makes one."),

@@ -168,13 +168,11 @@ def publish(
     ] = False,
 ) -> None:
     """Generate results, plots and tables from the ledgers."""
-    from kda_judge.contract.tasks import all_tasks
+    from kda_judge.contract.tasks import all_tasks, checkout_root
+    from kda_tools.campaign import noise_page
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
     from kda_tools.models import page, readme_block
-    from kda_judge.contract.tasks import all_tasks, checkout_root
-    from kda_tools.campaign import noise_page
-    from kda_tools.models import page
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
     from kda_tools.publish.generate import publish as generate

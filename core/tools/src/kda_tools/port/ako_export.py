@@ -1,4 +1,4 @@
-"""`kda ako export`: a task in the form that AKO4ALL works on; nothing of it imports this repository."""
+"""`kda campaign ako export`: a task in the form that AKO4ALL works on; nothing of it imports this repository."""
 
 from __future__ import annotations
 

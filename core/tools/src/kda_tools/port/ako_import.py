@@ -1,4 +1,4 @@
-"""`kda ako import`: the best version of an AKO4ALL run into the task's solution, and its log as iterations."""
+"""`kda campaign ako import`: the best version of an AKO4ALL run into the task's solution, and its log as iterations."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _number(cell: str, where: Path, iteration: int, column: str) -> float | None
 def _mark(task: Task, folder: Path) -> Exported:
     path = folder / MARK
     if not path.is_file():
-        raise UsageError(f"{path}: expected what `kda ako export` wrote, got no file")
+        raise UsageError(f"{path}: expected what `kda campaign ako export` wrote, got no file")
     mark = Exported.model_validate_json(path.read_text(encoding="utf-8"))
     if mark.task != task.folder:
         raise UsageError(f"{path}: an export of {mark.task}, expected {task.folder}")
