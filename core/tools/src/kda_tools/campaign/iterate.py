@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kda_judge.contract.errors import ArmFailed, UsageError
 from kda_judge.contract.workloads import select
 from kda_judge.evidence.record_log import read
 from kda_tools.campaign import allowed, decision, due
+from kda_tools.campaign.apply import Steps, apply, head, is_applied, put_aside
 from kda_tools.campaign.events import Begun, Change, Decision, Done, Ended, Refused
 from kda_tools.campaign.measure import Measured, chosen_rows, demand_idle_gpu, measure
 from kda_tools.campaign.place import Campaign
@@ -28,7 +29,6 @@ from kda_tools.lab.profile.profile_record import ProfileRecord, log
 
 ATTEMPTS = 2
 """The second interruption of an iteration ends it: a candidate that takes the machine down would do so for ever."""
-Steps = Callable[[str], None]
 SHOWN = 8
 """Files that are named one by one."""
 
@@ -98,16 +98,11 @@ def settle(campaign: Campaign, passed: Steps = lambda _: None) -> Done | None:
         return _settle(campaign, passed)
 
 
-def head(campaign: Campaign, state: State) -> str:
-    """The commit of the last iteration, whatever the agent has committed since; at first the base."""
-    return campaign.repository.commit_of(f"refs/kda/{campaign.name}/head") or state.launched.base
-
-
 def _settle(campaign: Campaign, passed: Steps) -> Done | None:
     state = campaign.state()
     finished = None
     if (begun := state.open_iteration) is not None:
-        _put_aside(campaign, begun.commit)
+        put_aside(campaign, begun.commit)
         if begun.attempt >= ATTEMPTS or state.spent():
             why = f"attempt {begun.attempt} was interrupted" + (f", and {spent}" if (spent := state.spent()) else "")
             _record(campaign, _failed(begun, f"{why}: it counts as failed", 0.0))
@@ -119,8 +114,8 @@ def _settle(campaign: Campaign, passed: Steps) -> Done | None:
             finished = _finish(campaign, begun, passed)
         state = campaign.state()
     numbers = sorted(state.done)
-    if numbers and not _applied(campaign, numbers[-1]):
-        _apply(campaign, state.begun[numbers[-1]], state.done[numbers[-1]], passed)
+    if numbers and not is_applied(campaign, numbers[-1]):
+        apply(campaign, state.begun[numbers[-1]], state.done[numbers[-1]], passed)
     elif numbers:
         campaign.repository.run("read-tree", "--reset", head(campaign, state))  # the last step, which leaves no trace
     return finished
@@ -142,7 +137,7 @@ def _finish(campaign: Campaign, begun: Begun, passed: Steps) -> Done:
         done = done.model_copy(update={"seconds": time.monotonic() - start})
     _record(campaign, done)
     passed("done")
-    _apply(campaign, begun, done, passed)
+    apply(campaign, begun, done, passed)
     _demand_budget_noted(campaign)
     return done
 
@@ -204,52 +199,6 @@ def _failed(begun: Begun, reason: str, seconds: float) -> Done:
 
 def _record(campaign: Campaign, done: Done) -> None:
     campaign.journal.append(done)
-
-
-def _apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
-    """Worktree, record's copy, commit, branches: all follow from the two events, as often as it is done."""
-    repository, stays = campaign.repository, done.decision in (Decision.KEEP, Decision.CHECKED)
-    back = [] if stays else [path for path in begun.change.files if not _is_kept(campaign, path)]
-    repository.restore(begun.parent, back)
-    passed("restored")
-    campaign.sync(campaign.state())
-    tree = repository.mixed(begun.commit, begun.parent, back)
-    base = repository.commit(tree, begun.parent, "with the record\n")
-    commit = repository.commit(repository.tree(base, [campaign.copy]), begun.parent, _message(begun, done))
-    moves = {f"refs/kda/{campaign.name}/head": commit, f"refs/heads/{campaign.branch}": commit}
-    if done.decision is Decision.KEEP:
-        moves[f"refs/heads/{campaign.best_branch}"] = commit
-    repository.run("update-ref", "--stdin", given="".join(f"update {ref} {to}\n" for ref, to in moves.items()))
-    passed("committed")
-    repository.run("read-tree", "--reset", commit)
-
-
-def _applied(campaign: Campaign, number: int) -> bool:
-    told = campaign.repository.ask("log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", _head_ref(campaign))
-    return (told or "").strip() == str(number)
-
-
-def _head_ref(campaign: Campaign) -> str:
-    return f"refs/kda/{campaign.name}/head"
-
-
-def _message(begun: Begun, done: Done) -> str:
-    return (
-        f"[iter {begun.iteration}] {begun.hypothesis}\n\n{done.decision.value}: {done.reason}\n\n"
-        f"Kda-Iteration: {begun.iteration}\nKda-Decision: {done.decision.value}\nKda-Candidate: {begun.commit}\n"
-    )
-
-
-def _is_kept(campaign: Campaign, path: str) -> bool:
-    return path.removeprefix(f"{campaign.folder}/") in allowed.KEPT
-
-
-def _put_aside(campaign: Campaign, expected: str) -> None:
-    """Keep what was changed since the interruption, under a reference of its own, before it is overwritten."""
-    paths = [path for path in campaign.repository.changed(expected) if path != campaign.copy]
-    if paths:
-        aside = campaign.repository.commit(campaign.repository.tree(expected, paths), expected, "put aside\n")
-        campaign.repository.run("update-ref", f"refs/kda/{campaign.name}/aside", aside)
 
 
 def _change(campaign: Campaign, parent: str, commit: str) -> Change:
