@@ -81,6 +81,21 @@ class Replaced(Strict):
     module: Pattern | None = None
 
 
+class Numerics(str, Enum):
+    """What upstream states of a fused op's results, beside the eager chain that it replaces."""
+
+    EXACT = "bit-exact"
+    """Every rounding of the eager chain is reproduced."""
+    CLOSE = "close"
+    """Within a tolerance, mounted always."""
+    LOSSLESS = "lossless"
+    """Same maths and precision, rounded elsewhere; mounted from the quality tier of that name on."""
+    HIGH = "high"
+    """Lower precision somewhere; mounted from the quality tier of that name on."""
+    NATIVE = "native"
+    """Part of a checkpoint's own format."""
+
+
 class Entry(Strict):
     """One fast path."""
 
@@ -91,6 +106,8 @@ class Entry(Strict):
     fast: tuple[Pattern, ...] = ()
     """Kernels or operators that are this path."""
     replaces: tuple[Replaced, ...] = ()
+    numerics: Numerics | None = None
+    """None where upstream states nothing."""
     upstream: tuple[Upstream, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     task: str | None = None

@@ -1,0 +1,71 @@
+"""Rank passages by words with SQLite's full-text index (FTS5, BM25), in memory: no file, no service."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kda_judge.contract.errors import MissingRequirement, UsageError
+
+WEIGHTS = (0.0, 4.0, 1.0)
+"""Of number, title and text."""
+SPREAD = 12
+"""Words of a snippet."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Something that can be found."""
+
+    place: str
+    """A path, or an id."""
+    line: int
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage that was found."""
+
+    passage: Passage
+    snippet: str
+    """A few words around the best match."""
+
+
+def rank(passages: Sequence[Passage], terms: str, most: int) -> list[Hit]:
+    """The passages that fit `terms` best. All words must occur; where that finds nothing, any of them.
+
+    Raises:
+        UsageError: no word in `terms`.
+        MissingRequirement: this Python's SQLite was built without FTS5.
+    """
+    words = re.findall(r"[^\W_]+", terms)
+    if not words:
+        raise UsageError(f"TERMS: expected at least one word of letters or digits, got {terms!r}")
+    with sqlite3.connect(":memory:") as index:
+        try:
+            index.execute(
+                "CREATE VIRTUAL TABLE p USING fts5(number UNINDEXED, title, text, tokenize='porter unicode61')"
+            )
+        except sqlite3.OperationalError as error:
+            raise MissingRequirement(f"SQLite of this Python: {error}; use a Python whose SQLite has FTS5") from None
+        rows = [(number, split(one.title), split(one.text)) for number, one in enumerate(passages)]
+        index.executemany("INSERT INTO p VALUES (?, ?, ?)", rows)
+        for joint in (" AND ", " OR "):
+            query = joint.join(f'"{word}"' for word in words)
+            found = index.execute(
+                f"SELECT number, snippet(p, -1, '', '', ' ... ', {SPREAD}) FROM p WHERE p MATCH ? "
+                f"ORDER BY bm25(p, {', '.join(map(str, WEIGHTS))}) LIMIT ?",
+                (query, most),
+            ).fetchall()
+            if found:
+                return [Hit(passages[number], " ".join(snippet.split())) for number, snippet in found]
+    return []
+
+
+def split(text: str) -> str:
+    """Names as the words in them: `qknorm` is found by itself and by `qk norm`."""
+    return re.sub(r"\b(qk|rms|layer|group)norm", r"\1 norm \1norm", text.replace("_", " "))

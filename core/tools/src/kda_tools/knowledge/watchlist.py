@@ -1,0 +1,54 @@
+"""Open pull requests of upstream that a task or a port could collide with, as data: `docs/watchlist.toml`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from kda_judge.contract.strict_models import Strict, read_toml, validate
+from kda_tools.traces.catalogue import load
+
+FILE = Path("docs") / "watchlist.toml"
+
+
+class Pull(Strict):
+    """One pull request."""
+
+    repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    number: Annotated[int, Field(gt=0)]
+    title: str
+    entries: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Ids of the catalogue: the patterns that it touches."""
+    opened: dt.date
+    seen: dt.date
+    """When somebody last looked and found it open."""
+
+    @property
+    def line(self) -> str:
+        """For a terminal and for a port's notes."""
+        return f"{self.repository}#{self.number} ({self.title}), opened {self.opened}, seen open {self.seen}"
+
+
+class Watchlist(Strict):
+    """The file."""
+
+    pull: tuple[Pull, ...] = ()
+
+
+def load_watchlist(root: Path) -> tuple[Pull, ...]:
+    """The pull requests of the checkout; none where it has no such file.
+
+    Raises:
+        UsageError: the file breaks the schema.
+    """
+    path = root / FILE
+    return validate(Watchlist, read_toml(path), path).pull if path.is_file() else ()
+
+
+def overlapping(root: Path, folder: str) -> tuple[Pull, ...]:
+    """Those that touch what a task covers; `folder` as in `k02_rotary_embedding`."""
+    own = {entry.id for entry in load(root) if entry.task == folder}
+    return tuple(pull for pull in load_watchlist(root) if own & set(pull.entries))

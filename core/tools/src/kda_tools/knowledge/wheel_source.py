@@ -1,0 +1,230 @@
+"""The Python source in a wheel: modules parsed when they are asked for, and what a name in one of them stands for."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+
+FACADES = ("sglang.kernels.ops.diffusion",)
+"""Packages whose `_EXPORTS` maps a public name to the module that defines it."""
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+
+
+@dataclass(frozen=True, order=True)
+class Symbol:
+    """A name at the top level of a module."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """One parsed module."""
+
+    name: str
+    path: str
+    """In the wheel."""
+    tree: ast.Module
+    sha256: str
+
+    @cached_property
+    def defined(self) -> dict[str, Definition]:
+        """What its top level defines, branches of `if` and `try` included; the first definition of a name counts."""
+        found: dict[str, Definition] = {}
+        for node in _flat(self.tree.body):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.setdefault(node.name, node)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        found.setdefault(target.id, node)
+        return found
+
+    @cached_property
+    def constants(self) -> dict[str, ast.expr]:
+        """Names of the top level that stand for a number or a tuple."""
+        return {
+            name: node.value
+            for name, node in self.defined.items()
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.Tuple | ast.Set | ast.BinOp)
+        }
+
+    @cached_property
+    def imported(self) -> dict[str, Symbol]:
+        """Local name -> what it stands for; the name is empty for a whole module. Imports in functions count too.
+
+        Of two imports of a name, as below a question for the platform, the first counts.
+        """
+        found: dict[str, Symbol] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom):
+                base = self.absolute(node)
+                for alias in node.names:
+                    found.setdefault(alias.asname or alias.name, Symbol(base, alias.name))
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.asname:
+                        found.setdefault(alias.asname, Symbol(alias.name, ""))
+        return found
+
+    @cached_property
+    def packages(self) -> frozenset[str]:
+        """First words of what it imports."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add((node.module or "").partition(".")[0])
+        return frozenset(found)
+
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """The module that an import names."""
+        if not node.level:
+            return node.module or ""
+        package = self.name.split(".")
+        keep = len(package) - node.level + self.path.endswith("__init__.py")
+        return ".".join([*package[:keep], *([node.module] if node.module else [])])
+
+
+def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            yield from _flat(node.body)
+            yield from _flat(node.orelse)
+        if isinstance(node, ast.Try):
+            for handler in node.handlers:
+                yield from _flat(handler.body)
+
+
+@dataclass
+class Source:
+    """A wheel's modules."""
+
+    wheel: Path
+    _archive: zipfile.ZipFile = field(init=False, repr=False)
+    _modules: dict[str, Module | None] = field(default_factory=dict, init=False, repr=False)
+    _exports: dict[str, dict[str, Symbol]] = field(default_factory=dict, init=False, repr=False)
+    _uses: dict[Symbol, set[Symbol]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            self._archive = zipfile.ZipFile(self.wheel)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{self.wheel}: expected a wheel, got: {error}") from None
+        self.names = frozenset(self._archive.namelist())
+
+    def text(self, path: str) -> str:
+        """A file of the wheel."""
+        return self._archive.read(path).decode("utf-8", "replace")
+
+    def module(self, name: str) -> Module | None:
+        """The module of that dotted name; None where the wheel has none, or no Python that this interpreter parses."""
+        if name not in self._modules:
+            base = name.replace(".", "/")
+            path = next((one for one in (f"{base}.py", f"{base}/__init__.py") if one in self.names), None)
+            self._modules[name] = self._parsed(name, path) if path else None
+        return self._modules[name]
+
+    def _parsed(self, name: str, path: str) -> Module | None:
+        data = self._archive.read(path)
+        try:
+            return Module(name, path, ast.parse(data), hashlib.sha256(data).hexdigest())
+        except SyntaxError:
+            return None
+
+    def modules_under(self, package: str) -> list[str]:
+        """Dotted names of all modules of a package, packages themselves left out."""
+        prefix = package.replace(".", "/") + "/"
+        paths = sorted(path for path in self.names if path.startswith(prefix) and path.endswith(".py"))
+        return [path[:-3].replace("/", ".") for path in paths if not path.endswith("__init__.py")]
+
+    def exports(self, facade: str) -> dict[str, Symbol]:
+        """Public name -> where it is defined, of a package with a table `_EXPORTS`."""
+        if facade not in self._exports:
+            self._exports[facade] = self._table(facade)
+        return self._exports[facade]
+
+    def _table(self, facade: str) -> dict[str, Symbol]:
+        module = self.module(facade)
+        node = module.defined.get("_EXPORTS") if module else None
+        table = ast.literal_eval(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else {}
+        return {
+            name: Symbol(owner if owner.startswith("sglang.") else f"{facade}.{owner}", name)
+            for name, owner in table.items()
+        }
+
+    def resolve(self, symbol: Symbol) -> Symbol | None:
+        """Where a symbol is defined, through facades and re-exports; None where the wheel does not define it."""
+        for _ in range(8):
+            if symbol.module in FACADES and (owner := self.exports(symbol.module).get(symbol.name)):
+                symbol = owner
+            module = self.module(symbol.module)
+            if module is None or not symbol.name:
+                return None
+            if symbol.name in module.defined:
+                return symbol
+            if symbol.name in module.imported:
+                symbol = module.imported[symbol.name]
+                continue
+            return None
+        return None
+
+    def uses(self, symbol: Symbol) -> set[Symbol]:
+        """What the definition of a symbol names, of what the wheel defines at the top level of a module."""
+        if symbol not in self._uses:
+            self._uses[symbol] = self._used(symbol)
+        return self._uses[symbol]
+
+    def _used(self, symbol: Symbol) -> set[Symbol]:
+        module = self.module(symbol.module)
+        node = module.defined.get(symbol.name) if module else None
+        if module is None or node is None:
+            return set()
+        nodes = list(ast.walk(node))
+        local = _local_imports(module, nodes)
+        found = set()
+        for one in nodes:
+            if isinstance(one, ast.Name) and one.id != symbol.name:
+                found.add(Symbol(module.name, one.id) if one.id in module.defined else _named(module, local, one.id))
+            elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
+                base = _named(module, local, one.value.id)
+                if base is not None:
+                    whole = base.module if not base.name else f"{base.module}.{base.name}"
+                    found.add(Symbol(whole, one.attr))
+        return {where for one in found if one is not None and (where := self.resolve(one))}
+
+    def reach(self, starts: Iterable[Symbol], inside: tuple[str, ...]) -> set[Symbol]:
+        """All that the definitions of symbols use, directly or not, in modules whose names begin so, and they."""
+        todo = list(starts)
+        seen = set(todo)
+        while todo:
+            for one in self.uses(todo.pop()):
+                if one not in seen and one.module.startswith(inside):
+                    seen.add(one)
+                    todo.append(one)
+        return seen
+
+
+def _local_imports(module: Module, nodes: list[ast.AST]) -> dict[str, Symbol]:
+    """Imports inside a definition, which hide those of the module."""
+    found = {}
+    for one in nodes:
+        if isinstance(one, ast.ImportFrom):
+            base = module.absolute(one)
+            found.update({alias.asname or alias.name: Symbol(base, alias.name) for alias in one.names})
+    return found
+
+
+def _named(module: Module, local: dict[str, Symbol], name: str) -> Symbol | None:
+    return local.get(name) or module.imported.get(name)
