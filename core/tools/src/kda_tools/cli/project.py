@@ -113,10 +113,14 @@ def new(
     ] = None,
 ) -> None:
     """Start a new task as a copy of another one."""
-    from kda_judge.contract.tasks import find_task
+    from kda_judge.contract.tasks import checkout_root, find_task
+    from kda_tools.knowledge.watchlist import overlapping
     from kda_tools.project.new_task import new_task
 
-    path = new_task(find_task(source), name, card)
+    found, root = find_task(source), checkout_root()
+    for pull in overlapping(root, found.folder) if root is not None and card is not None else ():
+        typer.echo(f"open upstream, look at it first: {pull.line}")
+    path = new_task(found, name, card)
     typer.echo(f"{relative(path)}: read prompt.md, then config.toml, and change them first")
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from kda_judge.contract.errors import MissingRequirement, UsageError
 
-WEIGHTS = (0.0, 4.0, 1.0)
-"""Of number, title and text."""
+COLUMNS = "number UNINDEXED, weight UNINDEXED, title, text"
+WEIGHTS = (0.0, 0.0, 4.0, 1.0)
+"""Of the columns."""
 SPREAD = 12
 """Words of a snippet."""
 
@@ -24,6 +25,8 @@ class Passage:
     line: int
     title: str
     text: str
+    weight: float = 1.0
+    """What its score is multiplied by: more, where it is meant to be found first."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,16 @@ def rank(passages: Sequence[Passage], terms: str, most: int) -> list[Hit]:
         raise UsageError(f"TERMS: expected at least one word of letters or digits, got {terms!r}")
     with sqlite3.connect(":memory:") as index:
         try:
-            index.execute(
-                "CREATE VIRTUAL TABLE p USING fts5(number UNINDEXED, title, text, tokenize='porter unicode61')"
-            )
+            index.execute(f"CREATE VIRTUAL TABLE p USING fts5({COLUMNS}, tokenize='porter unicode61')")
         except sqlite3.OperationalError as error:
             raise MissingRequirement(f"SQLite of this Python: {error}; use a Python whose SQLite has FTS5") from None
-        rows = [(number, split(one.title), split(one.text)) for number, one in enumerate(passages)]
-        index.executemany("INSERT INTO p VALUES (?, ?, ?)", rows)
+        rows = [(number, one.weight, split(one.title), split(one.text)) for number, one in enumerate(passages)]
+        index.executemany("INSERT INTO p VALUES (?, ?, ?, ?)", rows)
         for joint in (" AND ", " OR "):
             query = joint.join(f'"{word}"' for word in words)
             found = index.execute(
                 f"SELECT number, snippet(p, -1, '', '', ' ... ', {SPREAD}) FROM p WHERE p MATCH ? "
-                f"ORDER BY bm25(p, {', '.join(map(str, WEIGHTS))}) LIMIT ?",
+                f"ORDER BY weight * bm25(p, {', '.join(map(str, WEIGHTS))}) LIMIT ?",
                 (query, most),
             ).fetchall()
             if found:

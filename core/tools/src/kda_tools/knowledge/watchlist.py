@@ -50,5 +50,7 @@ def load_watchlist(root: Path) -> tuple[Pull, ...]:
 
 def overlapping(root: Path, folder: str) -> tuple[Pull, ...]:
     """Those that touch what a task covers; `folder` as in `k02_rotary_embedding`."""
+    if not (pulls := load_watchlist(root)):
+        return ()
     own = {entry.id for entry in load(root) if entry.task == folder}
-    return tuple(pull for pull in load_watchlist(root) if own & set(pull.entries))
+    return tuple(pull for pull in pulls if own & set(pull.entries))

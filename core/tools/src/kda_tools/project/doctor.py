@@ -16,6 +16,7 @@ from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.provenance import git_state
 from kda_tools import __version__
+from kda_tools.knowledge.external import externals
 from kda_tools.project import preflight
 from kda_tools.project.check import Check
 
@@ -47,6 +48,7 @@ def checks() -> list[Check]:
         _tool("ncu", "profiling a kernel; not for results", TOOLKIT),
         _tool("compute-sanitizer", "looking for races and stray accesses; not for results", TOOLKIT),
         *preflight.checks(Path.cwd()),
+        *_external(),
         *_upstream(),
     ]
 
@@ -70,6 +72,19 @@ def _kda() -> Check:
         return Check("kda", False, f"{__version__}, {error}", needed_for, "mend what it names")
     where = f"commit {state.commit[:10]}{' with changes' * state.dirty}" if root else "no checkout"
     return Check("kda", True, f"{__version__}, {where}", needed_for, remedy)
+
+
+def _external() -> list[Check]:
+    """The collections of knowledge below `external/`; everything works without them."""
+    try:
+        root = checkout_root()
+    except KdaError:  # said above
+        return []
+    needed_for = "more that `kda knowledge` searches; nothing else"
+    return [
+        Check(one.path, one.present, "there" if one.present else "not fetched, optional", needed_for, one.command)
+        for one in (externals(root) if root else [])
+    ]
 
 
 def _python() -> Check:

@@ -1,0 +1,74 @@
+"""Cut skills, guides, task notes and whatever of `external/` is there into passages, one a heading, and search them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.knowledge.ranking import Hit, Passage, rank
+
+PLACES = (
+    "docs/skills/**/*.md",
+    "docs/*.md",
+    "*.md",
+    "*/*/prompt.md",
+    "*/*/docs/dispatch.md",
+    "*/*/docs/profile.md",
+    "external/*/**/*.md",
+)
+"""Where knowledge is written, as patterns below the checkout."""
+FIRST, FIRST_WEIGHT = "docs/skills/", 1.6
+"""Skills are written to be found; notes and pages hold many of their words."""
+HEADING = re.compile(r"^(#{1,6})\s+(.+?)\s*$")
+LARGEST = 1_000_000
+"""Bytes of a file that is read."""
+
+
+def passages(root: Path) -> list[Passage]:
+    """Every passage of the checkout, its title the headings above it."""
+    files = dict.fromkeys(path for pattern in PLACES for path in sorted(root.glob(pattern)))
+    return [
+        passage
+        for path in files
+        if path.is_file() and path.stat().st_size <= LARGEST
+        for passage in _cut(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8", errors="replace"))
+    ]
+
+
+def _cut(place: str, text: str) -> Iterator[Passage]:
+    """A file's passages. Its path is part of every title, since folders and files are named for what is in them."""
+    headings: list[str] = []
+    lines: list[str] = []
+    first, fenced = 1, False
+    words = re.sub(r"[/._-]+", " ", place)
+
+    def passage() -> Iterator[Passage]:
+        if body := "\n".join(lines).strip():
+            weight = FIRST_WEIGHT if place.startswith(FIRST) else 1.0
+            yield Passage(place, first, " > ".join(headings) or place, f"{body}\n{words}", weight)
+
+    for number, line in enumerate(text.splitlines(), start=1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and (match := HEADING.match(line)):
+            yield from passage()
+            depth = len(match[1])
+            headings = [*headings[: depth - 1], match[2]]
+            lines, first = [], number
+        else:
+            lines.append(line)
+    yield from passage()
+
+
+def search(root: Path, terms: str, most: int) -> list[Hit]:
+    """The passages that fit best.
+
+    Raises:
+        UsageError: none has any of the words.
+    """
+    if not (found := rank(passages(root), terms, most)):
+        raise UsageError(
+            f"{terms}: no skill, guide or note has any of these words; try other ones, or kda catalogue find"
+        )
+    return found
