@@ -23,8 +23,6 @@ from kda_tools.publish.task_notes import LINK, QUOTED
 ROOT = Path(__file__).resolve().parents[3]
 SKILLS = sorted((ROOT / "docs" / "skills").glob("*/SKILL.md"))
 PAGES = [*sorted((ROOT / "docs" / "skills").rglob("*.md")), ROOT / "AGENTS.md", ROOT / "CLAUDE.md"]
-COMING = ("kda campaign", "kda port", "kda llm", "kda why")
-"""Commands that skills describe and that are not in this checkout yet: whoever adds one takes it out of here."""
 NEEDS = "# needs: "
 """Behind a command that a test cannot run: what it needs."""
 MEASURED = re.compile(r"\b\d[\d.,]*\s?(us|µs|ms|TB/s|GB/s|TFLOP/s|dB)\b|\b\d[\d.]*(x faster|% faster)")
@@ -94,15 +92,9 @@ def test_every_command_exists(page: Path) -> None:
     lines += re.findall(r"`(kda [a-z][^`]*)`", text)
     for line in lines:
         words = shlex.split(line, comments=True)
-        if words[0] == "kda" and not line.startswith(COMING):
+        if words[0] == "kda":
             # Words in capitals and dots stand for what the reader puts there.
             assert known([word for word in words[1:] if word != "..."]), line
-
-
-def test_a_command_that_is_there_is_no_longer_coming() -> None:
-    assert [line for line in COMING if known(line.split()[1:])] == []
-    text = "".join(page.read_text() for page in PAGES)
-    assert [line for line in COMING if line not in text] == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page))], ids=lambda page: page.parent.name)

@@ -174,11 +174,10 @@ def publish(
     """Generate results, plots and tables from the ledgers."""
     from kda_judge.contract.tasks import all_tasks, checkout_root
     from kda_tools.campaign import noise_page
+    from kda_tools.knowledge import catalogue_pages
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
     from kda_tools.models import page, readme_block
-    from kda_tools.knowledge import catalogue_pages
-    from kda_tools.models import page
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
     from kda_tools.publish.generate import publish as generate
@@ -186,15 +185,12 @@ def publish(
     models = find_folder()
     changed = generate(all_tasks(), check=check, readme_blocks=readme_block.block(models) if models else {})
     if models is not None:
-    changed = generate(all_tasks(), check=check)
-    if (root := checkout_root()) is not None:
-        changed += catalogue_pages.publish(root, all_tasks(), check=check)
-    if (models := find_folder()) is not None:
         changed += page.publish(models, check=check)
     if (llms := known_llms.find_folder()) is not None:
         changed += llm_page.publish(llms, check=check)
     changed += ports_page.publish(all_tasks(), check=check)
     if (root := checkout_root()) is not None:
+        changed += catalogue_pages.publish(root, all_tasks(), check=check)
         changed += noise_page.publish(root, check)
     for line in changed:
         typer.echo(line)
