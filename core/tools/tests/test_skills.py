@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import read_toml
-from kda_judge.contract.tasks import find_tasks
+from kda_judge.contract.tasks import Task, find_tasks
 from kda_tools.cli.base import app
 from kda_tools.knowledge import external
 from kda_tools.knowledge.passages import search
-from kda_tools.publish.profile_page import ISSUING, STALLS
+from kda_tools.publish.profile_page import ISSUING, STALLS, full_md
 from kda_tools.publish.task_notes import LINK, QUOTED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,8 +132,9 @@ def test_the_pages_that_a_stall_names_have_it_among_the_top_three() -> None:
     table = (ROOT / "docs" / "skills" / "nsight" / "SKILL.md").read_text()
     for reason, rest in re.findall(r"^\| `(\w+)` \|(.+)$", table, re.MULTILINE):
         for target in re.findall(r"\]\((\S+?profile\.md)\)", rest):
-            page = ROOT / "docs" / "skills" / "nsight" / target
-            shown = re.findall(r"^\| top stalls +\|(.+)$", page.read_text(), re.MULTILINE)
+            page = (ROOT / "docs" / "skills" / "nsight" / target).resolve()
+            tables = full_md(Task(page.parents[1])) or ""
+            shown = re.findall(r"^\| top stalls +\|(.+)$", tables, re.MULTILINE)
             assert any(reason in line for line in shown), (reason, target)
 
 
