@@ -106,17 +106,31 @@ def _wheels(tasks: "Iterable[Task]", given: Iterable[Path] | None) -> dict[str, 
 
 @app.command()
 def new(
-    source: Annotated[str, typer.Argument(help="The task to copy.")],
-    name: Annotated[str, typer.Argument(help="The new op, for example gelu or llm/k01_gelu.")],
+    source: Annotated[str, typer.Argument(help="The task to copy; with --template the new op.")],
+    name: Annotated[str | None, typer.Argument(help="The new op, for example gelu or llm/k01_gelu.")] = None,
     card: Annotated[
         Path | None, typer.Option("--from-trace", metavar="CARD", help="A draft card of `kda model trace --cards`.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option("--template", metavar="NAME", help="Instead of a copy: {triton,cuda}-{silu,rmsnorm,adaln,rope}."),
+    ] = None,
 ) -> None:
-    """Start a new task as a copy of another one."""
+    """Start a new task: as a copy of another one, or of a template."""
     from kda_judge.contract.tasks import checkout_root, find_task
     from kda_tools.knowledge.watchlist import overlapping
+    from kda_tools.project.from_template import from_template
     from kda_tools.project.new_task import new_task
 
+    if template is not None:
+        if name is not None or card is not None:
+            raise UsageError("kda new --template: expected the new op alone, without a task to copy and without a card")
+        typer.echo(
+            f"{relative(from_template(template, source))}: read prompt.md, then put your op in its example's place"
+        )
+        return
+    if name is None:
+        raise UsageError("kda new: expected the task to copy and the new op's name, or --template NAME and the name")
     found, root = find_task(source), checkout_root()
     for pull in overlapping(root, found.folder) if root is not None and card is not None else ():
         typer.echo(f"open upstream, look at it first: {pull.line}")
@@ -157,8 +171,26 @@ def export(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure the GPU: copies, launches, widths; appended to docs/hardware.jsonl."),
+    ] = False,
+) -> None:
     """Show what this machine has, what is missing, and how to get it."""
+    if measure:
+        from kda_judge.contract.tasks import checkout_root
+        from kda_judge.evidence import record_log
+        from kda_tools.cli.base import command_line
+        from kda_tools.lab.measure.hardware_record import LOG
+        from kda_tools.lab.measure.run_measure import measure as run_measure
+
+        root = checkout_root()
+        if root is None:
+            raise UsageError("kda doctor --measure: expected a checkout, which keeps the record; run it inside one")
+        record_log.append(root / LOG, run_measure(command_line(), typer.echo))
+        typer.echo(f"appended to {relative(root / LOG)}; its table: kda publish")
+        return
     from kda_tools.project.doctor import checks
     from kda_tools.publish.list_views import print_checks
 
@@ -180,6 +212,7 @@ def publish(
     from kda_tools.models import page, readme_block
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
+    from kda_tools.publish import hardware_page
     from kda_tools.publish.generate import publish as generate
 
     models = find_folder()
@@ -192,6 +225,7 @@ def publish(
     if (root := checkout_root()) is not None:
         changed += catalogue_pages.publish(root, all_tasks(), check=check)
         changed += noise_page.publish(root, check)
+        changed += hardware_page.publish(root, check=check)
     for line in changed:
         typer.echo(line)
     if check and changed:

@@ -76,13 +76,8 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
     root = checkout_root()
     if root is None:
         raise UsageError("kda new: no checkout here; run it inside one, or set KDA_ROOT")
-    target = _parse(name, source, root)
+    target = claim(source.family, name, root)
     folder = root / target.family / target.folder
-    if folder.exists():
-        raise UsageError(f"kda new: {folder.relative_to(root)} exists already")
-    for task in find_tasks():
-        if task.op == target.op:
-            raise UsageError(f"kda new: op {target.op!r} is taken by {task.family}/{task.folder}; op names are unique")
     # Renamed only when complete: a half-made task would appear in every listing.
     draft = root / f".{folder.name}.new"
     shutil.rmtree(draft, ignore_errors=True)
@@ -113,13 +108,29 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
     return folder
 
 
-def _parse(name: str, source: Task, root: Path) -> Name:
+def claim(family: str, name: str, root: Path) -> Name:
+    """Where a new task `name` goes; `family` is that of names without one.
+
+    Raises:
+        UsageError: no name of a task, or it is taken.
+    """
+    target = _parse(name, family, root)
+    folder = root / target.family / target.folder
+    if folder.exists():
+        raise UsageError(f"kda new: {folder.relative_to(root)} exists already")
+    for task in find_tasks():
+        if task.op == target.op:
+            raise UsageError(f"kda new: op {target.op!r} is taken by {task.family}/{task.folder}; op names are unique")
+    return target
+
+
+def _parse(name: str, otherwise: str, root: Path) -> Name:
     match = NAME.fullmatch(name)
     if match is None or re.match(r"[a-z]\d+(_|$)", match["op"]):
         raise UsageError(
             f"kda new: NAME: expected family/kNN_op, kNN_op or op in lower case letters, digits and _, got {name!r}"
         )
-    family = match["family"] or source.family
+    family = match["family"] or otherwise
     if family in RESERVED:
         raise UsageError(f"kda new: NAME: {family!r} is no family of tasks, got {name!r}")
     numbers = _numbers(root / family)

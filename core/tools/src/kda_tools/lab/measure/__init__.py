@@ -1,0 +1,1 @@
+"""What a GPU can do for kernels of this kind, measured: `kda doctor --measure`."""

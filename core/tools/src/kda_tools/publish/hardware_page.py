@@ -1,0 +1,78 @@
+"""The measured table of the hardware guide, of the latest record of every kind of GPU. Pure functions but `publish`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kda_judge.evidence.record_log import read
+from kda_tools.lab.measure.hardware_record import LOG, HardwareRecord
+from kda_tools.publish.report import NONE, line
+from kda_tools.publish.tables import replace_block
+
+PAGE = Path("docs/skills/diffusion-kernel/references/hardware.md")
+BLOCK = "measured"
+NOTHING = "\nNothing is recorded yet: `kda doctor --measure` on an idle GPU adds a line to `docs/hardware.jsonl`.\n"
+ROWS: tuple[tuple[str, Callable[[HardwareRecord], str]], ...] = (
+    ("capability", lambda one: one.capability),
+    ("multiprocessors", lambda one: str(one.multiprocessors)),
+    ("L2, MB", lambda one: f"{one.l2_bytes / 1e6:.0f}"),
+    ("registers, warps of a multiprocessor", lambda one: f"{one.registers_per_sm}, {one.warps_per_sm}"),
+    (
+        "shared memory of a multiprocessor, of a block, KiB",
+        lambda one: f"{one.shared_bytes_per_sm / 1024:.0f}, {one.shared_bytes_per_block / 1024:.0f}",
+    ),
+    ("empty kernel behind another, us", lambda one: f"{one.empty_us:.2f}"),
+    ("... with dependent launch, us", lambda one: NONE if one.empty_pdl_us is None else f"{one.empty_pdl_us:.2f}"),
+    ("host: a launch, with one output, us", lambda one: f"{one.host_launch_us:.2f}, {one.host_output_us:.2f}"),
+    (
+        "copy of 256 MB by 4, 8, 16 bytes a thread, us",
+        lambda one: ", ".join(f"{one.widths_us[width]:.1f}" for width in ("4", "8", "16")),
+    ),
+    ("run, driver, torch, triton", _provenance),
+)
+
+
+def publish(root: Path, check: bool) -> list[str]:
+    """Make the table anew; returns the page where it changed, or with `check` where it differs."""
+    path = root / PAGE
+    if not path.is_file():
+        return []
+    old = path.read_text(encoding="utf-8")
+    new = replace_block(old, BLOCK, table(read(root / LOG, HardwareRecord)))
+    if new == old:
+        return []
+    if not check:
+        path.write_text(new, encoding="utf-8", newline="\n")
+        return [str(path)]
+    return [f"{path}: its table is not what {LOG} gives; run `kda publish`"]
+
+
+def table(records: Sequence[HardwareRecord]) -> str:
+    """One column for every kind of GPU: its latest clean record, else its latest."""
+    latest: dict[str, HardwareRecord] = {}
+    for record in records:
+        held = latest.get(record.gpu.name)
+        if held is None or _clean(record) or not _clean(held):
+            latest[record.gpu.name] = record
+    if not latest:
+        return NOTHING
+    kinds = [latest[name] for name in sorted(latest)]
+    lines = [line("", *(one.gpu.name for one in kinds)), "|---" * (len(kinds) + 1) + "|\n"]
+    lines += [line(title, *map(cell, kinds)) for title, cell in ROWS]
+    sizes = sorted({copy.bytes for one in kinds for copy in one.copies})
+    for size in sizes:
+        found = [next((copy for copy in one.copies if copy.bytes == size), None) for one in kinds]
+        cells = [f"{copy.us:.2f} us, {copy.terabytes_a_second:.2f} TB/s" if copy else NONE for copy in found]
+        lines.append(line(f"copy, {size / 1e6:g} MB read and written", *cells))
+    return "\n" + "".join(lines)
+
+
+def _clean(record: HardwareRecord) -> bool:
+    return not record.noise and not record.dirty
+
+
+def _provenance(one: HardwareRecord) -> str:
+    marks = f"; noisy: {', '.join(one.noise)}" * bool(one.noise) + "; uncommitted changes" * one.dirty
+    versions = f"{one.gpu.driver}, {one.versions['torch']}, {one.versions['triton']}"
+    return f"{one.utc}, commit {one.commit[:10]}; {versions}{marks}"

@@ -1,0 +1,113 @@
+"""Every template makes a whole task: in form, valid, tested, verified on a CPU and compiled for every target."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from core.tools.tests import test_form
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.task_import import import_path
+from kda_judge.contract.tasks import find_task, find_tasks
+from kda_tools.cli.base import app
+from kda_tools.lab.inspect.aot import compile_task
+from kda_tools.project.from_template import NAMES, from_template
+from kda_tools.project.new_task import IGNORED
+from kda_tools.project.validate import problems, remarks
+from kda_tools.publish.generate import publish
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one task."""
+    packages = [f"core/{one}/pyproject.toml" for one in ("runtime", "judge", "tools")]
+    for name in ("noxfile.py", "pyproject.toml", "README.md", "diffusion/README.md", *packages):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for one in ("runtime", "judge", "tools"):  # ruff sorts imports by what it finds there
+        (tmp_path / "core" / one / "src").symlink_to(ROOT / "core" / one / "src")
+    copied = Path("diffusion") / "k03_qknorm_rope"
+    shutil.copytree(ROOT / copied, tmp_path / copied, ignore=IGNORED)
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    publish(find_tasks(), check=False)
+    return tmp_path
+
+
+def run(checkout: Path, *command: str, **more: str) -> str:
+    env = {**os.environ, "PYTHONPATH": import_path(), "KDA_ROOT": str(checkout), **more}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=checkout, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_every_template_is_a_whole_task(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ruff")
+    for template in NAMES:
+        from_template(template, f"my_{template.replace('-', '_')}")
+    tasks = [task for task in find_tasks() if task.op.startswith("my_")]
+    assert len(tasks) == len(NAMES) == 8
+    source = find_task("qknorm_rope")
+    monkeypatch.setattr(test_form, "TASKS", [source, *tasks])
+    for task in tasks:
+        assert problems(task) == []
+        assert remarks(task) == []
+        for ask in (
+            test_form.test_files,
+            test_form.test_card,
+            test_form.test_notes_on_dispatch,
+            test_form.test_contract,
+        ):
+            ask(task)
+        test_form.test_solution(task)
+        assert "@" not in "".join(path.read_text() for path in task.path.rglob("*.md"))
+    test_form.test_packages()
+    test_form.test_cards_say_in_the_same_words_how_to_work()
+    places = [str(task.path.relative_to(checkout)) for task in tasks]
+    run(checkout, "-m", "ruff", "check", "-q", *places)
+    run(checkout, "-m", "ruff", "format", "-q", "--check", *places)
+    said = run(checkout, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *places, TRITON_INTERPRET="1")
+    assert "failed" not in said
+    assert "skipped" not in said
+    for task in tasks:
+        if "cuda" in task.op and shutil.which("nvcc") is None:
+            continue
+        compiled = compile_task(task, task.workloads, ["sm_90a"])
+        assert compiled
+        assert [kernel.spill_bytes for kernel in compiled] == [0] * len(compiled)
+        for kernel in compiled:  # 16 bytes a thread: an alignment that the compiler does not see would split them
+            assert 16 in {width for width, _ in kernel.code.loads}, (task.op, kernel.code.loads)
+
+
+def test_the_command_and_a_run_of_the_judge(checkout: Path) -> None:
+    done = CliRunner().invoke(app, ["new", "--template", "triton-adaln", "my_ada"], catch_exceptions=False)
+    assert done.output.startswith("diffusion/k04_my_ada: read prompt.md")
+    said = run(
+        checkout, "-m", "kda_tools", "bench", "my_ada", "--generations", "1", "--device", "cpu", "--rows", "*512*"
+    )
+    assert "CORRECT" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["new", "--template", "triton-gelu", "x"], "expected one of triton-silu, triton-rmsnorm"),
+        (["new", "--template", "triton-silu", "qknorm_rope"], "op 'qknorm_rope' is taken by"),
+        (["new", "--template", "triton-silu", "My-Op"], "expected family/kNN_op"),
+        (["new", "--template", "triton-silu", "a", "b"], "expected the new op alone"),
+        (["new", "qknorm_rope"], "expected the task to copy and the new op's name"),
+    ],
+)
+def test_bad_words_are_named(checkout: Path, words: list[str], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert len(find_tasks()) == 1
