@@ -13,6 +13,14 @@ from kda_tools.publish.tables import replace_block
 PAGE = Path("docs/skills/diffusion-kernel/references/hardware.md")
 BLOCK = "measured"
 NOTHING = "\nNothing is recorded yet: `kda doctor --measure` on an idle GPU adds a line to `docs/hardware.jsonl`.\n"
+
+
+def _provenance(one: HardwareRecord) -> str:
+    marks = f"; noisy: {', '.join(one.noise)}" * bool(one.noise) + "; uncommitted changes" * one.dirty
+    versions = f"{one.gpu.driver}, {one.versions['torch']}, {one.versions['triton']}"
+    return f"{one.utc}, commit {one.commit[:10]}; {versions}{marks}"
+
+
 ROWS: tuple[tuple[str, Callable[[HardwareRecord], str]], ...] = (
     ("capability", lambda one: one.capability),
     ("multiprocessors", lambda one: str(one.multiprocessors)),
@@ -70,9 +78,3 @@ def table(records: Sequence[HardwareRecord]) -> str:
 
 def _clean(record: HardwareRecord) -> bool:
     return not record.noise and not record.dirty
-
-
-def _provenance(one: HardwareRecord) -> str:
-    marks = f"; noisy: {', '.join(one.noise)}" * bool(one.noise) + "; uncommitted changes" * one.dirty
-    versions = f"{one.gpu.driver}, {one.versions['torch']}, {one.versions['triton']}"
-    return f"{one.utc}, commit {one.commit[:10]}; {versions}{marks}"
