@@ -55,6 +55,7 @@ def test_front_matter(page: Path) -> None:
     match = re.match(r"---\nname: ([a-z0-9-]{1,64})\ndescription: (.+)\n---\n\n# \S", text)
     assert match, "expected name and description between two lines of ---, then the title"
     assert match[1] == page.parent.name
+    assert ": " not in match[2], "no YAML: agents would not load it"
     assert 40 <= len(match[2]) <= 1024
     assert len(text.split()) < 900, "a skill is short: move details to references/"
 

@@ -30,6 +30,7 @@ REMEDY = "pip install -e 'core[plots,site]'"
 START, INDEX = Path("README.md"), Path("index.md")
 """The repository's README becomes the start page."""
 GUIDES = ("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
+SKILLS = ("AGENTS.md", "docs/skills/*/SKILL.md", "docs/skills/*/references/*.md")
 LLMS = "llm/docs/*.md"
 """The generated pages of language models."""
 ROWS = Path("rows.md")
@@ -101,9 +102,11 @@ def build(out: Path) -> int:
 
 def _staged(root: Path, ledgers: Ledgers) -> Pages:
     """Every page at its document's place in the repository, so that the links between documents hold."""
-    guides = [path.relative_to(root) for pattern in GUIDES for path in sorted(root.glob(pattern))]
-    llms = [path.relative_to(root) for path in sorted(root.glob(LLMS))]
-    staged = {path: _text(root / path) for path in (*guides, *llms)}
+    guides, skills, llms = (
+        [path.relative_to(root) for pattern in patterns for path in sorted(root.glob(pattern))]
+        for patterns in (GUIDES, SKILLS, (LLMS,))
+    )
+    staged = {path: _text(root / path) for path in (*guides, *skills, *llms)}
     shelves = {}
     for family in sorted({task.family for task, _ in ledgers}):
         members = [(task, records) for task, records in ledgers if task.family == family]
@@ -127,7 +130,13 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
     staged |= {**models, ROWS: overview_pages.rows_page(ledgers)}
     start = replace_block(_text(root / START), "results", overview_pages.landing(ledgers))
     steps_page = [STEPS] * (STEPS in staged)
-    shelves = {"Results": [ROWS], **shelves, "Models": [*models, *steps_page, *llms], "Guides": guides}
+    shelves = {
+        "Results": [ROWS],
+        **shelves,
+        "Models": [*models, *steps_page, *llms],
+        "Guides": guides,
+        "Skills": skills,
+    }
     for caption, places in shelves.items():
         start += _contents(caption, places)
     return {INDEX: wide(start), **staged}
