@@ -1,6 +1,7 @@
 """Every template makes a whole task: in form, valid, tested, verified on a CPU and compiled for every target."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,9 +44,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(checkout: Path, *command: str, **more: str) -> str:
     env = {**os.environ, "PYTHONPATH": import_path(), "KDA_ROOT": str(checkout), **more}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=checkout, env=env, capture_output=True, text=True, check=False
-    )
+    words = [sys.executable, *command]
+    done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -78,6 +78,12 @@ def test_every_template_is_a_whole_task(checkout: Path, monkeypatch: pytest.Monk
     said = run(checkout, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *places, TRITON_INTERPRET="1")
     assert "failed" not in said
     assert "skipped" not in said
+    # What every task has to do: tracing, graphs, plans, gradients and errors. Those tests take the tasks beside them.
+    for tests in ("core/tools/tests", "core/judge/tests"):
+        shutil.copytree(ROOT / tests, checkout / tests, ignore=IGNORED)
+    whole = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "core/tools/tests/test_conformance.py")
+    said = run(checkout, *whole, "-k", "silu-e or rms_norm-e or adaln-e or rope-e or silu-1x or adaln-1x")
+    assert int(re.search(r"(\d+) passed", said)[1]) > 60  # type: ignore[index]
     for task in tasks:
         if "cuda" in task.op and shutil.which("nvcc") is None:
             continue
