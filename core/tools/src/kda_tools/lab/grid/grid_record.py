@@ -137,7 +137,7 @@ def runs(task: Task) -> list[GridRecord]:
         if record.run_id in seen:
             raise LedgerError(f"{log(task)}:{number}: run {record.run_id} is there twice; remove the copy")
         seen.add(record.run_id)
-    return sorted(records, key=lambda record: (record.utc, record.run_id))
+    return sorted(records, key=lambda record: record.utc)  # within one second as they were appended
 
 
 def fingerprint(ids: Iterable[str]) -> str:
