@@ -9,6 +9,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.evidence import record_log
 from kda_tools.campaign.simulate import FILE, Simulation, decision_hash
 from kda_tools.publish.tables import replace_block
+from kda_tools.publish.write_pages import write_pages
 
 PAGE = "campaigns.md"
 BLOCK = "false-keeps"
@@ -28,14 +29,9 @@ def publish(root: Path, check: bool) -> list[str]:
         return []
     text = page.read_text(encoding="utf-8")
     try:
-        wanted = replace_block(text, BLOCK, table_md(records[-1]))
+        return write_pages({page: replace_block(text, BLOCK, table_md(records[-1]))}, check)
     except ValueError as error:
         raise UsageError(f"{page}: {error}") from None
-    if wanted == text:
-        return []
-    if not check:
-        page.write_text(wanted, encoding="utf-8")
-    return [f"{page}: differs from {FILE}; run `kda publish`" if check else str(page)]
 
 
 def table_md(simulation: Simulation) -> str:

@@ -18,6 +18,7 @@ from kda_tools.llm.kernel_cards import Worth, judge, worth
 from kda_tools.llm.known_llms import KnownLlms, Llm
 from kda_tools.llm.load_record import LoadRecord
 from kda_tools.publish import figures
+from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces import catalogue
 from kda_tools.traces.kernel_classes import KernelClass
 
@@ -50,16 +51,8 @@ def publish(folder: Path, check: bool) -> list[str]:
         LedgerError: a broken line of a record.
         MissingRequirement: a picture is to be drawn, and matplotlib is missing.
     """
-    docs, changed = folder / "docs", []
-    wanted = contents(folder)
-    for name, text in wanted.items():
-        path = docs / name
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            continue
-        changed.append(f"{path}: differs; run `kda publish`" if check else str(path))
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+    docs, wanted = folder / "docs", contents(folder)
+    changed = write_pages({docs / name: text for name, text in wanted.items()}, check)
     for path in sorted([*docs.glob("*.md"), *docs.glob("plots/*.svg")]):
         if path.relative_to(docs).as_posix() not in wanted:
             changed.append(f"{path}: nothing gives this page any more; remove it")

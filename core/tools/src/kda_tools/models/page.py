@@ -14,6 +14,7 @@ from kda_tools.models.run_step import hashes
 from kda_tools.models.step_record import BOUND, StepRecord, log
 from kda_tools.models.views import UNTIMED, facts, heading, on_gpu, timing
 from kda_tools.publish import figures
+from kda_tools.publish.write_pages import write_pages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,17 +53,7 @@ def publish(folder: Path, check: bool) -> list[str]:
     for record in records:
         if wrong := claims(record):
             raise LedgerError(f"{log(folder)}: run {record.run_id}: {wrong}")
-    docs, changed = folder / "docs", []
-    wanted = contents(records, folder)
-    for name, text in wanted.items():
-        path = docs / name
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            continue
-        changed.append(f"{path}: differs; run `kda publish`" if check else str(path))
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    return changed
+    return write_pages({folder / "docs" / name: text for name, text in contents(records, folder).items()}, check)
 
 
 def claims(record: StepRecord) -> str | None:

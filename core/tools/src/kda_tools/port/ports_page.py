@@ -9,24 +9,15 @@ from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
 from kda_tools.publish.report import line, median, microseconds
+from kda_tools.publish.write_pages import write_pages
 
 INTRODUCTION = "Ports of this task's solution to SGLang, each measured beside the other arms. Made by `kda publish`.\n"
 
 
 def publish(tasks: Iterable[Task], check: bool) -> list[str]:
     """Write the page of every task that has a measured port; what changed, or with `check` would, one line each."""
-    changed = []
-    for task in tasks:
-        found = records(task)
-        path = task.path / "docs" / "ports.md"
-        if not found:
-            continue
-        text = page_md(task, found)
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            changed.append(f"{path}: {'not what docs/ports.jsonl gives' if check else 'written'}")
-            if not check:
-                path.write_text(text, encoding="utf-8")
-    return changed
+    made = [(task, records(task)) for task in tasks]
+    return write_pages({task.path / "docs" / "ports.md": page_md(task, found) for task, found in made if found}, check)
 
 
 def page_md(task: Task, found: list[PortRecord]) -> str:

@@ -1,7 +1,7 @@
 """Make every generated file from the ledgers, or compare them: results, plots, upstream source, and the tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby
 from pathlib import Path
 
 from kda_judge.contract.errors import LedgerError, UsageError
@@ -20,6 +20,7 @@ from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME, rows_csv, rows_json
 from kda_tools.publish.tables import Ledgers, replace_block, top_table_md
 from kda_tools.publish.task_claims import problems
 from kda_tools.publish.task_notes import foreign_lines, foreign_records
+from kda_tools.publish.write_pages import write_pages
 
 DIGESTS = {
     "grid.md": grid_digest.digest_md,
@@ -52,15 +53,7 @@ def publish(
             _demand_true_numbers(task, records)
     with unchanged_files():
         wanted = dict(_contents(ledgers, draw, readme_blocks or {}))
-    found = []
-    for path, content in wanted.items():
-        old = path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else None
-        if old == content:
-            continue
-        found.append(_difference(path, old, content) if check else str(path))
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8", newline="\n")
+    found = write_pages(wanted, check)
     for path in _leftovers(tasks, wanted) if draw else ():
         found.append(f"{path}: no published run gives this plot; run `{COMMAND}`" if check else f"{path}: removed")
         if not check:
@@ -140,13 +133,3 @@ def _baseline_source(task: Task) -> str:
     parts = [baseline_source(pin, task.path / pin.files).rstrip() for pin in task.config.upstream.values()]
     body = "\n\n".join(parts) or "This task stands on no upstream release."
     return f"{HEADER}\n# Where the upstream arms of {task.folder} come from\n\n{body}\n"
-
-
-def _difference(path: Path, old: str | None, new: str) -> str:
-    if old is None:
-        return f"{path}: file not found; run `{COMMAND}`"
-    lines = zip_longest(old.splitlines(), new.splitlines(), fillvalue="(end of file)")
-    for number, (got, expected) in enumerate(lines, start=1):
-        if got != expected:
-            return f"{path}:{number}: expected {expected!r}, got {got!r}; run `{COMMAND}`"
-    return f"{path}: differs in line endings or the newline at its end; run `{COMMAND}`"

@@ -9,6 +9,7 @@ from kda_judge.evidence.record_log import read
 from kda_tools.lab.measure.hardware_record import LOG, HardwareRecord
 from kda_tools.publish.report import NONE, line
 from kda_tools.publish.tables import replace_block
+from kda_tools.publish.write_pages import write_pages
 
 PAGE = Path("docs/skills/diffusion-kernel/references/hardware.md")
 BLOCK = "measured"
@@ -47,13 +48,7 @@ def publish(root: Path, check: bool) -> list[str]:
     if not path.is_file():
         return []
     old = path.read_text(encoding="utf-8")
-    new = replace_block(old, BLOCK, table(read(root / LOG, HardwareRecord)))
-    if new == old:
-        return []
-    if not check:
-        path.write_text(new, encoding="utf-8", newline="\n")
-        return [str(path)]
-    return [f"{path}: its table is not what {LOG} gives; run `kda publish`"]
+    return write_pages({path: replace_block(old, BLOCK, table(read(root / LOG, HardwareRecord)))}, check)
 
 
 def table(records: Sequence[HardwareRecord]) -> str:
