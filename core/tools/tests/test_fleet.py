@@ -14,7 +14,7 @@ from core.judge.tests.records_factory import gpu_reading, make_checkout, make_re
 from core.tools.tests import test_grid_records as grids
 from core.tools.tests import test_tune as sweeps
 from kda_judge.contract.errors import ArmFailed, LedgerError, UsageError
-from kda_judge.contract.tasks import Task
+from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Metric, Repeat
 from kda_tools.fleet import interference
@@ -31,6 +31,7 @@ from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.fleet.schedule import Schedule
 from kda_tools.lab.adversaries.table import ADVERSARIES
 from kda_tools.lab.grid import grid_record
+from kda_tools.lab.tune import run_sweep
 from kda_tools.publish.report import publishable
 
 PIECES = [Piece(id=name, subject="fake") for name in "abc"]
@@ -92,6 +93,17 @@ def test_a_bench_is_split_by_task_or_by_rows_that_join(task: Task) -> None:
     assert [piece.items for piece in halves] == [("small-4x8",), ("large-512x8",)]
     assert plan(order(parts=9), 4)[0].id == "fake 1/2"
     assert plan(order(rows=("large*",)), 1)[0].items == ("large-512x8",)
+
+
+def test_a_sweep_is_split_by_rows_whose_candidates_stay_together() -> None:
+    pieces = plan(order(Job.TUNE, "group_norm_silu"), 2)
+    asked = run_sweep.plan(run_sweep.Request(find_task("group_norm_silu"), device="cpu"))
+    swept = Counter(item for piece in pieces for item in piece.items)
+    assert set(swept) == {trial.row.id for trial in asked.trials}
+    assert set(swept.values()) == {1}
+    assert len(pieces) >= 2
+    one = plan(order(Job.TUNE, "group_norm_silu", rows=(pieces[0].items[0],)), 2)
+    assert [piece.items for piece in one] == [(pieces[0].items[0],)]
 
 
 def test_a_name_that_is_none(task: Task) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools import cli
 from kda_tools.fleet import ray_pool
+from kda_tools.fleet.checkout import SOURCES as CHECKOUT_SOURCES
 from kda_tools.fleet.open_run import Wish
 from kda_tools.fleet.pieces import Job
 from kda_tools.fleet.run_fleet import run
@@ -36,6 +39,7 @@ thin = list
 """
 PIECE = b"kda_tools.fleet.piece_process"
 SOURCES = import_path()
+ROOT = Path(__file__).parents[3]
 
 
 def fleet(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -91,6 +95,35 @@ def test_a_grid_on_two_workers_of_which_one_is_killed(checkout: Path, monkeypatc
     edited.write_text(edited.read_text() + "\n")
     with pytest.raises(UsageError, match="the files of axpy are not those that it was begun with"):
         run(Wish(job=Job.VALIDATE, resume=out))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def test_a_cluster_that_is_reached_by_rays_client_gets_the_commit(checkout: Path) -> None:
+    """The workers have no checkout of their own: the archive of the commit is all that they run."""
+    from ray.cluster_utils import Cluster
+
+    for folder in CHECKOUT_SOURCES:
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / ".gitignore").write_text("__pycache__/\n")
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "toys")):
+        subprocess.run(["git", "-c", "user.name=Tests", "-c", "user.email=tests@example.org", *command], check=True)
+    port = free_port()
+    head = {"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        running = fleet(checkout, "validate", "axpy", "--address", f"ray://127.0.0.1:{port}", "--out", "../run")
+        said, err = running.communicate(timeout=200)
+    finally:
+        running.kill()
+        cluster.shutdown()
+    assert running.returncode == ExitCode.OK, err
+    assert "axpy: 2 of 2 rows agree with the oracle, on the CPU" in said
 
 
 @pytest.mark.parametrize(
