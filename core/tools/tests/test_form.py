@@ -21,13 +21,14 @@ CARD = ["The maths", "The shapes", "What counts", "How to work", "The envelope",
 DISPATCH = [
     "Paths",
     "The kernels?",
+    "Techniques",
     "Configurations",
     "What bounds it",
     "Tried in vain",
     "The plain path",
     "Beside upstream",
 ]
-PAGES = 1250
+PAGES = 1350
 """Words of notes on dispatch, two pages with their tables: what else there was to say is in the history."""
 TABLES = ["task", "ops", "upstream", "arms", "tolerance", "targets", "bench", "cpu"]
 ARMS = ["baseline", "upstream_latest", "solution", "", "eager", "compile"]
@@ -87,6 +88,10 @@ def test_notes_on_dispatch(task):
     assert len(found) == len(DISPATCH)
     assert_in_order(found, DISPATCH)
     assert sum(word != "|" for word in text.split()) <= PAGES
+    head, _, *rows = text.partition("## Techniques\n\n")[2].partition("\n\n")[0].splitlines()
+    assert head == "| technique | where | guided by |"
+    assert rows
+    assert all(re.fullmatch(r"\| [^|]+ \| \[[^|]+\]\([^|]+\) \| [^|]+ \|", row) for row in rows), rows
 
 
 @every_task
