@@ -19,6 +19,7 @@ import pytest
 from core.tools.tests.trace_factory import GEMM, H200, Trace
 from kda_judge.arms import upstream
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
+from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence import record_log
 from kda_tools import cli
 from kda_tools.llm import (
@@ -70,6 +71,15 @@ def test_the_priority_models_are_there_and_captured_ones_can_be_built() -> None:
     for key, value in tiny.model_dump(exclude_none=True, exclude_defaults=True).items():
         if (theirs := pairs.get(key, key)) in written:
             assert written[theirs] == value, key
+
+
+def test_every_model_behind_the_rows_of_a_language_task_is_known() -> None:
+    """A row that names no model of models.toml would be on no page."""
+    tasks = [task for task in find_tasks() if task.family == known_llms.FOLDER.name]
+    for task in tasks:
+        behind = {model for row in task.workloads for model in row.models}
+        assert behind <= set(KNOWN.models), task.folder
+        assert behind <= set(task.config.task.models), task.folder
 
 
 @pytest.mark.parametrize(
