@@ -19,7 +19,7 @@ from kda_tools import cli
 from kda_tools.port import insertions, package_files, port_task
 from kda_tools.port.check_port import check_syntax
 from kda_tools.port.insertions import Insertion, Patch
-from kda_tools.port.layouts import Layout, Tree, find_tree, pin_of
+from kda_tools.port.layouts import FAMILY, Layout, Tree, find_tree, pin_of
 from kda_tools.port.package_files import KERNEL
 from kda_tools.port.port_task import Port, make_port
 from kda_tools.port.ported_arm import write_arm
@@ -29,7 +29,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cutlass")
 
-TASKS = [task.op for task in all_tasks()]
+TASKS = [task.op for task in all_tasks() if task.family == FAMILY]
 WANTED = ("sglang/kernels/", "sglang/jit_kernel/", "sglang/multimodal_gen/", "sglang/srt/", "sglang/test/ci/")
 
 
@@ -170,10 +170,16 @@ def test_a_release_whose_numerics_are_promised_exactly(releases: dict[Layout, Pa
         make_port(Task(task.path), find_tree(releases[Layout.FACADE]))
 
 
-def copied(op: str, folder: Path) -> Task:
+def test_a_task_of_another_family(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    task = copied("qknorm_rope", tmp_path, family="llm")
+    with pytest.raises(UsageError, match=r"expected a task of diffusion/.*got one of llm/; `kda export"):
+        make_port(task, find_tree(releases[Layout.FACADE]))
+
+
+def copied(op: str, folder: Path, family: str = FAMILY) -> Task:
     """A copy of a task that may be changed."""
     original = find_task(op).path
-    copy = folder / "diffusion" / original.name
+    copy = folder / family / original.name
     shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
     return Task(copy)
 

@@ -12,6 +12,8 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
 
+FAMILY = "diffusion"
+"""The family of tasks whose places in a tree are known."""
 FACADE = "sglang/kernels/ops/diffusion/__init__.py"
 """The import surface and the registry's entries, where a release has one."""
 

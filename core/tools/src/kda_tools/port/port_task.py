@@ -10,7 +10,7 @@ from kda_judge.contract.tasks import Task
 from kda_tools.port.dispatch_edit import dispatch
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch
-from kda_tools.port.layouts import Layout, Tree, hosts, locked, module_path
+from kda_tools.port.layouts import FAMILY, Layout, Tree, hosts, locked, module_path
 from kda_tools.port.package_files import dispatched, package_files
 from kda_tools.port.proof_files import proof_files
 
@@ -39,8 +39,13 @@ def make_port(task: Task, tree: Tree) -> Port:
     """The patch; nothing is written.
 
     Raises:
-        UsageError: the tree is not what it has to be for this task; names the file.
+        UsageError: the task is of another family, or the tree is not what it has to be for it; names the file.
     """
+    if task.family != FAMILY:
+        raise UsageError(
+            f"{task.folder}: expected a task of {FAMILY}/, whose places and quality levels in SGLang are known here, "
+            f"got one of {task.family}/; `kda export {task.op}` gives its kernels as files of their own"
+        )
     found = hosts(task, tree)
     new = not found
     if new and tree.layout is not Layout.FACADE:
