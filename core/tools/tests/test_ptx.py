@@ -14,7 +14,6 @@ from core.tools.tests.every_task import TASKS
 from core.tools.tests.test_conformance import Case
 from kda_judge.arms.input_values import Family, make
 from kda_judge.contract.workloads import shrink
-from kda_judge.judge.correctness import compare
 from kda_runtime.tuned_table import Table
 from kda_tools.lab.inspect.arm_alone import with_strides
 from kda_tools.lab.ptx import kernels
@@ -64,9 +63,7 @@ def check(case, family=Family.NORMAL, options=DEFAULT):
     with torch.no_grad(), on_the_machine(case.task, options) as launched:
         got = case.call(arguments)
     assert launched
-    for name, out, expected in zip(op.outputs, got, want, strict=True):
-        tolerance = case.task.config.tolerance[str(out.dtype).removeprefix("torch.")]
-        assert compare(name, out, expected, tolerance, family.magnitude).failure is None
+    case.assert_close(got, want, family.magnitude)
     for name, value in kept.items():
         assert name in case.row.inplace or torch.equal(arguments[name], value)
     return launched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,17 @@ def callable_of(module: ModuleType, arm: ArmSpec, op: str) -> Callable[..., Any]
         torch.compiler.reset()  # past the recompile limit Dynamo would silently run eagerly
         found = torch.compile(found)
     return found
+
+
+def tensors_first(function: Callable[..., Any], names: Sequence[str], by_name: bool) -> Callable[..., Any]:
+    """`function`, or where tensors are passed `by_name` a function that takes them in the order of `names`."""
+    if not by_name:
+        return function
+
+    def call(*tensors: Any, **scalars: Any) -> Any:
+        return function(**dict(zip(names, tensors, strict=True)), **scalars)
+
+    return call
 
 
 def replay_launches() -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from types import MethodType
 from typing import Any
 
 from kda_judge.arms.arena import attach, view
-from kda_judge.arms.arm_import import callable_of, import_arm
+from kda_judge.arms.arm_import import callable_of, import_arm, tensors_first
 from kda_judge.arms.process_tree import supervise
 from kda_judge.arms.protocol import (
     ArmSpec,
@@ -111,7 +111,8 @@ class Worker:
 
             op, device_op = floors(spec, self._spec.device)
         else:
-            op = device_op = callable_of(self._module, self._spec, spec.op)
+            found = callable_of(self._module, self._spec, spec.op)
+            op = device_op = tensors_first(found, tuple(spec.sets[0]), spec.by_name)
         self._open = OpenRow(spec, sets, canary, slices, op, device_op)
         return Ready()
 

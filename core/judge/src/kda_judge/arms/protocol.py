@@ -77,6 +77,8 @@ class RowSpec(Strict):
     outputs: tuple[Place, ...]
     """Where the worker copies returned tensors, as the op's contract says they must look."""
     returns_none: bool
+    by_name: bool = False
+    """Tensors are passed by keyword."""
     traffic: Traffic
 
 

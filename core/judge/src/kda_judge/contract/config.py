@@ -78,8 +78,10 @@ class Op(Strict):
     """Output name -> input whose shape and dtype it has (contiguous). Not for in-place outputs."""
     per_row: tuple[str, ...] = ()
     """Outputs that are like no input: every row says their shape and dtype, as `outputs.NAME` (contiguous)."""
-    returns: Literal["outputs", "none"] = "outputs"
-    """What the callable returns; in-place upstream ops return None."""
+    returns: Literal["outputs", "none", "argument"] = "outputs"
+    """What the callable returns. In place: None, or the one tensor that it wrote into (`argument`)."""
+    by_name: bool = False
+    """Tensors are passed by keyword, as scalars are: in upstream's signature a scalar stands before one of them."""
     rules: dict[str, Rule] = {}
     """Output -> how it is judged where that is not by a tolerance alone."""
     pools: dict[str, str] = {}
@@ -107,7 +109,9 @@ class Op(Strict):
                         f"`per_row`"
                     )
         if self.returns == "outputs" and any(name in self.inputs for name in self.outputs):
-            raise ValueError("an op that works in place must return nothing: returns = 'none'")
+            raise ValueError("an op that works in place must return nothing, or what it wrote: returns = 'none'")
+        if self.returns == "argument" and not (len(self.outputs) == 1 and self.outputs[0] in self.inputs):
+            raise ValueError(f"returns = 'argument': expected one output, an input, got {list(self.outputs)}")
         for name in self.rules:
             if name not in self.outputs:
                 raise ValueError(f"rules names {name!r}: expected one of the outputs, {list(self.outputs)}")

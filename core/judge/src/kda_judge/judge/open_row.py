@@ -144,6 +144,7 @@ class Case:
             inplace=row.inplace,
             outputs=outputs,
             returns_none=op.returns == "none",
+            by_name=op.by_name,
             traffic=moved,
         )
         return cls(row, op, device, Arena(plan, device), spec, placed, sliced)
@@ -237,6 +238,11 @@ class Case:
     def _form(self, called: Called) -> str | None:
         """What is wrong with the form of the returned value, or None."""
         want = self.spec.outputs
+        if self.op.returns == "argument":
+            written = self.row.inputs[self.op.outputs[0]]
+            shapes = [(got.in_arena, got.shape, got.dtype) for got in called.outputs]
+            fits = shapes == [(True, written.shape, written.dtype)]
+            return None if fits else f"expected {self.op.outputs[0]!r}, which it wrote into, got {called.returned}"
         if self.spec.returns_none:
             return (
                 None if called.returned == "None" else f"expected None (the op works in place), got {called.returned}"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kda_judge.arms.arm_import import callable_of, import_arm
+from kda_judge.arms.arm_import import callable_of, import_arm, tensors_first
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.contract.strict_models import Strict
@@ -29,6 +29,8 @@ class Visit(Strict):
     row: Workload
     inputs: tuple[str, ...]
     """The op's tensor arguments in positional order; those that the row leaves out are passed as None."""
+    by_name: bool = False
+    """They are passed by keyword."""
 
 
 class Job(Strict):
@@ -52,7 +54,7 @@ def run(job: Job, done: Path) -> None:
     module = import_arm(job.arm)
     with torch.no_grad():
         for visit in job.visits:
-            op = callable_of(module, job.arm, visit.row.op)
+            op = tensors_first(callable_of(module, job.arm, visit.row.op), visit.inputs, visit.by_name)
             sets = {number: _arguments(visit, number, job) for number in sorted(set(job.order))}
             for position, number in enumerate(job.order):
                 marked = job.mark_last and cuda and position == len(job.order) - 1

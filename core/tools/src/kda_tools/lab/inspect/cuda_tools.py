@@ -73,7 +73,8 @@ def version(tool: Path) -> str:
 
 def visits(session: Session, rows: Sequence[Workload]) -> tuple[Visit, ...]:
     """`rows` as the arm's process wants them."""
-    return tuple(Visit(row=row, inputs=session.config.ops[row.op].inputs) for row in rows)
+    ops = session.config.ops
+    return tuple(Visit(row=row, inputs=ops[row.op].inputs, by_name=ops[row.op].by_name) for row in rows)
 
 
 def run_below(command: Sequence[str], session: Session, job: Job, environment: dict[str, str]) -> Ran:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kda_judge.arms.arm_import import tensors_first
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import Traffic
 from kda_judge.contract.errors import UsageError
@@ -216,7 +217,8 @@ class _Attempt:
         self._expected = ask_oracle(load_reference(task), self._op, trial.row, self._values)
         places = case.input_sets[0]
         self._arguments = [case.arena.view(places[name]) if name in places else None for name in self._op.inputs]
-        self._call = functools.partial(getattr(module, trial.row.op), *self._arguments, **trial.row.scalars)
+        op = tensors_first(getattr(module, trial.row.op), self._op.inputs, self._op.by_name)
+        self._call = functools.partial(op, *self._arguments, **trial.row.scalars)
 
     def prepare(self, place: int, watch: Stopwatch) -> Sample | str:
         """How to time candidate `place`, or why it is wrong."""

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def main(task: Task, export: Path) -> dict[str, int]:
     """
     import torch
 
+    from kda_judge.arms.arm_import import tensors_first
     from kda_judge.arms.input_values import Family, make
     from kda_tools.lab.inspect.arm_alone import with_strides
 
@@ -71,8 +73,9 @@ def main(task: Task, export: Path) -> dict[str, int]:
         for side in (ours, theirs):
             arguments = [with_strides(values[n], row.inputs[n], device) if n in values else None for n in op.inputs]
             if side is ours:
-                kernels += side.why_not(row.op, *arguments, **row.scalars) is None
-            made = getattr(side, row.op)(*arguments, **row.scalars)
+                why_not = tensors_first(partial(side.why_not, row.op), op.inputs, op.by_name)
+                kernels += why_not(*arguments, **row.scalars) is None
+            made = tensors_first(getattr(side, row.op), op.inputs, op.by_name)(*arguments, **row.scalars)
             outputs = list(made) if isinstance(made, tuple) else [made]
             given = dict(zip(op.inputs, arguments, strict=True))
             results.append([given[name] for name in row.inplace] if row.inplace else outputs)
