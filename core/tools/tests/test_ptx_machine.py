@@ -371,6 +371,28 @@ def test_atomic_operations_are_one_after_the_other(order):
     assert run(exchange, np.full(32, 9, U32)).tolist() == [9, *range(31)]
 
 
+COUNT = """
+    mov.u32 %r5, smem;
+    setp.eq.u32 %p1, %r20, 0;
+    @%p1 st.shared.b32 [%r5], 5;
+    {before}
+    atom.shared.cta.add.u32 %r11, [%r5], 1;
+    {behind}
+    ld.shared.b32 %r12, [%r5];
+"""
+
+
+def test_atomic_operations_in_shared_memory():
+    body = COUNT.format(before="bar.sync 0;", behind="bar.sync 0;")
+    got = run(body, np.zeros(64, U32), words_out=2, threads=64, shared=4)
+    assert got[0].tolist() == list(range(5, 69))
+    assert got[1].tolist() == [69] * 64
+    with pytest.raises(PtxError, match=r"atom.* a race: thread 1 of the run changes what thread 0 of the run wrote"):
+        run(COUNT.format(before="", behind="bar.sync 0;"), np.zeros(64, U32), words_out=2, threads=64, shared=4)
+    with pytest.raises(PtxError, match=r"ld.* a race: thread 0 of the run reads what thread one or more of the run"):
+        run(COUNT.format(before="bar.sync 0;", behind=""), np.zeros(64, U32), words_out=2, threads=64, shared=4)
+
+
 WAITING = """
     mov.u32 %r11, 7;
     setp.ne.u32 %p1, %r21, 0;

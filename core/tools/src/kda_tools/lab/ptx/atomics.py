@@ -1,4 +1,4 @@
-"""Instructions that read, change and write global memory at once, loads that ask memory anew, and sums over a warp."""
+"""Instructions that read, change and write memory at once, loads that ask memory anew, and sums over a warp."""
 
 import re
 from collections.abc import Callable
@@ -25,10 +25,10 @@ CHANGE: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-@opcode(rf"atom{ORDER}(?:\.global)?{SCOPE}{ORDER}\.(add|exch|min|max)\.([bsu](?:32|64))")
+@opcode(rf"atom{ORDER}(?:\.global|(\.shared))?{SCOPE}{ORDER}\.(add|exch|min|max)\.([bsu](?:32|64))")
 def _atomic(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
     """One thread after the other, in the order of the blocks."""
-    change, dtype = CHANGE[found[1]], dtype_of(found[2])
+    space, change, dtype = "shared" if found[1] else "global", CHANGE[found[2]], dtype_of(found[3])
     target, place, operand = where.operands
     at, read, write = (
         address(machine, where, place),
@@ -39,13 +39,7 @@ def _atomic(machine: "Machine", where: Instruction, found: re.Match[str]) -> Ste
     def run(active: Active) -> None:
         threads = machine.numbers(active)
         places, operands = at(active), np.broadcast_to(read(active), threads.shape)
-        before = np.empty(len(threads), dtype)
-        for i in range(len(threads)):
-            thread = threads[i : i + 1]
-            (old,) = machine.memory.load(where, "global", thread, places[i : i + 1], dtype)
-            before[i] = old[0]
-            machine.memory.store(where, "global", thread, places[i : i + 1], [change(old, operands[i : i + 1])])
-        write(active, before)
+        write(active, machine.memory.change(where, space, threads, places, operands.astype(dtype), change))
 
     return Step(run=run)
 

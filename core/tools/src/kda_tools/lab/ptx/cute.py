@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from kda_tools.lab.ptx.kernels import TARGET
 from kda_tools.lab.ptx.machine import execute
 from kda_tools.lab.ptx.parse import Program, PtxError, parse
-from kda_tools.lab.ptx.run import DEFAULT, Ahead, Options, Traffic, pack_params
+from kda_tools.lab.ptx.run import DEFAULT, TARGET, Ahead, Options, Traffic, pack_params
 
 if TYPE_CHECKING:
     from kda_runtime.cubin import CubinLaunch
@@ -43,15 +42,15 @@ KEEP = f"--gpu-arch {TARGET} --keep-ptx --dump-dir"
 
 def run_cute(
     launch: CuteLaunch, *tensors: torch.Tensor, options: Options = DEFAULT, before: Traffic | None = None
-) -> None:
-    """One launch, of its tensors, behind a kernel with the accesses `before`."""
+) -> Traffic:
+    """One launch, of its tensors, behind a kernel with the accesses `before`; its own accesses."""
     program, described, rest = _program(type(launch), launch.constants), launch.with_code(b""), iter(tensors)
     values = [p if isinstance(p, bytes) else struct.pack("Q", next(rest).data_ptr()) for p in described.params]
     if program.threads != described.threads or [param.size for param in program.params] != list(map(len, values)):
         raise PtxError(f"kernel {program.name}: expected {described.threads} threads, {list(map(len, values))} bytes")
     ahead, shared = Ahead(runs=described.dependent, traffic=before), described.dynamic_shared_bytes
     params = pack_params(program, values)
-    execute(program, described.grid, tensors, params, described.cluster, shared, ahead, options)
+    return execute(program, described.grid, tensors, params, described.cluster, shared, ahead, options)
 
 
 @functools.cache

@@ -2,8 +2,8 @@
 
 import struct
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -17,11 +17,11 @@ import kda_runtime.op
 from kda_judge.contract.tasks import Task
 from kda_runtime.launch import ALIGNMENT, Launch
 from kda_runtime.op import forget_plans
+from kda_tools.lab.ptx.cute import run_cute
 from kda_tools.lab.ptx.machine import execute
 from kda_tools.lab.ptx.parse import Program, PtxError, parse
-from kda_tools.lab.ptx.run import DEFAULT, WARP, Ahead, Options, Traffic, pack_params
+from kda_tools.lab.ptx.run import DEFAULT, TARGET, WARP, Ahead, Options, Traffic, pack_params
 
-TARGET = "sm_90a"
 FORMATS = {4: "I", 8: "Q"}
 """`struct` letters of parameters, by size."""
 
@@ -92,38 +92,52 @@ def _word(value: object) -> int:
 
 
 @contextmanager
-def launching_on_the_machine(options: Options = DEFAULT) -> Iterator[list[Launch]]:
+def launching_on_the_machine(options: Options = DEFAULT, cute: Iterable[type[Any]] = ()) -> Iterator[list[Any]]:
     """Meanwhile `Launch.run` takes tensors of the CPU and runs on the machine; the list receives the launches.
 
-    The first one runs behind an unknown kernel, which may be writing anything, the others behind each other. New
+    So do the classes `cute`, a solution's launches of CuTe DSL kernels (`cute.CuteLaunch`). The first one runs behind an unknown kernel, which may be writing anything, the others behind each other. New
     tensors are full of NaN meanwhile, so that what a kernel does not write shows.
     """
-    launched: list[Launch] = []
+    launched: list[Any] = []
     ahead: Traffic | None = None
 
-    def run(launch: Launch, *tensors: torch.Tensor) -> None:
+    def run(launch: Any, *tensors: torch.Tensor) -> None:
         nonlocal ahead
         launched.append(launch)
-        ahead = run_launch(launch, tensors, ahead, options)
+        if isinstance(launch, Launch):
+            ahead = run_launch(launch, tensors, ahead, options)
+        else:
+            ahead = run_cute(launch, *tensors, options=options, before=ahead)
 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # which fills what `empty` makes
     try:
-        with patch.object(Launch, "run", run):
+        with ExitStack() as stack:
+            for kind in (Launch, *cute):
+                stack.enter_context(patch.object(kind, "run", run))
             yield launched
     finally:
         torch.use_deterministic_algorithms(before)
 
 
 @contextmanager
-def on_the_machine(task: Task, options: Options = DEFAULT) -> Iterator[list[Launch]]:
+def on_the_machine(task: Task, options: Options = DEFAULT) -> Iterator[list[Any]]:
     """Meanwhile the task's public functions launch on the machine, though their tensors are on the CPU."""
     forget_plans(task.path / "solution")
     with ExitStack() as stack:
         for module in (kda_runtime.op, *modules_of(task)):
             if hasattr(module, "elsewhere"):
                 stack.enter_context(patch.object(module, "elsewhere", lambda *_, **__: None))
-        yield stack.enter_context(launching_on_the_machine(options))
+        yield stack.enter_context(launching_on_the_machine(options, _cute_launches(task)))
+
+
+def _cute_launches(task: Task) -> set[type[Any]]:
+    """The solution's classes of CuTe DSL launches. It imports their modules when it needs them, the machine before."""
+    for path in sorted((task.path / "solution").glob("*.py")):
+        with suppress(ModuleNotFoundError):  # of the DSL
+            task.load(f"solution.{path.stem}")
+    held = [value for module in modules_of(task) for value in vars(module).values()]
+    return {value for value in held if isinstance(value, type) and {"run", "with_code"} <= set(vars(value))}
 
 
 def modules_of(task: Task) -> list[ModuleType]:

@@ -5,7 +5,7 @@ memory of a block; anything else is an error that names the instruction, the thr
 memory are also watched for races: two threads, one of them writing, without a barrier between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -67,6 +67,27 @@ class Memory:
                 if (other := items[index + i] != value[chosen]).any():
                     why = "writes where another thread writes something else at the same time"
                     fail(where, self.shape, int(threads[chosen][other][0]), why)
+
+    def change(
+        self,
+        where: Instruction,
+        space: str,
+        threads: Array,
+        addresses: Array,
+        operands: Array,
+        how: Callable[[Array, Array], Array],
+    ) -> Array:
+        """Atomically, one thread after the other: replace a number by `how` of it and the operand; what was there."""
+        dtype = operands.dtype
+        before = np.empty(len(threads), dtype)
+        for data, chosen, offsets in self._pieces(where, space, threads, addresses, dtype.itemsize, stores=True):
+            if data is self.shared:
+                self.races.change(where, threads[chosen], offsets, dtype.itemsize)
+            items = _items(data, dtype)
+            for i, place in zip(np.arange(len(threads))[chosen], offsets // dtype.itemsize, strict=True):
+                before[i] = items[place]
+                items[place : place + 1] = how(items[place : place + 1], operands[i : i + 1])
+        return before
 
     def block_of(self, where: Instruction, threads: Array, addresses: Array) -> Array:
         """The block, counted from the first that runs, in whose shared memory shared::cluster addresses lie."""
@@ -147,10 +168,11 @@ class Races:
     """Who last wrote and read each byte of shared memory, and before which barrier.
 
     Two accesses are in order when they are one thread's, when the block passed a barrier between them, or when both are
-    of one warp, which passed a bar.warp.sync. Of several readers the last is kept, and that there were others.
+    of one warp, which passed a bar.warp.sync. Of several readers the last is kept, and that there were others. Atomic
+    changes need no order among each other.
     """
 
-    SEVERAL = -2
+    SEVERAL, ATOMIC = -2, -3
 
     def __init__(self, size: int, blocks: int, threads: int) -> None:
         self.block_bytes, self.threads = size // blocks, threads
@@ -179,6 +201,15 @@ class Races:
         self._check(where, self.reader, access, at, "overwrites what thread {} of the run read")
         self.writer[:, at] = access
 
+    def change(self, where: Instruction, threads: Array, offsets: Array, width: int) -> None:
+        """Note the bytes that threads change atomically; an error where another one read or wrote them just now."""
+        access, at = self._access(threads, offsets, width)
+        plain = self.writer[0, at] != self.ATOMIC
+        self._check(where, self.writer, access[:, plain], at[plain], "changes what thread {} of the run wrote")
+        self._check(where, self.reader, access, at, "changes what thread {} of the run read")
+        self.writer[:, at] = access
+        self.writer[:2, at] = self.ATOMIC
+
     def _access(self, threads: Array, offsets: Array, width: int) -> tuple[Array, Array]:
         at = (offsets[:, None] + np.arange(width)).reshape(-1)
         thread = np.repeat(threads, width)
@@ -191,7 +222,7 @@ class Races:
         race = (thread != -1) & (block_time == access[2]) & ~ordered
         if race.any():
             first = int(np.flatnonzero(race)[0])
-            other = "several" if thread[first] == self.SEVERAL else int(thread[first])
+            other = {self.SEVERAL: "several", self.ATOMIC: "one or more"}.get(int(thread[first]), int(thread[first]))
             who = f"thread {int(access[0][first])} of the run {what.format(other)}"
             offset = int(at[first]) % self.block_bytes
             raise PtxError(f"{where}: a race: {who}, byte {offset} of shared memory, without a barrier between")

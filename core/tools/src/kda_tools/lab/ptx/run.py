@@ -11,6 +11,8 @@ from kda_tools.lab.ptx.parse import Program, PtxError
 Array = np.ndarray
 WARP = 32
 """Threads of a warp."""
+TARGET = "sm_90a"
+"""What kernels are compiled for."""
 
 
 @dataclass(frozen=True)
