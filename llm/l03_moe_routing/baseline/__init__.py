@@ -1,0 +1,1 @@
+"""The upstream arm: SGLang has all three ops from one release on."""

@@ -1,0 +1,34 @@
+"""Which configurations may be chosen: `kda tune moe_routing` times them all."""
+
+from itertools import product
+
+from kda_tools.lab.tune import Sweep
+
+from ..solution import moe_align, topk_softmax, topk_sum
+
+SWEEPS = (
+    Sweep(
+        table=topk_softmax.TUNED,
+        candidates=tuple(
+            topk_softmax.Config(warps, lanes) for warps, lanes in product((1, 2, 4), (2, 4, 8, 16))
+        ),
+        lines=({"tokens": 256}, {"tokens": 2048}, {}),
+    ),
+    Sweep(
+        table=moe_align.TUNED,
+        candidates=tuple(
+            moe_align.Config(warps, blocks)
+            for warps, blocks in product((4, 8, 16, 32), (1, 2, 4, 8, 16))
+            if blocks <= warps
+        ),
+        lines=({"pairs": 256}, {"pairs": 1024}, {"pairs": 16384}, {}),
+    ),
+    Sweep(
+        table=topk_sum.TUNED,
+        candidates=tuple(
+            topk_sum.Config(warps, rows, load, store)
+            for warps, rows, (load, store) in product((1, 2, 4, 8), (1, 2), (("", ""), (".cg", ".cs"), ("", ".cs")))
+        ),
+        lines=({"bytes": 4_194_304}, {"bytes": 67_108_864}, {}),
+    ),
+)

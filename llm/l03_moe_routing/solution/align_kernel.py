@@ -1,0 +1,308 @@
+"""The alignment in one launch: a block, or a cluster of blocks that tell each other their counts. A CuTe DSL kernel.
+
+Every thread holds some pairs and counts them in shared memory; what a counter held before is the pair's rank among its
+block's pairs of that expert. In a cluster each block then writes its counts into the shared memory of all blocks, so
+that one exchange is enough: every block sums and scans them for itself. Blocks of a cluster run at the same time by
+contract of the launch, so waiting for each other is safe. Nothing passes through global memory.
+"""
+
+import functools
+from dataclasses import dataclass
+from struct import pack
+from typing import Any, ClassVar, NamedTuple
+
+import cuda.bindings.driver as driver
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import AddressSpace, Int32, Int64, Uint32, Uint64, const_expr
+
+from kda_runtime.cubin import Address, CubinLaunch
+from kda_runtime.cute_compile import cute_cubin
+from kda_runtime.launch import Binary, Run
+
+WARP = 32
+IDS = {torch.int32: Int32, torch.int64: Int64}
+
+
+class Numbers(NamedTuple):
+    """What the kernel is told of a call."""
+
+    pairs: Int32
+    """Of a token and an expert."""
+    places: Int32
+    """Of `sorted_token_ids`."""
+    tiles: Int32
+    """Of `expert_ids`."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Constants of the kernel."""
+
+    id_type: Any
+    """Of `topk_ids`."""
+    buckets: int
+    """Experts, and one before them for the id -1."""
+    tile: int
+    """Places of an expert are whole tiles: `block_size`."""
+    pad: bool
+    """Places without a pair are written."""
+    pad_tiles: bool
+    """So are tiles without an expert."""
+    count_idle: bool
+    """The tiles of bucket 0 are written behind the number of places."""
+    map_outside: bool
+    """Ids outside the range go to bucket 0."""
+    items: int
+    """Pairs of a thread."""
+    warps: int
+    blocks: int
+    """Of a cluster."""
+    pdl: bool
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps * WARP
+
+    @property
+    def held(self) -> int:
+        """Buckets of a thread in the scan."""
+        return -(-self.buckets // self.threads)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Counts, first places, used places, a sum of each warp, the counts of all blocks, an mbarrier."""
+        return 4 * (3 * self.buckets + WARP + (self.blocks * self.buckets if self.blocks > 1 else 0)) + 16
+
+
+def _at(dtype, address):
+    """Global memory from an address on."""
+    return cute.make_ptr(dtype, address, AddressSpace.gmem, assumed_align=dtype.width // 8)
+
+
+def _read(pointer):
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]
+
+
+def _write(pointer, value):
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = value
+
+
+def _bucket(identity, cut):
+    """The bucket of an expert's id."""
+    if cut.map_outside:
+        unsigned = Uint64 if cut.id_type is Int64 else Uint32
+        shifted = unsigned(identity) + unsigned(1)
+        return cutlass.select_(shifted < unsigned(cut.buckets), Int32(shifted), Int32(0))
+    return Int32(identity) + 1
+
+
+def _up(number, tile):
+    """The next multiple of the tile."""
+    return (number + (tile - 1)) // tile * tile
+
+
+@cute.kernel
+def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):
+    """One cluster: all pairs."""
+    places, tiles, total_out, ids = addresses
+    mPlace, mTile, mTotal, mId = _at(Int32, places), _at(Int32, tiles), _at(Int32, total_out), _at(cut.id_type, ids)
+    buckets, tile, threads = cut.buckets, cut.tile, cut.threads
+    thread, _, _ = cute.arch.thread_idx()
+    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+    rank = Int32(0)
+    if const_expr(cut.blocks > 1):
+        rank = cute.arch.block_idx_in_cluster()
+    pairs = numbers.pairs
+
+    smem = cutlass.memory.SmemAllocator()
+    arrived = smem.allocate_array(Int64)  # an mbarrier
+    sCount = smem.allocate_tensor(Int32, cute.make_layout(buckets))
+    sStart = smem.allocate_tensor(Int32, cute.make_layout(buckets))
+    sUsed = smem.allocate_tensor(Int32, cute.make_layout(buckets))
+    sWarp = smem.allocate_tensor(Int32, cute.make_layout(WARP))
+    sAll = smem.allocate_tensor(Int32, cute.make_layout(buckets * cut.blocks if cut.blocks > 1 else 1))
+
+    for b in cutlass.range(thread, buckets, threads, unroll=1):
+        sCount[b] = 0
+    if thread < WARP:
+        sWarp[thread] = 0
+    if const_expr(cut.blocks > 1):
+        # Nobody may write into a block that has not begun, and is not ready to count what arrives.
+        if thread == 0:
+            cute.arch.mbarrier_init(arrived, 1)
+            cute.arch.mbarrier_init_fence()
+            cute.arch.mbarrier_arrive_and_expect_tx(arrived, 4 * buckets * cut.blocks)
+        cute.arch.cluster_arrive_relaxed()
+    if const_expr(cut.pdl):
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+    first = rank * (cut.items * threads) + thread
+    rBucket = cute.make_rmem_tensor(cute.make_layout(cut.items), Int32)
+    rRank = cute.make_rmem_tensor(cute.make_layout(cut.items), Int32)
+    for i in cutlass.range_constexpr(cut.items):
+        # The last pair stands in for those behind it: no branch then keeps one load from the next.
+        rBucket[i] = _bucket(_read(mId + cutlass.min(first + i * threads, pairs - 1)), cut)
+    if const_expr(cut.pad and cut.blocks == 1):
+        # While the ids are on their way. The barriers below order these before the pairs, which go over them.
+        for place in cutlass.range(thread, numbers.places, threads, unroll=4):
+            _write(mPlace + place, pairs)
+    cute.arch.sync_threads()
+
+    for i in cutlass.range_constexpr(cut.items):
+        if first + i * threads < pairs:
+            rRank[i] = cute.arch.atomic_add(sCount.iterator + rBucket[i], Int32(1), sem="relaxed", scope="cta")
+    cute.arch.sync_threads()
+
+    if const_expr(cut.blocks > 1):
+        cute.arch.cluster_wait()
+        if warp < cut.blocks:  # to every block, this one included
+            for b in cutlass.range(lane, buckets, WARP, unroll=1):
+                cute.arch.store_async_dsmem(sAll.iterator + (rank * buckets + b), sCount[b], arrived, warp)
+        cute.arch.mbarrier_wait(arrived, 0)
+
+    # Every thread scans some buckets that are next to each other.
+    rBefore = cute.make_rmem_tensor(cute.make_layout(cut.held), Int32)
+    rTotal = cute.make_rmem_tensor(cute.make_layout(cut.held), Int32)
+    own = Int32(0)
+    for i in cutlass.range_constexpr(cut.held):
+        b = thread * cut.held + i
+        rBefore[i], rTotal[i] = Int32(0), Int32(0)
+        if b < buckets:
+            if const_expr(cut.blocks > 1):
+                for j in cutlass.range_constexpr(cut.blocks):
+                    count = sAll[j * buckets + b]
+                    rTotal[i] = rTotal[i] + count
+                    rBefore[i] = rBefore[i] + cutlass.select_(j < rank, count, Int32(0))
+            else:
+                rTotal[i] = sCount[b]
+        own += _up(rTotal[i], tile)
+    upto = own
+    for i in cutlass.range_constexpr(5):
+        below = cute.arch.shuffle_sync_up(upto, 1 << i, mask_and_clamp=0)
+        upto += cutlass.select_(lane >= 1 << i, below, Int32(0))
+    if lane == WARP - 1:
+        sWarp[warp] = upto
+    cute.arch.sync_threads()
+    sums = sWarp[lane]
+    total = cute.arch.warp_redux_sync(sums, "add")
+    start = upto - own + cute.arch.warp_redux_sync(cutlass.select_(lane < warp, sums, Int32(0)), "add")
+    if const_expr(cut.count_idle):
+        if rank == 0 and thread == 0:
+            _write(mTotal + 1, _up(rTotal[0], tile) // tile)
+    for i in cutlass.range_constexpr(cut.held):
+        b = thread * cut.held + i
+        if b < buckets:
+            sStart[b] = start + rBefore[i]
+            sUsed[b] = start + rTotal[i]
+        start += _up(rTotal[i], tile)
+    cute.arch.sync_threads()
+
+    if rank == 0 and thread == 0:
+        _write(mTotal, total)
+    for i in cutlass.range_constexpr(cut.items):
+        if first + i * threads < pairs:
+            place = sStart[rBucket[i]] + rRank[i]
+            _write(mPlace + place, first + i * threads)
+            if place % tile == 0:  # the first of a tile: every tile that is used has one
+                _write(mTile + place // tile, rBucket[i] - 1)
+    if const_expr(cut.pad and cut.blocks > 1):
+        for b in cutlass.range(rank * cut.warps + warp, buckets, cut.blocks * cut.warps, unroll=1):
+            used = sUsed[b]
+            for place in cutlass.range(used + lane, _up(used, tile), WARP, unroll=1):
+                _write(mPlace + place, pairs)
+        for place in cutlass.range(total + rank * threads + thread, numbers.places, cut.blocks * threads, unroll=1):
+            _write(mPlace + place, pairs)
+    if const_expr(cut.pad_tiles):
+        behind = total // tile + rank * threads + thread
+        for place in cutlass.range(behind, numbers.tiles, cut.blocks * threads, unroll=1):
+            _write(mTile + place, Int32(-1))
+
+
+@cute.jit
+def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, stream: driver.CUstream):
+    """One cluster."""
+    cut = Cut(*constants)
+    align_kernel(addresses, Numbers(*numbers), cut).launch(
+        grid=[cut.blocks, 1, 1],
+        block=[cut.threads, 1, 1],
+        cluster=[cut.blocks, 1, 1] if cut.blocks > 1 else None,
+        smem=cut.shared_bytes,
+        stream=stream,
+        use_pdl=cut.pdl,
+        min_blocks_per_mp=1,
+        preferred_smem_carveout=0,  # does not reach the machine code; without it the DSL would ask the device
+    )
+
+
+@dataclass(frozen=True)
+class AlignLaunch:
+    """One launch of the kernel, in the manner of `kda_runtime.launch.Launch`.
+
+    Its tensors are sorted_token_ids, expert_ids, num_tokens_post_pad and topk_ids.
+    """
+
+    id_dtype: torch.dtype
+    cut: tuple[Any, ...]
+    """Fields of `Cut` behind the first."""
+    numbers: tuple[int, int, int]
+    """See `Numbers`."""
+
+    name: ClassVar[str] = "align_kernel"
+    function: ClassVar[Any] = staticmethod(launch)
+
+    @staticmethod
+    def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `function` is compiled with; of numbers, only the types matter."""
+        return (Int64(0),) * 4, (Int32(0),) * 3, constants, driver.CUstream(0)
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The kernel's constants."""
+        return IDS[self.id_dtype], *self.cut
+
+    @property
+    def variant(self) -> str:
+        """What tells this compilation from others: all but numbers."""
+        named = zip(list(Cut.__dataclass_fields__)[1:], self.cut, strict=True)
+        return " ".join([str(self.id_dtype).removeprefix("torch."), *(f"{name}={value}" for name, value in named)])
+
+    def with_code(self, cubin: bytes) -> CubinLaunch:
+        """The launch of this machine code."""
+        cut = Cut(*self.constants)
+        return CubinLaunch(
+            name=self.name,
+            cubin=cubin,
+            grid=(cut.blocks, 1, 1),
+            threads=cut.threads,
+            params=(*[Address.ANY] * 4, *(pack("<i", number) for number in self.numbers)),
+            cluster=cut.blocks,
+            dynamic_shared_bytes=cut.shared_bytes,
+            dependent=cut.pdl,
+        )
+
+    def compile(self, target: str) -> Binary:
+        """Machine code for a target such as `sm_90a`, without needing that GPU."""
+        return Binary(code(self.constants, target), Cut(*self.constants).shared_bytes)
+
+    def bind(self, device: int | None = None) -> Run:
+        """Compile for a CUDA device (default: the current one): a function of the addresses."""
+        major, minor = torch.cuda.get_device_capability(device)
+        return self.with_code(code(self.constants, f"sm_{major}{minor}a")).bind(device)
+
+    def run(self, *tensors: torch.Tensor) -> None:
+        """Launch on the current stream of their device."""
+        self.bind(tensors[0].device.index)(*(tensor.data_ptr() for tensor in tensors))
+
+    def run_at(self, *addresses: int) -> None:
+        """The same for the addresses of tensors on the current device."""
+        self.bind()(*addresses)
+
+
+@functools.cache
+def code(constants: tuple[Any, ...], target: str) -> bytes:
+    """The kernel for a target; numbers are arguments."""
+    return cute_cubin(launch, *AlignLaunch.arguments(constants), target=target)
