@@ -4,13 +4,13 @@ from itertools import product
 
 from kda_tools.lab.tune import Sweep
 
-from ..solution import moe_align, topk_softmax, topk_sum
+from ..solution import moe_align, topk, topk_sum
 
 SWEEPS = (
     Sweep(
-        table=topk_softmax.TUNED,
+        table=topk.TUNED,
         candidates=tuple(
-            topk_softmax.Config(warps, lanes) for warps, lanes in product((1, 2, 4), (2, 4, 8, 16))
+            topk.Config(warps, lanes) for warps, lanes in product((1, 2, 4), (2, 4, 8, 16))
         ),
         lines=({"tokens": 256}, {"tokens": 2048}, {}),
     ),

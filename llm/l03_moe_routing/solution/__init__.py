@@ -3,7 +3,7 @@
 from kda_runtime.op import hooks
 
 from .moe_align import moe_align_block_size
-from .topk_softmax import topk_softmax
+from .topk import topk_softmax
 from .topk_sum import moe_topk_sum
 
 __all__ = ["launches", "moe_align_block_size", "moe_topk_sum", "topk_softmax", "why_not"]

@@ -1,5 +1,6 @@
 """How a Triton launch of a solution becomes a run of the machine: the compiled program, its parameters, its tensors."""
 
+import importlib
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,9 +134,11 @@ def on_the_machine(task: Task, options: Options = DEFAULT) -> Iterator[list[Any]
 
 def _cute_launches(task: Task) -> set[type[Any]]:
     """The solution's classes of CuTe DSL launches. It imports their modules when it needs them, the machine before."""
-    for path in sorted((task.path / "solution").glob("*.py")):
-        with suppress(ModuleNotFoundError):  # of the DSL
-            task.load(f"solution.{path.stem}")
+    names = {path.stem for path in (task.path / "solution").glob("*.py")} - {"__init__"}
+    for package in {str(module.__package__) for module in modules_of(task)}:
+        for name in sorted(names):
+            with suppress(ModuleNotFoundError):  # of the DSL
+                importlib.import_module(f"{package}.{name}")
     held = [value for module in modules_of(task) for value in vars(module).values()]
     return {value for value in held if isinstance(value, type) and {"run", "with_code"} <= set(vars(value))}
 
