@@ -83,9 +83,7 @@ def _align(
         "num_tokens_post_pad": 1 + bool(flags.get("write_inactive_prefix_count")),
         "cumsum_buffer": experts + 2,
     }
-    buffers = {
-        name: TensorSpec(shape=(size,), dtype="int32", fill="randint", high=2) for name, size in sizes.items()
-    }
+    buffers = {name: TensorSpec(shape=(size,), dtype="int32", fill="randint", high=2) for name, size in sizes.items()}
     scalars: dict[str, Scalar] = {"num_experts": experts + 1, "block_size": block, **flags}
     words = "-".join([f"{tokens}x{k}-of-{experts}-by-{block}", dtype, f"from-{low}" if low else "", *flags])
     return _row("moe_align_block_size", words.replace("--", "-"), tuple(sizes), scalars, topk_ids=ids, **buffers)

@@ -130,10 +130,19 @@ def check(workload: Workload) -> None:
         most = min(pairs * block, pairs + buckets_ * (block - 1))
         size = shapes["sorted_token_ids"][0]
         expect(size >= most, "sorted_token_ids", f"{most} elements or more", size)
-        expect(shapes["expert_ids"][0] * block >= most, "expert_ids", f"{-(-most // block)} or more", shapes["expert_ids"])
-        expect(shapes["cumsum_buffer"][0] > buckets_, "cumsum_buffer", f"{buckets_ + 1} or more", shapes["cumsum_buffer"])
+        expect(
+            shapes["expert_ids"][0] * block >= most, "expert_ids", f"{-(-most // block)} or more", shapes["expert_ids"]
+        )
+        expect(
+            shapes["cumsum_buffer"][0] > buckets_, "cumsum_buffer", f"{buckets_ + 1} or more", shapes["cumsum_buffer"]
+        )
         count = 1 + bool(scalars.get("write_inactive_prefix_count"))
-        expect(shapes["num_tokens_post_pad"] == (count,), "num_tokens_post_pad", f"[{count}]", shapes["num_tokens_post_pad"])
+        expect(
+            shapes["num_tokens_post_pad"] == (count,),
+            "num_tokens_post_pad",
+            f"[{count}]",
+            shapes["num_tokens_post_pad"],
+        )
     else:
         tokens, _, width = shapes["x"]
         fits = (shapes["out"], inputs["out"].dtype) == ((tokens, width), inputs["x"].dtype)

@@ -9,9 +9,7 @@ from ..solution import moe_align, topk, topk_sum
 SWEEPS = (
     Sweep(
         table=topk.TUNED,
-        candidates=tuple(
-            topk.Config(warps, lanes) for warps, lanes in product((1, 2, 4), (2, 4, 8, 16))
-        ),
+        candidates=tuple(topk.Config(warps, lanes) for warps, lanes in product((1, 2, 4), (2, 4, 8, 16))),
         lines=({"tokens": 256}, {"tokens": 2048}, {}),
     ),
     Sweep(

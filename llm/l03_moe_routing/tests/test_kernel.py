@@ -31,7 +31,9 @@ def test_experts(experts, k, dtype, renormalize):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scalars", [{"moe_softcapping": 2.0}, {}, {"moe_softcapping": 30.0, "renormalize": True}], ids=str)
+@pytest.mark.parametrize(
+    "scalars", [{"moe_softcapping": 2.0}, {}, {"moe_softcapping": 30.0, "renormalize": True}], ids=str
+)
 def test_cap_and_bias(dtype, scalars):
     check_topk(normal(2, 64, dtype=dtype, device=DEVICE), 8, normal(64, dtype=torch.float32, device=DEVICE), **scalars)
 

@@ -140,7 +140,10 @@ def test_meaningless_arguments_of_the_top_k(change, message):
     [
         ({"num_experts": 0}, "num_experts: expected a positive number, one more than there are experts, got 0"),
         ({"block_size": 0}, "block_size: expected a positive number, got 0"),
-        ({"sorted_token_ids": torch.zeros(5).int()}, "sorted_token_ids: expected 6 elements or more, as topk_ids has, got 5"),
+        (
+            {"sorted_token_ids": torch.zeros(5).int()},
+            "sorted_token_ids: expected 6 elements or more, as topk_ids has, got 5",
+        ),
         ({"expert_ids": torch.zeros(9).long()}, "expert_ids: expected dtype torch.int32, got torch.int64"),
         ({"write_inactive_prefix_count": True}, "num_tokens_post_pad: expected 2 elements or more, got 1"),
     ],

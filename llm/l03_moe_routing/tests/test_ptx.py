@@ -48,7 +48,9 @@ def test_alignment(case, dtype, options):
     low, high = (-3, experts + 5) if flags.get("map_invalid_experts_to_sentinel") else (-1, experts)
     ids = torch.randint(low, high, (tokens, k), generator=torch.Generator().manual_seed(1)).to(dtype)
     tensors = align_arguments(ids, experts + 1, block, slack=9, counts=2)
-    launch = run(moe_align.Config(warps, blocks), tensors, {"num_experts": experts + 1, "block_size": block, **flags}, options)
+    launch = run(
+        moe_align.Config(warps, blocks), tensors, {"num_experts": experts + 1, "block_size": block, **flags}, options
+    )
     assert f"blocks={blocks} " in launch.variant
 
 
