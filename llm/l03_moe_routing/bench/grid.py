@@ -1,10 +1,10 @@
 """The regression grid: correctness-only rows over the ops' whole envelope.
 
-Top-k: tokens {1, 9, 257} x experts {4, 8, 60, 128, 256, 512} with their k x dtypes, renormalised or not; softcapping and a
-correction bias. Alignment: tokens {1, 9, 257, 4100} x experts {8, 32, 128, 256} with their k x blocks {16, 64, 7}, ids of
-32 and 64 bits; ids -1 and ids outside the range; every flag. Sum: tokens {1, 9, 257} x k {1, 4, 6, 8} x widths {8, 2048,
-2880, 7168} x dtypes. Thinning for machines without a GPU (`thin`): up to 9 tokens, of top-k and sum 1, and 9 in bfloat16:
-these cover every form.
+Top-k: tokens {1, 9, 257} x experts {4, 8, 60, 128, 256, 512} with their k x dtypes, renormalised or not; softcapping
+and a correction bias. Alignment: tokens {1, 9, 257, 4100} x experts as above x blocks {16, 64, 7}; ids of 64 bits, ids
+-1 and ids outside the range; every flag. Sum: tokens {1, 9, 257} x k {1, 4, 6, 8} x widths {8,
+2048, 2880, 7168} x dtypes. Thinning for machines without a GPU (`thin`): up to 9 tokens, of top-k and sum 1, and 9 in
+bfloat16: these cover every form.
 """
 
 from collections.abc import Iterable, Iterator

@@ -105,17 +105,15 @@ def _up(number, tile):
 
 
 @cute.kernel
-def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):
+def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  # noqa: C901  constants decide
     """One cluster: all pairs."""
     places, tiles, total_out, ids = addresses
     mPlace, mTile, mTotal, mId = _at(Int32, places), _at(Int32, tiles), _at(Int32, total_out), _at(cut.id_type, ids)
-    buckets, tile, threads = cut.buckets, cut.tile, cut.threads
+    buckets, tile, threads, pairs = cut.buckets, cut.tile, cut.threads, numbers.pairs
     thread, _, _ = cute.arch.thread_idx()
-    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
     rank = Int32(0)
     if const_expr(cut.blocks > 1):
         rank = cute.arch.block_idx_in_cluster()
-    pairs = numbers.pairs
 
     smem = cutlass.memory.SmemAllocator()
     arrived = smem.allocate_array(Int64)  # an mbarrier
@@ -148,8 +146,7 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):
         rBucket[i] = _bucket(_read(mId + cutlass.min(first + i * threads, pairs - 1)), cut)
     if const_expr(cut.pad and cut.blocks == 1):
         # While the ids are on their way. The barriers below order these before the pairs, which go over them.
-        for place in cutlass.range(thread, numbers.places, threads, unroll=4):
-            _write(mPlace + place, pairs)
+        _fill(mPlace, thread, numbers.places, threads, pairs)
     cute.arch.sync_threads()
 
     for i in cutlass.range_constexpr(cut.items):
@@ -157,41 +154,18 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):
             rRank[i] = cute.arch.atomic_add(sCount.iterator + rBucket[i], Int32(1), sem="relaxed", scope="cta")
     cute.arch.sync_threads()
 
-    if const_expr(cut.blocks > 1):
-        cute.arch.cluster_wait()
-        if warp < cut.blocks:  # to every block, this one included
-            for b in cutlass.range(lane, buckets, WARP, unroll=1):
-                cute.arch.store_async_dsmem(sAll.iterator + (rank * buckets + b), sCount[b], arrived, warp)
-        cute.arch.mbarrier_wait(arrived, 0)
-
     # Every thread scans some buckets that are next to each other.
     rBefore = cute.make_rmem_tensor(cute.make_layout(cut.held), Int32)
     rTotal = cute.make_rmem_tensor(cute.make_layout(cut.held), Int32)
-    own = Int32(0)
-    for i in cutlass.range_constexpr(cut.held):
-        b = thread * cut.held + i
-        rBefore[i], rTotal[i] = Int32(0), Int32(0)
-        if b < buckets:
-            if const_expr(cut.blocks > 1):
-                for j in cutlass.range_constexpr(cut.blocks):
-                    count = sAll[j * buckets + b]
-                    rTotal[i] = rTotal[i] + count
-                    rBefore[i] = rBefore[i] + cutlass.select_(j < rank, count, Int32(0))
-            else:
-                rTotal[i] = sCount[b]
-        own += _up(rTotal[i], tile)
-    upto = own
-    for i in cutlass.range_constexpr(5):
-        below = cute.arch.shuffle_sync_up(upto, 1 << i, mask_and_clamp=0)
-        upto += cutlass.select_(lane >= 1 << i, below, Int32(0))
-    if lane == WARP - 1:
-        sWarp[warp] = upto
-    cute.arch.sync_threads()
-    sums = sWarp[lane]
-    total = cute.arch.warp_redux_sync(sums, "add")
-    start = upto - own + cute.arch.warp_redux_sync(cutlass.select_(lane < warp, sums, Int32(0)), "add")
-    if const_expr(cut.count_idle):
-        if rank == 0 and thread == 0:
+    if const_expr(cut.blocks > 1):
+        _exchange(sCount, sAll, arrived, rank, cut)
+        own = _counted(sAll, rank, rBefore, rTotal, cut)
+    else:
+        own = _counted(sCount, rank, rBefore, rTotal, cut)
+    start, total = _scanned(own, sWarp)
+    if rank == 0 and thread == 0:
+        _write(mTotal, total)
+        if const_expr(cut.count_idle):
             _write(mTotal + 1, _up(rTotal[0], tile) // tile)
     for i in cutlass.range_constexpr(cut.held):
         b = thread * cut.held + i
@@ -201,25 +175,70 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):
         start += _up(rTotal[i], tile)
     cute.arch.sync_threads()
 
-    if rank == 0 and thread == 0:
-        _write(mTotal, total)
     for i in cutlass.range_constexpr(cut.items):
         if first + i * threads < pairs:
             place = sStart[rBucket[i]] + rRank[i]
             _write(mPlace + place, first + i * threads)
             if place % tile == 0:  # the first of a tile: every tile that is used has one
                 _write(mTile + place // tile, rBucket[i] - 1)
+    everyone = rank * threads + thread
     if const_expr(cut.pad and cut.blocks > 1):
-        for b in cutlass.range(rank * cut.warps + warp, buckets, cut.blocks * cut.warps, unroll=1):
-            used = sUsed[b]
-            for place in cutlass.range(used + lane, _up(used, tile), WARP, unroll=1):
-                _write(mPlace + place, pairs)
-        for place in cutlass.range(total + rank * threads + thread, numbers.places, cut.blocks * threads, unroll=1):
-            _write(mPlace + place, pairs)
+        for b in cutlass.range(everyone // WARP, buckets, cut.blocks * cut.warps, unroll=1):
+            _fill(mPlace, sUsed[b] + cute.arch.lane_idx(), _up(sUsed[b], tile), WARP, pairs)
+        _fill(mPlace, total + everyone, numbers.places, cut.blocks * threads, pairs)
     if const_expr(cut.pad_tiles):
-        behind = total // tile + rank * threads + thread
-        for place in cutlass.range(behind, numbers.tiles, cut.blocks * threads, unroll=1):
-            _write(mTile + place, Int32(-1))
+        _fill(mTile, total // tile + everyone, numbers.tiles, cut.blocks * threads, Int32(-1))
+
+
+@cute.jit
+def _fill(mOut, first, behind, step, value):
+    """The value at every `step`-th place from the first one on."""
+    for place in cutlass.range(first, behind, step, unroll=4):
+        _write(mOut + place, value)
+
+
+@cute.jit
+def _exchange(sCount, sAll, arrived, rank, cut: cutlass.Constexpr):
+    """A block's counts into the shared memory of every block, this one included: a warp writes to a block."""
+    cute.arch.cluster_wait()
+    warp = cute.arch.warp_idx()
+    if warp < cut.blocks:
+        for b in cutlass.range(cute.arch.lane_idx(), cut.buckets, WARP, unroll=1):
+            cute.arch.store_async_dsmem(sAll.iterator + (rank * cut.buckets + b), sCount[b], arrived, warp)
+    cute.arch.mbarrier_wait(arrived, 0)
+
+
+@cute.jit
+def _counted(sAll, rank, rBefore, rTotal, cut: cutlass.Constexpr):
+    """Pairs of a thread's buckets: in the blocks before this one, and in all; the sum of the latter as whole tiles."""
+    thread, _, _ = cute.arch.thread_idx()
+    padded = Int32(0)
+    for i in cutlass.range_constexpr(cut.held):
+        b = thread * cut.held + i
+        rBefore[i], rTotal[i] = Int32(0), Int32(0)
+        if b < cut.buckets:
+            for j in cutlass.range_constexpr(cut.blocks):
+                count = sAll[j * cut.buckets + b]
+                rTotal[i] = rTotal[i] + count
+                rBefore[i] = rBefore[i] + cutlass.select_(j < rank, count, Int32(0))
+        padded += _up(rTotal[i], cut.tile)
+    return padded
+
+
+@cute.jit
+def _scanned(own, sWarp):
+    """The sum of the threads before this one, and that of all; sWarp holds zeros for warps that there are not."""
+    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+    upto = own
+    for i in cutlass.range_constexpr(5):
+        below = cute.arch.shuffle_sync_up(upto, 1 << i, mask_and_clamp=0)
+        upto += cutlass.select_(lane >= 1 << i, below, Int32(0))
+    if lane == WARP - 1:
+        sWarp[warp] = upto
+    cute.arch.sync_threads()
+    sums = sWarp[lane]
+    before = cute.arch.warp_redux_sync(cutlass.select_(lane < warp, sums, Int32(0)), "add")
+    return upto - own + before, cute.arch.warp_redux_sync(sums, "add")
 
 
 @cute.jit

@@ -213,7 +213,7 @@ def moe_align_block_size(
         expert_ids: int32, written: the expert of every block that is used.
         num_tokens_post_pad: int32, written: places that are used, then with `write_inactive_prefix_count` blocks of -1.
         cumsum_buffer: upstream's counters; left alone.
-        pad_sorted_token_ids: whether places without a pair, those behind the last one included, get the number of pairs.
+        pad_sorted_token_ids: whether all places without a pair, also those behind the last, get the number of pairs.
         write_inactive_prefix_count: see `num_tokens_post_pad`.
         map_invalid_experts_to_sentinel: whether other ids count as -1; without it they are undefined.
         pad_expert_ids: whether blocks that are not used get -1.

@@ -108,10 +108,6 @@ class Op(Strict):
                         f"{key} names {name!r}: expected new tensors among the outputs, {known}, each in `like` or in "
                         f"`per_row`"
                     )
-        if self.returns == "outputs" and any(name in self.inputs for name in self.outputs):
-            raise ValueError("an op that works in place must return nothing, or what it wrote: returns = 'none'")
-        if self.returns == "argument" and not (len(self.outputs) == 1 and self.outputs[0] in self.inputs):
-            raise ValueError(f"returns = 'argument': expected one output, an input, got {list(self.outputs)}")
         for name in self.rules:
             if name not in self.outputs:
                 raise ValueError(f"rules names {name!r}: expected one of the outputs, {list(self.outputs)}")
@@ -123,6 +119,16 @@ class Op(Strict):
                 )
         if self.gpus != 1:
             raise ValueError(f"gpus = {self.gpus}: expected 1; an op that runs on a group of GPUs cannot be judged")
+        return self
+
+    @model_validator(mode="after")
+    def _returned_is_known(self) -> "Op":
+        if self.returns == "outputs" and any(name in self.inputs for name in self.outputs):
+            raise ValueError(
+                "an op that works in place must return nothing: returns = 'none', or what it wrote: 'argument'"
+            )
+        if self.returns == "argument" and not (len(self.outputs) == 1 and self.outputs[0] in self.inputs):
+            raise ValueError(f"returns = 'argument': expected one output, which is an input, got {list(self.outputs)}")
         return self
 
     def tolerated(self, name: str) -> bool:

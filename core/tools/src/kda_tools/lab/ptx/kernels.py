@@ -96,8 +96,9 @@ def _word(value: object) -> int:
 def launching_on_the_machine(options: Options = DEFAULT, cute: Iterable[type[Any]] = ()) -> Iterator[list[Any]]:
     """Meanwhile `Launch.run` takes tensors of the CPU and runs on the machine; the list receives the launches.
 
-    So do the classes `cute`, a solution's launches of CuTe DSL kernels (`cute.CuteLaunch`). The first one runs behind an unknown kernel, which may be writing anything, the others behind each other. New
-    tensors are full of NaN meanwhile, so that what a kernel does not write shows.
+    So do the classes `cute`, a solution's launches of CuTe DSL kernels (`cute.CuteLaunch`). The first launch runs
+    behind an unknown kernel, which may be writing anything, the others behind each other. New tensors are full of NaN
+    meanwhile, so that what a kernel does not write shows.
     """
     launched: list[Any] = []
     ahead: Traffic | None = None
