@@ -1,0 +1,24 @@
+"""Which configurations may be chosen: `kda tune qknorm_rope_kv_store` times them all."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from kda_tools.lab.tune import Sweep
+
+from ..solution.qknorm_rope_kv_store import TUNED, Config
+
+
+def grid() -> Iterator[Config]:
+    """Warps, tiles, stores, and programmatic dependent launch or not."""
+    cuts = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2))
+    for (warps, tiles), store, pdl in product(cuts, ("", ".cs"), (True, False)):
+        yield Config(warps, tiles, pdl, store)
+
+
+SWEEPS = (
+    Sweep(
+        table=TUNED,
+        candidates=tuple(grid()),
+        lines=({"rows": 2048}, {"rows": 16_384}, {"rows": 131_072}, {}),
+    ),
+)
