@@ -8,11 +8,16 @@ from kda_tools.lab.tune import Sweep
 from ..solution.qknorm_rope_kv_store import TUNED, Config
 
 
+CUTS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2))
+"""(warps, tiles)."""
+
+
 def grid() -> Iterator[Config]:
-    """Warps, tiles, stores, and programmatic dependent launch or not."""
-    cuts = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2))
-    for (warps, tiles), store, pdl in product(cuts, ("", ".cs"), (True, False)):
-        yield Config(warps, tiles, pdl, store)
+    """Warps, tiles, stores, and when loads are issued; without programmatic dependent launch only where it may help."""
+    for (warps, tiles), store, early in product(CUTS, ("", ".cs"), (True, False)):
+        yield Config(warps, tiles, True, store, early)
+    for warps, tiles in CUTS:
+        yield Config(warps, tiles, False, ".cs")
 
 
 SWEEPS = (

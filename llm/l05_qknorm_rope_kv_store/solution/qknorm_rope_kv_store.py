@@ -47,6 +47,9 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
+    early: bool = True
+    """All loads but those of cos and sin are issued before the first is waited for, which a barrier holds the compiler
+    to: two round trips to memory, and more registers."""
 
 
 TUNED = Table(__file__, "qknorm_rope_kv_store", Config)
@@ -101,6 +104,7 @@ def norm_and_turn(
     ROPE: tl.constexpr,
     EPS: tl.constexpr,
     NEOX: tl.constexpr,
+    EARLY: tl.constexpr,
     STORE: tl.constexpr,
 ):
     """Normalise and rotate a program's heads of q or k."""
@@ -133,6 +137,8 @@ def norm_and_turn(
     weight_a = tl.load(weight + tl.broadcast_to(a, HEADS, HALF)).to(tl.float32)
     weight_b = tl.load(weight + tl.broadcast_to(b, HEADS, HALF)).to(tl.float32)
     pair = tl.broadcast_to(pair, HEADS, HALF)
+    if EARLY:
+        tl.debug_barrier()  # else the compiler asks for heads when the position has come, and for v at its store
     if ROPE == DIM:
         cos = tl.load(angles + pair).to(tl.float32)
         sin = tl.load(angles + ROPE // 2 + pair).to(tl.float32)
@@ -190,6 +196,7 @@ def qknorm_rope_kv_store_kernel(
     ROPE: tl.constexpr,
     NEOX: tl.constexpr,
     HEADS: tl.constexpr,  # heads of a tile
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
@@ -208,14 +215,14 @@ def qknorm_rope_kv_store_kernel(
         for tile in tl.static_range(V_TILES):
             values += (load_heads(v + token * V.token_stride, first + tile * HEADS + row, whole, V, HEADS),)
         line, cached = k + token * K.token_stride, k_cache + slot * K_CACHE_STRIDE
-        norm_and_turn(line, cached, k_weight, angles, first, K, HEADS, DIM, ROPE, EPS, NEOX, STORE)
+        norm_and_turn(line, cached, k_weight, angles, first, K, HEADS, DIM, ROPE, EPS, NEOX, EARLY, STORE)
         for tile in tl.static_range(V_TILES):
             head = first + tile * HEADS + row
             store_heads(v_cache + slot * V_CACHE_STRIDE, DIM, values[tile], head, whole, V, HEADS, STORE)
     else:
         first = (part - K.parts) * (HEADS * Q.tiles)
         line = q + token * Q.token_stride
-        norm_and_turn(line, None, q_weight, angles, first, Q, HEADS, DIM, ROPE, EPS, NEOX, STORE)
+        norm_and_turn(line, None, q_weight, angles, first, Q, HEADS, DIM, ROPE, EPS, NEOX, EARLY, STORE)
 
 
 # --- plan
@@ -270,6 +277,7 @@ def plan(call: Call) -> Launch:
         ROPE=call.cos_sin_cache.shape[1],
         NEOX=bool(call.is_neox),
         HEADS=heads,
+        EARLY=config.early,
         PDL=pdl,
         STORE=config.store,
         num_warps=config.warps,
