@@ -55,14 +55,19 @@ class Case:
         return {name: with_strides(values[name], specs[name], device) if name in values else None for name in names}
 
     def call(self, arguments, op: Callable[..., object] | None = None):
-        """What a call gives, as a list: in place what it wrote to, else what it returned."""
+        """What a call gives, as a list: what it wrote to in place (of a pool its slots), else what it returned."""
         op = op or getattr(self.solution, self.row.op)
         returned = self._tensors_first(op)(*arguments.values(), **self.row.scalars)
         if self.row.inplace:
             written = [arguments[self.row.inplace[0]]] if self.contract.returns == "argument" else [None]
             assert returned is written[0]
-            return [arguments[name] for name in self.row.inplace]
+            return [self.judged_part(name, arguments) for name in self.contract.outputs]
         return list(returned) if isinstance(returned, tuple) else [returned]
+
+    def judged_part(self, name, arguments):
+        """A tensor that is written in place; of a pool the rows of the slots."""
+        slots = self.contract.pools.get(name)
+        return arguments[name] if slots is None else arguments[name][arguments[slots].flatten().long()]
 
     def why_not(self, arguments):
         assert self.op
