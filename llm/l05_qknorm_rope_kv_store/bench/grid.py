@@ -4,7 +4,7 @@
   (8, 8), (5, 1)} of q and of k x sizes x both pairings, bfloat16 in a packed qkv with int64 positions and slots: 576
   rows.
 - Layouts: tokens {1, 9, 129, 2049} x the same heads, sizes and pairings x {int32, contiguous q, k and v with cache rows
-  apart, heads and cache rows apart}: 432 rows.
+  apart, heads and cache rows apart in ways of their own}: 432 rows.
 - float16, and heads that rotate in part, which upstream's pair refuses: tokens {9, 257} x (32, 8) heads x sizes x
   pairings: 24 rows.
 
@@ -81,7 +81,8 @@ def _row(
     }[layout]
     # More places than tokens, so that neither a position nor a slot is simply the token's number.
     places, slots, width = 2 * tokens, 2 * tokens + 3, k_heads * dim
-    cache = TensorSpec(shape=(slots, width), dtype=dtype, stride=None if layout == "packed" else (width + 16, 1))
+    gaps = {"packed": (0, 0), "plain": (16, 16), "apart": (16, 24)}[layout]
+    of_k, of_v = (TensorSpec(shape=(slots, width), dtype=dtype, stride=(width + gap, 1)) for gap in gaps)
     parts = [f"{tokens}x{q_heads}x{k_heads}x{dim}", "neox" if neox else "pairs"]
     parts += [f"rope{rope}"] * (rope != dim) + [layout] * (layout != "packed")
     parts += [index] * (index != "int64") + [dtype] * (dtype != "bfloat16")
@@ -93,8 +94,8 @@ def _row(
             "q": TensorSpec(shape=(tokens, q_heads, dim), dtype=dtype, stride=stride["q"]),
             "k": TensorSpec(shape=(tokens, k_heads, dim), dtype=dtype, stride=stride["k"]),
             "v": TensorSpec(shape=(tokens, k_heads, dim), dtype=dtype, stride=stride["v"]),
-            "k_cache": cache,
-            "v_cache": cache,
+            "k_cache": of_k,
+            "v_cache": of_v,
             "q_weight": TensorSpec(shape=(dim,), dtype=dtype),
             "k_weight": TensorSpec(shape=(dim,), dtype=dtype),
             "cos_sin_cache": TensorSpec(shape=(places, rope), dtype="float32", fill="cos_sin"),

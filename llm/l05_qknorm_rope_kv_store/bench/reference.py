@@ -5,10 +5,8 @@ import torch
 from kda_judge.contract.errors import expecting
 from kda_judge.contract.workloads import ITEM_SIZE, Workload
 
-RANKS = {
-    **{"q": 3, "k": 3, "v": 3, "k_cache": 2, "v_cache": 2, "q_weight": 1, "k_weight": 1},
-    **{"cos_sin_cache": 2, "positions": 1, "out_loc": 1},
-}
+RANKS = dict.fromkeys(("q", "k", "v"), 3) | dict.fromkeys(("k_cache", "v_cache", "cos_sin_cache"), 2)
+RANKS |= dict.fromkeys(("q_weight", "k_weight", "positions", "out_loc"), 1)
 """Dimensions of each tensor argument."""
 
 
@@ -89,9 +87,7 @@ def check(workload: Workload) -> None:
         expect(inputs[name].dtype in allowed, name, f"dtype {' or '.join(allowed)}", inputs[name].dtype)
     positions = inputs["positions"]
     highest = tokens if positions.fill == "arange" else positions.high or 0
-    expect(
-        highest <= places, "positions", f"values below the {places} rows of cos_sin_cache", f"values up to {highest - 1}"
-    )
+    expect(highest <= places, "positions", f"values below {places}, the rows of cos_sin_cache", f"up to {highest - 1}")
     for name, size in (("head_dim", dim), ("rope_dim", rope)):
         expect(scalars.get(name, 0) in (0, size), name, f"0 or {size}", scalars[name])
     expect(isinstance(scalars.get("is_neox"), bool), "is_neox", "true or false", scalars.get("is_neox"))

@@ -7,7 +7,6 @@ from kda_tools.lab.tune import Sweep
 
 from ..solution.qknorm_rope_kv_store import TUNED, Config
 
-
 CUTS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2))
 """(warps, tiles)."""
 

@@ -38,7 +38,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Config:
-    """How the work is cut. A tile is as many heads as the program's threads hold, in one 16-byte vector each (neox: two)."""
+    """How the work is cut. A tile is as many heads as the threads hold at one 16-byte vector each (neox: two)."""
 
     warps: int
     tiles: int
@@ -60,7 +60,7 @@ TUNED = Table(__file__, "qknorm_rope_kv_store", Config)
 
 
 class Heads(NamedTuple):
-    """The heads of q, k or v, a constant: what is fixed per model costs the host nothing then (else 20 ns an argument)."""
+    """The heads of q, k or v, a constant: what a model fixes costs the host nothing then (else 20 ns an argument)."""
 
     number: int
     token_stride: int
@@ -286,7 +286,7 @@ def plan(call: Call) -> Launch:
 
 
 def _by_heads(call: Call) -> torch.Tensor:
-    """v as [tokens, k heads, head_dim]: a server hands it over with its heads side by side."""
+    """The values as [tokens, k heads, head_dim]: a server hands them over with their heads side by side."""
     return call.v.view_as(call.k) if call.v.dim() == 2 else call.v
 
 
@@ -394,8 +394,8 @@ def fused_inplace_qknorm_rope_kv_store(
         k_weight: [head_dim].
         cos_sin_cache: [positions, rope_dim], float32: cos in the first half of a row, sin in the second.
         positions: [tokens], int32 or int64, rows of cos_sin_cache; not checked against its length.
-        out_loc: [tokens], int32 or int64, rows of the caches; not checked against their length. Where one comes twice, as
-            that of padding does, what it holds then is of either token, or of both.
+        out_loc: [tokens], int32 or int64, rows of the caches; not checked against their length. Where one comes twice,
+            as that of padding does, what it holds then is of either token, or of both.
         is_neox: rotate (p, p + rope_dim / 2) instead of (2p, 2p + 1).
         eps: added to the mean square.
         head_dim: 64, 128 or 256; 0 takes q's.

@@ -147,6 +147,6 @@ def test_every_token_and_head_has_a_program():
 
 
 def test_bytes_are_counted_by_hand():
-    """A token of one q head and one k head of 64, in bfloat16: seven heads of 128 bytes pass, and 256 bytes of angles."""
+    """A token of one q head and one k head of 64, in bfloat16: seven heads of 128 bytes, and 256 bytes of angles."""
     row = grid._row(3, (1, 1), 64, 64, neox=True)
     assert reference.bytes_moved(row) == 3 * (7 * 128 + 256 + 8 + 8) + 2 * 128
