@@ -1,0 +1,34 @@
+"""Which configurations may be chosen: `kda tune temb_modulation` times them all."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from kda_runtime.tuned_table import Features
+from kda_tools.lab.tune import Sweep
+
+from ..solution.temb_modulation import ALL, TUNED, Config
+
+
+def grid() -> Iterator[Config]:
+    """Rows of a program with the order of loads; then the questions apart from these.
+
+    3072 columns are 3 whole chunks and 5120 are 5 at 4 warps, which 8 are lowered to and 2 raised to.
+    """
+    for rows in (1, 2):
+        for early, store in product((False, True), ("", ".cs")):
+            yield Config(4, rows, early=early, store=store)
+        yield Config(4, rows, ahead=1, store=".cs")
+    yield Config(4, pdl=False)
+    for load in (".cg", ".ca"):
+        yield Config(4, load=load, store=".cs")
+    for maxnreg, ahead in ((96, ALL), (80, ALL), (80, 1)):
+        yield Config(4, ahead=ahead, store=".cs", maxnreg=maxnreg)
+
+
+def applies(config: Config, features: Features) -> bool:
+    """Chunks ahead are only of shift and scale: one slice is the gate."""
+    return features["slices"] != 1 or config.ahead == ALL
+
+
+LINES = ({"streamed": 0}, {"slices": 1}, {"slices": 2}, {})
+SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=LINES, applies=applies),)
