@@ -1,5 +1,6 @@
 """The tasks of this checkout, for tests that every one of them has to pass: a new task gets them for nothing."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -9,3 +10,25 @@ from kda_judge.contract.tasks import Task
 ROOT = Path(__file__).resolve().parents[3]
 TASKS = [Task(config.parent) for config in sorted(ROOT.glob("*/*/config.toml"))]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.op)
+
+
+def calls_of_chains(task, arm):
+    """Function of the arm's own -> what of upstream it calls, itself or through others of the arm.
+
+    An op that upstream has as a chain of calls only is such a function. Besides upstream's functions it may use
+    PyTorch and Triton's arithmetic: an arm that has a kernel of its own would not be upstream.
+    """
+    tree = ast.parse(task.path.joinpath(*task.config.arms[arm].module.split(".")).with_suffix(".py").read_text())
+    plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert plain <= {"torch", "triton"}, plain
+    assert all(str(node.module).startswith("sglang.") for node in froms), [node.module for node in froms]
+    theirs = {alias.name for node in froms for alias in node.names}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert not [name for name, node in functions.items() if node.decorator_list], "a function that is compiled"
+    names = {
+        name: {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} for name, node in functions.items()
+    }
+    for _ in functions:
+        names = {name: used.union(*(names[one] for one in used & set(functions))) for name, used in names.items()}
+    return {name: used & theirs for name, used in names.items()}

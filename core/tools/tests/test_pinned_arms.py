@@ -1,6 +1,5 @@
 """Every upstream arm imports from its locked files alone, and the solution has its signatures."""
 
-import ast
 import inspect
 import json
 import os
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 
-from core.tools.tests.every_task import ROOT, TASKS
+from core.tools.tests.every_task import ROOT, TASKS, calls_of_chains
 from kda_judge.arms.arm_import import REPLAYER
 from kda_judge.arms.upstream import cache_folder, fetch, read_lock
 from kda_judge.contract.errors import MissingRequirement
@@ -78,17 +77,6 @@ ARMS = [(task, arm) for task in TASKS for arm, spec in task.config.arms.items() 
 every_arm = pytest.mark.parametrize(("task", "arm"), ARMS, ids=[f"{task.op}-{arm}" for task, arm in ARMS])
 
 
-def made_of_upstream_alone(task, arm, name):
-    """Whether the arm's function `name` calls several functions of upstream, and nothing else."""
-    module = task.config.arms[arm].module
-    body = ast.parse((task.path.joinpath(*module.split(".")).with_suffix(".py")).read_text()).body
-    upstream = [node for node in body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("sglang.")]
-    imported = {alias.name for node in upstream for alias in node.names}
-    (function,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
-    called = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
-    return len(called) > 1 and called <= imported
-
-
 def pin_of(task, arm):
     return task.config.upstream[task.config.arms[arm].upstream]
 
@@ -135,9 +123,10 @@ def test_arm_imports_from_its_locked_files_alone(task, arm):
 
     solution = task.load("solution")
     assert set(task.config.ops) <= set(found["modules"])
+    own = calls_of_chains(task, arm)
     for name, module in found["modules"].items():
-        chain = module.startswith(task.folder) and made_of_upstream_alone(task, arm, name)
-        assert chain or "sglang" in module.split("."), f"{name} is upstream's own, or a chain of its own"
+        if "sglang" not in module.split("."):
+            assert own.get(name), f"{name} is upstream's own, or a chain of upstream's"
         theirs = [tuple(parameter) for parameter in found["parameters"][name]]
         # Under our stand-in for the framework's registration, where there is one.
         assert found["registered"][name] in (None, [parameter for parameter, *_ in theirs])

@@ -35,7 +35,7 @@ def temb_residual_norm_scale_shift(
 def temb_residual(
     residual: torch.Tensor, x: torch.Tensor, temb: torch.Tensor, gate_table: torch.Tensor, gate: int = 2
 ) -> torch.Tensor:
-    """residual + gate * x in float32, rounded once, to x's dtype."""
+    """Residual + gate * x in float32, rounded once, to x's dtype."""
     return (residual.float() + _slice(gate_table, temb, gate) * x.float()).to(x.dtype)
 
 

@@ -7,7 +7,6 @@ with the slices that it reads, by the same kernel: the charges of a block's call
 
 import torch
 import triton
-
 from sglang.kernels.ops.diffusion.modulate.scale_shift_triton import fuse_scale_shift_kernel
 from sglang.kernels.ops.diffusion.modulate.wan_temb_table_slices_triton import _temb_table_slices_kernel
 from sglang.kernels.ops.diffusion.norm.scale_residual_norm_cutedsl import (

@@ -6,7 +6,6 @@ that it reads, in the same operations: the charges of a block's calls add up to 
 """
 
 import torch
-
 from sglang.jit_kernel.diffusion.cutedsl.scale_residual_norm_scale_shift import (
     fused_norm_scale_shift,
     fused_scale_residual_norm_scale_shift,

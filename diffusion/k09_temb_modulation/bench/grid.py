@@ -1,14 +1,14 @@
 """The regression grid: correctness-only rows over the ops' whole envelope.
 
-A **call** is one of the block's: `first` (norm), `gated` (gate, norm, modulation), `affine` (gate, affine norm), `cross`
-(no gate, norm, modulation), `bare` (no gate, norm alone) and `last` (gate alone).
+A **call** is one of: `first` (norm), `gated` (gate, norm, modulation), `affine` (gate, affine norm), `cross` (no gate,
+norm, modulation), `bare` (no gate, affine norm) and `last` (gate alone).
 
 - Shapes: [1, 1024, 3072] and [2, 12, 1280] x {float16, bfloat16, float32} x calls x layouts of temb in front of K and D
   {BS, 1S, B1, 11, B, 1}: 216 rows. temb is in x's dtype, K is 6.
 - Widths: 256, 1536, 2304, 4096, 5120, 7936 and 8192 columns x {bfloat16, float32} x calls: 84 rows.
 - Dtypes: temb, tables and parameters in other dtypes than x (`MIXED`) x calls: 24 rows.
 - Slices: another number of slices than 6, and numbers that are the same, the last, and in any order: 20 rows.
-- Layouts: one of x, residual and temb a chunk of something wider, all calls that have it: 17 rows.
+- Layouts: one of x, residual, temb and the tables a part of something wider, all calls that have it: 23 rows.
 
 A float16 temb or x has small tables and temb: the product of two large draws of the family `mixed` would be beyond
 float16.
@@ -71,9 +71,9 @@ def grid() -> Iterator[Workload]:
     for numbers, call in product(NUMBERS, ("first", "gated", "cross", "last")):
         yield _row(call, SMALL, "bfloat16", numbers=numbers, name="slices." + ".".join(map(str, numbers)))
     for call, (_, inputs) in CALLS.items():
-        for apart in ("x", "residual", "temb"):
+        for apart in ("x", "residual", "temb", "gate_table", "table"):
             if apart in inputs:
-                yield _row(call, SMALL, "bfloat16", apart=apart, name=f"chunk.{apart}")
+                yield _row(call, SMALL, "bfloat16", apart=apart, name=f"part.{apart}")
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:
@@ -110,11 +110,11 @@ def _row(
         if of in ("weight", "bias"):
             return TensorSpec(shape=(columns,), dtype=parameters or dtype)
         fill: Fill = "cos" if narrow else "normal"
+        line = 2 * columns * slices  # of a part: every second slice
         if of != "temb":
-            return TensorSpec(shape=(1, slices, columns), dtype=tables or dtype, fill=fill)
+            stride = (line, 2 * columns, 1) if of == apart else None
+            return TensorSpec(shape=(1, slices, columns), dtype=tables or dtype, stride=stride, fill=fill)
         outer = tuple(sizes[letter] for letter in layout)
-        line = 2 * columns * slices
-        # Every second slice of something wider, and lines further apart than they are long.
         stride = (tokens * line, line, 2 * columns, 1) if of == apart else None
         return TensorSpec(shape=(*outer, slices, columns), dtype=temb or dtype, stride=stride, fill=fill)
 

@@ -71,7 +71,8 @@ def check(workload: Workload) -> None:
     expect = expecting()
     inputs, scalars = workload.inputs, workload.scalars
     needed, more = TENSORS[workload.op]
-    expect(needed <= set(inputs) <= needed | more, "inputs", f"{sorted(needed)} of {sorted(needed | more)}", list(inputs))
+    allowed = needed | more
+    expect(needed <= set(inputs) <= allowed, "inputs", f"{sorted(needed)} of {sorted(allowed)}", sorted(inputs))
     x, temb = inputs["x"], inputs["temb"]
     expect(len(x.shape) == 3, "x", "3 dimensions [B, S, D]", list(x.shape))
     batch, tokens, columns = x.shape
@@ -81,7 +82,8 @@ def check(workload: Workload) -> None:
     slices = temb.shape[-2]
     outer = temb.shape[:-2]
     broadcasts = all(size in (1, full) for size, full in zip(outer, (batch, tokens), strict=False))
-    expect(broadcasts and temb.shape[-1] == columns, "temb", "a size of 1 or x's in front of K, and D", list(temb.shape))
+    fits = broadcasts and temb.shape[-1] == columns
+    expect(fits, "temb", "a size of 1 or x's in front of K, and D", list(temb.shape))
     shapes = {"weight": (columns,), "bias": (columns,), "residual": x.shape}
     shapes |= dict.fromkeys(("table", "gate_table"), (1, slices, columns))
     for name, spec in inputs.items():
@@ -89,8 +91,8 @@ def check(workload: Workload) -> None:
         expect(spec.strides[-1] == 1, name, "stride 1 in its last dimension", spec.strides[-1])
         shape = shapes.get(name, spec.shape)
         expect(spec.shape == shape, name, f"shape {list(shape)}", list(spec.shape))
-    numbers = {"eps", "shift", "scale"} if "table" in needed | more else set()
-    numbers |= {"gate"} if "gate_table" in needed | more else set()
+    numbers = {"eps", "shift", "scale"} if "table" in allowed else set()
+    numbers |= {"gate"} if "gate_table" in allowed else set()
     expect(set(scalars) <= numbers, "scalars", f"some of {sorted(numbers)}", sorted(scalars))
     for name in numbers & set(NUMBERS):
         number = scalars.get(name, DEFAULTS[name])
