@@ -112,7 +112,7 @@ def each(grid_rows=0):
             cases += [
                 Case(task, row) for row in (shrink(frozen, task.config.cpu.keep), *rest[step // 2 :: step][:grid_rows])
             ]
-    return pytest.mark.parametrize("case", cases, ids=[f"{case.row.op}-{case.row.id}" for case in cases])
+    return pytest.mark.parametrize("case", cases, ids=[f"{case.task.op}-{case.row.op}-{case.row.id}" for case in cases])
 
 
 def changed(arguments, change):

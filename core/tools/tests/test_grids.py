@@ -26,7 +26,7 @@ def steps(spec):
     return tuple(step if size > 1 else 0 for size, step in sized)[::-1]
 
 
-@pytest.mark.parametrize(("task", "op"), OPS, ids=[op for _, op in OPS])
+@pytest.mark.parametrize(("task", "op"), OPS, ids=[f"{task.op}-{op}" for task, op in OPS])
 def test_operands_of_several_lines_lie_differently_in_some_row(task, op):
     """A kernel that finds an operand's lines by another one's strides is wrong in that row."""
     load_reference(task)  # makes the task importable
