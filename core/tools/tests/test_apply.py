@@ -104,7 +104,8 @@ def test_the_plan_has_every_function_of_both_releases() -> None:
     functions = {version: {one.function for one in plan if one.version == version} for version in RELEASES}
     assert {"norm_infer", "fused_inplace_qknorm_rope", "apply_group_norm_silu"} <= functions[RELEASES[1]]
     for task in TASKS:
-        arms = {task.config.upstream[arm.upstream].version: name for name, arm in task.config.arms.items() if arm.upstream}
+        stand = {name: arm.upstream for name, arm in task.config.arms.items() if arm.upstream}
+        arms = {task.config.upstream[pin].version: name for name, pin in stand.items()}
         for version in RELEASES:
             # What upstream has as a chain of calls only, there is no function to replace for.
             one = set(task.config.ops) - set(calls_of_chains(task, arms[version])) if version in arms else set()
