@@ -1,0 +1,64 @@
+"""Which configurations may be chosen: `kda tune fused_add_rmsnorm` times them all."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_runtime.triton_rows import vector_width
+from kda_runtime.tuned_table import Features
+from kda_tools.lab.tune import Sweep
+
+from ..solution.rmsnorm import MAX_WARPS, TUNED, Config, warps_of_a_row
+
+WIDTHS = (512, 2048, 3072, 4096, 5120, 6144, 7168, 8192)
+"""How many warps a row takes, and what they leave idle, changes with each width that models have."""
+ROWS = (16, 128, 1024)
+WARP = vector_width(1, 2)
+"""Columns of bfloat16."""
+
+
+def grid() -> Iterator[Config]:
+    """Vectors a thread, and rows in the same or in other warps; hints, late weights and plain launches beside these."""
+    for vectors in (1, 2, 3, 4, 8):
+        yield Config(vectors)
+        yield Config(vectors, early=False)
+        yield Config(vectors, pdl=False)
+        yield Config(vectors, store=".cs")
+        for beside in (2, 4):
+            yield Config(vectors, beside=beside)
+        if vectors <= 4:
+            yield Config(vectors, rows=2)
+            yield Config(vectors, rows=2, store=".cs")
+
+
+def fused(rows: int, width: int) -> Workload:
+    """A call of fused_add_rmsnorm, for lines that no frozen row falls into."""
+    x = TensorSpec(shape=(rows, width), dtype="bfloat16")
+    return Workload(
+        id=f"tune-{rows}x{width}",
+        op="fused_add_rmsnorm",
+        inplace=("input", "residual"),
+        inputs={"input": x, "residual": x, "weight": TensorSpec(shape=(width,), dtype="bfloat16")},
+        scalars={"eps": 1e-6},
+    )
+
+
+def applies(config: Config, features: Features) -> bool:
+    """Not where a program would have more warps than there are, or more rows than the call."""
+    spread = warps_of_a_row(int(features["width"]), WARP, config.vectors)
+    return spread * config.beside <= MAX_WARPS and config.rows * config.beside <= features["rows"]
+
+
+SWEEPS = (
+    Sweep(
+        table=TUNED,
+        candidates=tuple(grid()),
+        lines=(
+            *({"width": width, "rows": rows} for width, rows in product(WIDTHS, ROWS)),
+            *({"width": width} for width in WIDTHS),
+            {},
+        ),
+        rows=(fused(16, 512), *(fused(1024, width) for width in (512, 5120, 8192, 16384))),
+        applies=applies,
+    ),
+)

@@ -1,0 +1,299 @@
+"""RMSNorm of every row, with the residual added first or alone: one Triton kernel, launched directly.
+
+    fused_add_rmsnorm:  residual <- input + residual,  input <- residual / sqrt(mean(residual^2) + eps) * weight
+    rmsnorm:            out <- input / sqrt(mean(input^2) + eps) * weight
+
+Over a row, in float32; what is normalised is the sum before it is rounded to be stored. With `cast_x_before_out_mul`
+the normalised row is rounded to input's dtype before weight is multiplied, as Hugging Face's models do.
+
+Source of the semantics: SGLang 0.5.23, `kernels/ops/layernorm/norm.py` (Apache-2.0); the code is our own.
+
+Idea: a decoded batch has a few rows and is bound by latency: one row is one load, one reduction, one store. So a row is
+spread over as many warps as give each thread one or a few 16-byte vectors, all loads are issued before the first use,
+weight's with them, and the grid is set up while the kernel ahead drains. A prefill streams: there a program may take
+several rows, which are reduced together and share the weight, or several warps that hold a row each, which need no
+barrier. The table says which, by width and rows.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kda_runtime.broadcast import row_stride
+from kda_runtime.checks import Expect, capability, given, pdl_works, scattered, unfit
+from kda_runtime.launch import Launch
+from kda_runtime.op import Op
+from kda_runtime.triton_rows import follow_the_kernel_ahead, load_chunk, load_row, store_chunk, vector_width, widen
+from kda_runtime.tuned_table import Table
+
+MAX_COLUMNS = 16384
+"""The widest row that upstream takes; 32 warps hold it in 16 registers of float32 a thread."""
+MAX_WARPS = 32
+
+
+# --- configuration and selection
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut. A row lies in as few warps, a power of two, as hold it in `vectors` a thread."""
+
+    vectors: int
+    """Most 16-byte vectors of a row that a thread holds."""
+    rows: int = 1
+    """Rows that the same threads hold, reduced together."""
+    beside: int = 1
+    """Rows that other warps of the program hold."""
+    early: bool = True
+    """Load weight before the reduction, at the price of registers."""
+    pdl: bool = True
+    """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    store: str = ""
+    """Cache modifier of the stores."""
+
+
+TUNED = Table(__file__, "rmsnorm", Config)
+"""Features: `width` (columns) and `rows`."""
+
+
+# --- kernel
+
+
+@triton.jit(do_not_specialize=["rows"])
+def rmsnorm_kernel(
+    out,  # [ROWS, N]; None for x
+    residual,  # [ROWS, N], also an output; or None
+    x,  # [ROWS, N]
+    weight,  # [N]
+    rows,  # number of rows; None where every program is full, as the grid says the rest
+    # Strides and eps are fixed per model: as constants they cost the host nothing at launch (20 ns an argument).
+    OUT_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,  # columns of a chunk
+    ROWS: tl.constexpr,
+    REPEAT: tl.constexpr,  # load weight for every row of the tile
+    CAST: tl.constexpr,
+    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """One program: ROWS whole rows, each in ceil(N / BLOCK) chunks."""
+    CHUNKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    FAR: tl.constexpr = max(OUT_STRIDE, RESIDUAL_STRIDE, X_STRIDE) * ROWS >= 2**31
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    inside = None if rows is None else first + row < rows
+    # 64 bits reach every program's first row; from there 32 do, unless rows are very far apart.
+    if FAR:
+        row = row.to(tl.int64)
+    x += first * X_STRIDE
+    if out is None:
+        out = x
+    else:
+        out += first * OUT_STRIDE
+    col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    # Where rows lie beside each other among the threads, weight is loaded for each of them: every thread gets the
+    # vector that it needs, where one row for all would be loaded value by value and spread through shared memory.
+    across = col + 0 * row if REPEAT else col
+
+    follow_the_kernel_ahead(PDL)
+
+    # All loads first: a thread keeps them in flight.
+    loaded = load_row(x + row * X_STRIDE, col, inside, N, BLOCK, "")
+    if residual is not None:
+        residual += first * RESIDUAL_STRIDE
+        added = load_row(residual + row * RESIDUAL_STRIDE, col, inside, N, BLOCK, "")
+    if EARLY:
+        weights = load_row(weight, across, None, N, BLOCK, "")
+
+    # The residual is stored before the reduction, whose latency hides the stores.
+    wide = ()
+    for chunk in tl.static_range(CHUNKS):
+        value = widen(loaded[chunk])  # [ROWS, BLOCK]
+        if residual is not None:
+            value += widen(added[chunk])
+            store_chunk(residual + row * RESIDUAL_STRIDE, value, col, inside, chunk, N, BLOCK, STORE)
+        wide += (value,)
+
+    # Chunks are added element by element first: one reduction across threads, and short sums.
+    squares = wide[0] * wide[0]
+    for chunk in tl.static_range(1, CHUNKS):
+        squares += wide[chunk] * wide[chunk]
+    scale = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) * (1.0 / N) + EPS)  # [ROWS, 1]
+
+    for chunk in tl.static_range(CHUNKS):
+        value = wide[chunk] * scale
+        if CAST:
+            value = widen(value.to(out.dtype.element_ty))
+        each = weights[chunk] if EARLY else load_chunk(weight, across, None, chunk, N, BLOCK, "")
+        store_chunk(out + row * OUT_STRIDE, value * widen(each), col, inside, chunk, N, BLOCK, STORE)
+
+
+# --- plan
+
+
+class Call(NamedTuple):
+    """The arguments of one call of any of the ops, in the kernel's order."""
+
+    out: torch.Tensor | None
+    residual: torch.Tensor | None
+    input: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    cast_x_before_out_mul: bool
+
+
+def warps_of_a_row(width: int, warp: int, vectors: int) -> int:
+    """Warps that hold a row, each `warp` columns in one vector a thread, in at most `vectors` of them."""
+    return min(triton.next_power_of_2(triton.cdiv(triton.cdiv(width, warp), vectors)), MAX_WARPS)
+
+
+def plan(call: Call) -> Launch:
+    """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
+    x, residual = call.input, call.residual
+    out = x if call.out is None else call.out
+    width = x.shape[-1]
+    rows = x.numel() // width
+    major = capability(x)
+    config = TUNED.select(major, width=width, rows=rows)
+    warp = vector_width(1, x.itemsize)  # columns that a warp holds in one vector a thread
+    spread = warps_of_a_row(width, warp, config.vectors)
+    warps = min(spread * config.beside, MAX_WARPS)
+    block = min(triton.next_power_of_2(width), spread * warp)
+    tile = warps // spread * config.rows * (spread * warp // block)
+    pdl = config.pdl and pdl_works(rmsnorm_kernel, major)
+    return Launch.make(
+        rmsnorm_kernel,
+        (triton.cdiv(rows, tile),),
+        call.out,
+        residual,
+        x,
+        call.weight,
+        rows if rows % tile else None,
+        OUT_STRIDE=row_stride(out),
+        RESIDUAL_STRIDE=0 if residual is None else row_stride(residual),
+        X_STRIDE=row_stride(x),
+        EPS=float(call.eps),
+        N=width,
+        BLOCK=block,
+        ROWS=tile,
+        REPEAT=block < warps * warp,
+        CAST=bool(call.cast_x_before_out_mul),
+        EARLY=config.early,
+        PDL=pdl,
+        STORE=config.store,
+        num_warps=warps,
+        launch_pdl=pdl,
+    )
+
+
+# --- what is wrong with a call, what the kernel covers, and the path for the rest
+
+
+def _check(call: Call, expect: Expect) -> None:
+    """Refuse arguments that the ops have no meaning for."""
+    shape = list(call.input.shape)
+    expect(len(shape) > 0 and shape[-1] > 0, "input", "one dimension or more [..., columns], with columns", shape)
+    for name, tensor in given(call).items():
+        wanted, why = (shape[-1:], "") if name == "weight" else (shape, ", as input")
+        expect(list(tensor.shape) == wanted, name, f"shape {wanted}{why}", list(tensor.shape))
+        expect(name == "weight" or tensor.dtype == call.input.dtype, name, f"dtype {call.input.dtype}", tensor.dtype)
+
+
+def _uncovered(call: Call) -> str | None:
+    """Why the kernel cannot take this call on any device, or None."""
+    width = call.input.shape[-1]
+    if width > MAX_COLUMNS:
+        return f"a row has {width} columns; the kernel takes up to {MAX_COLUMNS}"
+    for name, tensor in given(call).items():
+        if name == "weight":
+            continue
+        step = row_stride(tensor)
+        if step is None or (tensor.numel() > width and step < width):
+            where = f"shape {list(tensor.shape)} and strides {tensor.stride()}"
+            return f"{name} has {where}; the kernel steps evenly from row to row"
+    return unfit(given(call)) or scattered(given(call))
+
+
+def _plain(call: Call) -> None:
+    """The same maths in PyTorch, for whatever the kernel does not cover."""
+    x = call.input
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = x.to(wide)
+    if call.residual is not None:
+        total = total + call.residual.to(wide)
+        call.residual.copy_(total)
+    y = total * torch.rsqrt(total.square().mean(dim=-1, keepdim=True) + call.eps)
+    y = y.to(x.dtype) if call.cast_x_before_out_mul else y
+    (x if call.out is None else call.out).copy_(y.to(wide) * call.weight.to(wide))
+
+
+# --- public functions
+
+_op = partial(
+    Op[Call], arguments=Call, kernel=rmsnorm_kernel, plan=plan, plain=_plain, check=_check, uncovered=_uncovered
+)
+FUSED = _op("fused_add_rmsnorm", mutates=("input", "residual"), required=("residual",))
+INTO = _op("rmsnorm", mutates=("out",), required=("out",))
+INPLACE = _op("rmsnorm_inplace", mutates=("input",))
+"""A tensor that is read and written has to be one argument for tracers."""
+
+
+@FUSED.public
+def fused_add_rmsnorm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    cast_x_before_out_mul: bool = False,
+) -> None:
+    """Add input to residual in place, and write the RMSNorm of the sum over input.
+
+    Args:
+        input: [..., columns], float16, bfloat16 or float32; the last stride is 1, rows are evenly spaced.
+        residual: likewise, of input's shape and dtype.
+        weight: [columns].
+        eps: added to the mean square.
+        cast_x_before_out_mul: round to input's dtype before weight is multiplied.
+
+    Other dtypes, wider rows than 16384 columns, and CPU tensors, take a plain PyTorch path: see `why_not`.
+
+    Raises:
+        ValueError: an argument has no meaning for the op; names it, what was expected and what came.
+    """
+    FUSED.call(None, residual, input, weight, eps, cast_x_before_out_mul)
+
+
+def _rmsnorm(
+    input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, eps: float = 1e-6
+) -> Call | str:
+    return Call(input if out is None else out, None, input, weight, eps, False)
+
+
+@INTO.also(_rmsnorm)
+def rmsnorm(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, eps: float = 1e-6) -> None:
+    """Write the RMSNorm of input's rows into out, or over input.
+
+    Args:
+        input: [..., columns], float16, bfloat16 or float32; the last stride is 1, rows are evenly spaced.
+        weight: [columns].
+        out: likewise, of input's shape and dtype; None for input.
+        eps: added to the mean square.
+
+    Other dtypes, wider rows than 16384 columns, and CPU tensors, take a plain PyTorch path: see `why_not`.
+
+    Raises:
+        ValueError: an argument has no meaning for the op; names it, what was expected and what came.
+    """
+    if out is None or out is input:
+        INPLACE.call(None, None, input, weight, eps, False)
+    else:
+        INTO.call(out, None, input, weight, eps, False)
