@@ -55,10 +55,15 @@ def pages(root: Path, tasks: Sequence[Task]) -> dict[Path, str]:
     """Place -> text of every page."""
     releases, known = load_facts(root), known_entries(root)
     return {
-        OPS: _ops_page(known, releases[-1], {task.folder: _gain(task) for task in tasks}),
+        OPS: _ops_page(known, releases[-1], {task.folder: _linked(task) for task in tasks}),
         CHANGES: _changes_page(releases[0], releases[-1]),
         MODELS: _models_page(releases, known, tasks),
     }
+
+
+def _linked(task: Task) -> str:
+    """The task's results page as a link, and its gain."""
+    return f"[{task.folder}](../{task.family}/{task.folder}/docs/results.md) {_gain(task)}"
 
 
 def _gain(task: Task) -> str:
@@ -88,10 +93,7 @@ def _ops_page(known: Iterable[Known], latest: Release, gains: Mapping[str, str])
         )
         for one in members:
             task = one.entry.task
-            own = NONE
-            if task is not None:
-                path = next((f"../{family}/{task}/docs/results.md" for family in ("diffusion", "llm")), "")
-                own = f"[{task}]({path}) {gains.get(task, '')}"
+            own = NONE if task is None else gains.get(task, task)
             parts.append(
                 line(
                     f"`{_cell(one.entry.pattern)}`", _names(one, latest), _languages(one),
