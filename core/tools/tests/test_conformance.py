@@ -254,8 +254,10 @@ def test_gradients_are_recorded_also_where_a_plan_was_made_without_them(case):
     with torch.no_grad():
         case.call(arguments)
     outputs = [output for output in case.call(arguments) if output.is_floating_point()]
-    assert all(output.requires_grad for output in outputs)
-    sum(output.float().sum() for output in outputs).backward()
+    recorded = [output for output in outputs if output.requires_grad]
+    # What is added in place, say, has no parameter in it.
+    assert recorded if case.row.inplace else len(recorded) == len(outputs)
+    sum(output.float().sum() for output in recorded).backward()
     assert any(value.grad is not None and value.grad.abs().sum() > 0 for value in learned)
 
 

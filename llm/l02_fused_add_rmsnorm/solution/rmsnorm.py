@@ -3,10 +3,9 @@
     fused_add_rmsnorm:  residual <- input + residual,  input <- residual / sqrt(mean(residual^2) + eps) * weight
     rmsnorm:            out <- input / sqrt(mean(input^2) + eps) * weight
 
-Over a row, in float32; what is normalised is the sum before it is rounded to be stored. With `cast_x_before_out_mul`
-the normalised row is rounded to input's dtype before weight is multiplied, as Hugging Face's models do.
+Over a row, in float32; what is normalised is the sum before it is rounded to be stored.
 
-Source of the semantics: SGLang 0.5.23, `kernels/ops/layernorm/norm.py` (Apache-2.0); the code is our own.
+Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/norm.py` (Apache-2.0); the code is our own.
 
 Idea: a decoded batch has a few rows and is bound by latency: one row is one load, one reduction, one store. So a row is
 spread over as many warps as give each thread one or a few 16-byte vectors, all loads are issued before the first use,
@@ -90,7 +89,6 @@ def rmsnorm_kernel(
     BLOCK: tl.constexpr,  # columns of a chunk
     ROWS: tl.constexpr,
     REPEAT: tl.constexpr,  # load weight for every row of the tile
-    CAST: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
     STORE: tl.constexpr,
@@ -146,8 +144,6 @@ def rmsnorm_kernel(
 
     for chunk in tl.static_range(CHUNKS):
         value = held[chunk] * scale
-        if CAST:
-            value = widen(value.to(out.dtype.element_ty))
         if not EARLY:
             value *= widen(load_chunk(weight, across, None, chunk, N, BLOCK, ""))
         store_chunk(out + row * OUT_STRIDE, value, col, inside, chunk, N, BLOCK, STORE)
@@ -164,7 +160,6 @@ class Call(NamedTuple):
     input: torch.Tensor
     weight: torch.Tensor
     eps: float
-    cast_x_before_out_mul: bool
 
 
 def warps_of_a_row(width: int, warp: int, vectors: int) -> int:
@@ -202,8 +197,7 @@ def plan(call: Call) -> Launch:
         BLOCK=block,
         ROWS=tile,
         REPEAT=block < warps * warp,
-        CAST=bool(call.cast_x_before_out_mul),
-        EARLY=config.early and not call.cast_x_before_out_mul,
+        EARLY=config.early,
         PDL=pdl,
         STORE=config.store,
         num_warps=warps,
@@ -247,9 +241,8 @@ def _plain(call: Call) -> None:
     if call.residual is not None:
         total = total + call.residual.to(wide)
         call.residual.copy_(total)
-    y = total * torch.rsqrt(total.square().mean(dim=-1, keepdim=True) + call.eps)
-    y = y.to(x.dtype) if call.cast_x_before_out_mul else y
-    (x if call.out is None else call.out).copy_(y.to(wide) * call.weight.to(wide))
+    y = total * torch.rsqrt(total.square().mean(dim=-1, keepdim=True) + call.eps) * call.weight.to(wide)
+    (x if call.out is None else call.out).copy_(y)
 
 
 # --- public functions
@@ -269,8 +262,6 @@ def fused_add_rmsnorm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float = 1e-6,
-    *,
-    cast_x_before_out_mul: bool = False,
 ) -> None:
     """Add input to residual in place, and write the RMSNorm of the sum over input.
 
@@ -279,20 +270,19 @@ def fused_add_rmsnorm(
         residual: likewise, of input's shape and dtype.
         weight: [columns].
         eps: added to the mean square.
-        cast_x_before_out_mul: round to input's dtype before weight is multiplied.
 
     Other dtypes, wider rows than 16384 columns, and CPU tensors, take a plain PyTorch path: see `why_not`.
 
     Raises:
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
-    FUSED.call(None, residual, input, weight, eps, cast_x_before_out_mul)
+    FUSED.call(None, residual, input, weight, eps)
 
 
 def _rmsnorm(
     input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, eps: float = 1e-6
 ) -> Call | str:
-    return Call(input if out is None else out, None, input, weight, eps, False)
+    return Call(input if out is None else out, None, input, weight, eps)
 
 
 @INTO.also(_rmsnorm)
@@ -311,6 +301,6 @@ def rmsnorm(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None 
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
     if out is None or out is input:
-        INPLACE.call(None, None, input, weight, eps, False)
+        INPLACE.call(None, None, input, weight, eps)
     else:
-        INTO.call(out, None, input, weight, eps, False)
+        INTO.call(out, None, input, weight, eps)

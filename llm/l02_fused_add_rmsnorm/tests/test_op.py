@@ -23,14 +23,6 @@ def test_plain_path(dtype, rows):
     assert_norm(x, weight)
 
 
-def test_plain_path_casts_before_weight():
-    x, residual, weight = make()
-    total = x.float() + residual.float()
-    want = weight * (total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
-    fused_add_rmsnorm(x, residual, weight, cast_x_before_out_mul=True)
-    assert torch.equal(x, want)
-
-
 def test_eager_arm():
     assert_fused(*make(gap=3), op=eager.fused_add_rmsnorm)
     x, residual, weight = make(gap=3)
@@ -49,7 +41,6 @@ def call(input=None, residual=None, weight=None, out=None):
         x if input is None else input,
         vector if weight is None else weight,
         1e-6,
-        False,
     )
 
 
@@ -112,10 +103,10 @@ def test_an_out_that_does_not_fit_is_named():
 
 def test_the_ops_are_registered_truthfully():
     x, residual, weight = make()
-    scalars = (1e-5, False)
-    torch.library.opcheck(FUSED.registered.default, (None, residual, x, weight, *scalars))
-    torch.library.opcheck(INTO.registered.default, (residual, None, x, weight, *scalars))
-    torch.library.opcheck(INPLACE.registered.default, (None, None, x, weight, *scalars))
+    eps = 1e-5
+    torch.library.opcheck(FUSED.registered.default, (None, residual, x, weight, eps))
+    torch.library.opcheck(INTO.registered.default, (residual, None, x, weight, eps))
+    torch.library.opcheck(INPLACE.registered.default, (None, None, x, weight, eps))
 
 
 def test_full_graph_compilation():
@@ -147,7 +138,7 @@ def test_full_graph_compilation():
 def test_a_row_is_spread_over_warps(config, width, warps, block, tile):
     x, residual, weight = (tensor.to("meta") for tensor in make(3, width))
     with TUNED.forced(config):
-        launch = plan(Call(None, residual, x, weight, 1e-6, False))
+        launch = plan(Call(None, residual, x, weight, 1e-6))
     assert launch.options["num_warps"] == warps
     assert (launch.constexprs["BLOCK"], launch.constexprs["ROWS"]) == (block, tile)
     assert launch.grid == (-(-3 // tile), 1, 1)
@@ -171,7 +162,7 @@ def test_rmsnorm_without_out_is_planned_as_with_its_input():
     (other,) = launches("rmsnorm", {"input": x, "weight": weight, "out": x}, {})
     assert one.grid == other.grid
     assert one.constexprs == other.constexprs
-    assert list(given(Call(x, None, x, weight, 1e-6, False))) == ["out", "input", "weight"]
+    assert list(given(Call(x, None, x, weight, 1e-6))) == ["out", "input", "weight"]
 
 
 # --- on a GPU
