@@ -10,7 +10,7 @@ from kda_tools.lab.inspect.aot import meta_tensors
 from ..baseline import eager, primary
 from ..bench import grid
 from ..solution import fused_gelu_tanh_cat, gelu_tanh_cat, launches
-from .cases import OP, assert_right, make, normal
+from .cases import OP, assert_right, every, make, normal
 
 # --- the plain path and the other arms
 
@@ -105,3 +105,32 @@ def test_every_row_and_column_has_a_program():
         assert launch.grid == (-(-torch.Size(rows).numel() // constants["ROWS"]) * programs, 1, 1)
         for part in (constants["ATTN"], constants["MLP"]):
             assert part.programs * part.tiles * constants["COLS"] >= part.width
+
+
+# --- on a GPU
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    @pytest.mark.parametrize("library", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_every_number_has_pytorchs_bits(self, dtype, library):
+        numbers = every(dtype).cuda()
+        with gelu_tanh_cat.TUNED.forced(gelu_tanh_cat.Config(4, library=library)):
+            got = fused_gelu_tanh_cat(numbers, numbers)
+        want = primary.fused_gelu_tanh_cat(numbers, numbers)
+        known = ~want.isnan()
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got[known].view(torch.int16), want[known].view(torch.int16))
+
+    @pytest.mark.parametrize("library", [False, True])
+    def test_float32_has_pytorchs_bits(self, library):
+        spread = torch.randn(1 << 24, device="cuda") * torch.exp2(torch.empty(1 << 24, device="cuda").uniform_(-30, 5))
+        numbers = spread.view(1 << 12, -1)
+        with gelu_tanh_cat.TUNED.forced(gelu_tanh_cat.Config(4, library=library)):
+            got = fused_gelu_tanh_cat(numbers, numbers)
+        assert torch.equal(got.view(torch.int32), primary.fused_gelu_tanh_cat(numbers, numbers).view(torch.int32))
+
+    def test_bits_of_the_packed_form(self):
+        attn, mlp = make((1, 1055), 3072, 12288, packed=9216, device="cuda")
+        assert torch.equal(fused_gelu_tanh_cat(attn, mlp), primary.fused_gelu_tanh_cat(attn, mlp))
