@@ -66,3 +66,20 @@ def test_every_number_of_16_bits(dtype):
     form = torch.finfo(dtype)
     half_a_step = want[finite].abs().clamp(min=form.smallest_normal) * form.eps * 0.51
     assert bool((error <= half_a_step + numbers[finite].double().abs().clamp(max=8) * 1e-7).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_ways_to_tanh_give_the_same_bits(dtype):
+    """On a GPU, and on the PTX machine; Triton's interpreter has one way alone."""
+    if dtype == torch.float32:
+        numbers = normal(1 << 16, dtype=dtype) * torch.exp2(torch.linspace(-30, 5, 1 << 16))
+    else:
+        numbers = every(dtype)
+    outputs = []
+    for library in (False, True):
+        with gelu_tanh_cat.TUNED.forced(gelu_tanh_cat.Config(4, library=library)):
+            outputs.append(fused_gelu_tanh_cat(numbers[:8].to(DEVICE), numbers.to(DEVICE)))
+    known = ~outputs[0].isnan()
+    assert torch.equal(known, ~outputs[1].isnan())
+    words = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(*(output[known].view(words) for output in outputs))
