@@ -18,7 +18,7 @@ KERNEL = fused_gelu_tanh_cat
 
 
 @wraps(KERNEL)
-def fused_gelu_tanh_cat(attn: torch.Tensor, mlp: torch.Tensor) -> torch.Tensor:  # noqa: F811  upstream's, where it can
+def fused_gelu_tanh_cat(attn: torch.Tensor, mlp: torch.Tensor) -> torch.Tensor:
     """The columns of attn, and behind them the GELU of those of mlp."""
     if mlp.dtype == torch.bfloat16 and mlp.is_contiguous():
         return KERNEL(attn, mlp)

@@ -4,12 +4,11 @@
     gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))        in float32, rounded to x's dtype once
 
 Source of the semantics: `nn.GELU(approximate="tanh")` and `torch.cat` in the single-stream blocks of SGLang's
-hunyuanvideo.py and flux.py, and the signature of SGLang 0.5.23's `kernels/ops/diffusion/activation/gelu_tanh_cat_jit.py`
-(Apache-2.0); the code is our own.
+hunyuanvideo.py and flux.py, and the signature of SGLang 0.5.23's
+`kernels/ops/diffusion/activation/gelu_tanh_cat_jit.py` (Apache-2.0); the code is our own.
 
-Idea: the op only streams, so every byte is read once and written once, and mlp is read where it lies: as a rule it is a
-stretch of columns of a wider projection. A program takes either columns of attn, which it copies, or columns of mlp. All
-its loads are issued before the first use.
+Idea: the op only streams, so every byte is read once and written once, and mlp is read where it lies: it may be a stretch
+of columns of a wider projection. A program takes either columns of attn, which it copies, or columns of mlp.
 
 The bits are those of PyTorch's two kernels. For that tanh has to be CUDA's `tanhf` to the last bit. Called as a library
 function it branches for every element, and one element waits for the other. Here both of its formulas are computed and

@@ -9,7 +9,7 @@ OP = "fused_gelu_tanh_cat"
 
 
 def normal(*shape, dtype=torch.bfloat16, device="cpu", seed=0):
-    """N(0, 1), the same for the same shape and seed."""
+    """N(0, 2), the same for the same shape and seed."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return (2 * torch.randn(shape, generator=generator)).to(device, dtype)
 
@@ -26,7 +26,7 @@ def every(dtype):
 
 
 def assert_right(attn, mlp, op=fused_gelu_tanh_cat):
-    """Call `op` and compare value and form with the oracle: to half a step of the dtype, and float32's errors before."""
+    """Call `op` and compare value and form with the oracle: to half a step of the dtype, and float32's errors."""
     (want,) = reference.fused_gelu_tanh_cat(attn, mlp)
     got = op(attn, mlp)
     assert (got.shape, got.dtype, got.device) == (want.shape, attn.dtype, attn.device)

@@ -35,7 +35,13 @@ def test_leading_sizes(leading):
 
 @pytest.mark.parametrize(
     "view",
-    [lambda x: x[..., :96], lambda x: x[..., 3:], lambda x: x[0, :1].expand(4, 128), lambda x: x[:, :1], lambda x: x[::2, 1]],
+    [
+        lambda x: x[..., :96],
+        lambda x: x[..., 3:],
+        lambda x: x[0, :1].expand(4, 128),
+        lambda x: x[:, :1],
+        lambda x: x[::2, 1],
+    ],
 )
 def test_attn_where_it_lies(view):
     attn = view(normal(4, 3, 128, device=DEVICE))

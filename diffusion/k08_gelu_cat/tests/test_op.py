@@ -84,7 +84,8 @@ def test_meaningless_arguments_are_named(attn, mlp, message):
 
 
 @pytest.mark.parametrize(
-    ("width", "most", "tiles", "programs"), [(3072, 4, 3, 1), (12288, 4, 4, 3), (12288, 5, 4, 3), (100, 4, 1, 1), (1025, 1, 1, 2)]
+    ("width", "most", "tiles", "programs"),
+    [(3072, 4, 3, 1), (12288, 4, 4, 3), (12288, 5, 4, 3), (100, 4, 1, 1), (1025, 1, 1, 2)],
 )
 def test_tiles_are_shared_evenly(width, most, tiles, programs):
     part = gelu_tanh_cat.cut(torch.empty(2, 3, width, device="meta"), 1024, most)

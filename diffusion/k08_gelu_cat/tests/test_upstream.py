@@ -1,23 +1,64 @@
-"""The baseline is what the pinned models run: their source says so, in a single-stream block's `forward`.
+"""The baseline is what the pinned models run: the source of the classes in `baseline/sites.toml` says so.
 
 There the op is no function of its own but two statements, a GELU module and `torch.cat` of the attention's columns and
-what it returns.
+what that returns.
 """
 
 import ast
+import hashlib
 import zipfile
 
 import pytest
 
-from kda_judge.arms.upstream import cache_folder, obtain
-from kda_judge.contract.errors import MissingRequirement
-from kda_judge.contract.tasks import checkout_root
+from kda_judge.arms.upstream import cache_folder
+from kda_judge.contract.tasks import checkout_root, find_task
+from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.known_models import load_models
 
-DITS = "sglang/multimodal_gen/runtime/models/dits/"
-SITES = [
-    ("0.5.12.post1", "hunyuanvideo.py", "MMSingleStreamBlock", "mlp_act"),
-    ("0.5.12.post1", "flux.py", "FluxSingleTransformerBlock", "act_mlp"),
-    ("0.5.23", "hunyuanvideo.py", "MMSingleStreamBlock", "mlp_act"),
-    ("0.5.23", "flux.py", "FluxSingleTransformerBlock", "act_mlp"),
-]
+SITES = sites_of(find_task("gelu_cat"))
+
+
+def source_of(site):
+    """The text of the site's module, out of the pinned wheel."""
+    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[site.release].wheel
+    if not wheel.is_file():
+        pytest.skip(f"{wheel.name} is not in the cache")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(f"{site.module.replace('.', '/')}.py").decode()
+
+
+def assigned(function):
+    """Target and value of every assignment in a function, as text."""
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+    return [(ast.unparse(node.targets[0]), ast.unparse(node.value)) for node in nodes]
+
+
+def concatenations(function):
+    """The tensors of every `torch.cat` in a function that lists them, and its dimension."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.cat":
+            tensors, *dim = [*node.args, *(keyword.value for keyword in node.keywords)]
+            yield [ast.unparse(one) for one in tensors.elts], ast.literal_eval(dim[0])
+
+
+@pytest.mark.parametrize("site", SITES, ids=lambda site: f"{site.release}-{site.class_}")
+def test_the_block_appends_its_gelu_to_the_attention(site):
+    text = source_of(site)
+    assert hashlib.sha256(text.encode()).hexdigest() == site.sha256
+    (block,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == site.class_)
+    methods = {node.name: node for node in block.body if isinstance(node, ast.FunctionDef)}
+
+    made = [value for target, value in assigned(methods["__init__"]) if target == f"self.{site.activation}"]
+    assert made
+    assert all(value.endswith("GELU(approximate='tanh')") for value in made)
+
+    call = f"self.{site.activation}("
+    activated = {target for target, value in assigned(methods["forward"]) if value.startswith(call)}
+    cats = [
+        (tensors, dim)
+        for tensors, dim in concatenations(methods["forward"])
+        if tensors[-1] in activated or tensors[-1].startswith(call)
+    ]
+    ((tensors, dim),) = cats
+    assert len(tensors) == 2
+    assert dim in (-1, 2), "the last of three dimensions"

@@ -47,7 +47,7 @@ def apply(
     program = apply_run.found_command(command or [])
     tasks = apply_site.chosen_tasks(all_tasks(), ops or [])
     writable(json)
-    plan = apply_site.replacements(tasks)
+    plan = [*apply_site.replacements(tasks), *apply_site.sites(tasks)]
     if not plan:
         raise UsageError(f"--ops: {', '.join(task.op for task in tasks)} has no arm on a release of sglang to replace")
     functions: dict[str, list[str]] = {}

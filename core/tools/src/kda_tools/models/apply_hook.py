@@ -102,8 +102,12 @@ class Finder(MetaPathFinder):
         name = entry["function"]
         try:
             self._demand_pinned(module, entry)
-            original = getattr(module, name)
             solution = getattr(importlib.import_module(entry["solution"]), name)
+            if "block" in entry:
+                place = defer_in(module, entry["block"], entry["activation"], solution, self._counts)
+                self._counts.note("replaced", function=name, places=[place])
+                return
+            original = getattr(module, name)
             replaced = replacement(solution, original, self._counts)
         except Exception as error:  # noqa: BLE001  # whatever it is, upstream's function still works
             self._counts.note("left", function=name, reason=f"{type(error).__name__}: {error}")
@@ -120,6 +124,23 @@ class Finder(MetaPathFinder):
         got = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
         if got != entry["sha256"]:
             raise ValueError(f"{module.__file__}: expected the release's file, sha256 {entry['sha256']}, got {got}")
+
+
+def defer_in(module: ModuleType, block: str, activation: str, solution: Any, counts: Counts) -> str:
+    """Have every block that is made from now on leave its GELU and the `torch.cat` behind it to the solution."""
+    from . import deferred_gelu  # imports PyTorch, as the module has done
+
+    kind = getattr(module, block)
+    make, call = kind.__init__, replacement(solution, deferred_gelu.chain, counts)
+
+    @functools.wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if hasattr(self, activation):  # a quantised model's block may be built otherwise
+            deferred_gelu.defer(self, activation, call)
+
+    kind.__init__ = made
+    return f"{module.__name__}.{block}.{activation}"
 
 
 def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., Any]:

@@ -22,6 +22,8 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models import natives
 from kda_tools.models.calls import Log
+from kda_tools.models.chain_sites import Site, blocks, sites_of
+from kda_tools.models.deferred_gelu import chain, defer, original
 from kda_tools.models.fitting import fitted, named
 
 ARMS = ("upstream", "solution", "eager", "plain", "rounded")
@@ -41,6 +43,8 @@ class Seam:
     """A function with upstream's arguments by their names."""
     places: set[tuple[str, str]] = field(default_factory=set)
     """Modules, and the names there."""
+    site: Site | None = None
+    """Where the op is no function: blocks of a model, and their activation."""
 
 
 class Seams:
@@ -55,30 +59,41 @@ class Seams:
         self._noise = torch.Generator(device=device)
         self._model: torch.nn.Module | None = None
         for task in tasks:
+            eager, solution = task.load("baseline.eager"), solutions[task.folder]
+            for site in sites_of(task):
+                if site.release == release:
+                    self.seams.append(self._seam(task, site.op, chain, eager, solution, site))
             arm = next((a for a in task.config.arms.values() if a.upstream == f"sglang-{release}"), None)
             if arm is None:
                 continue
-            upstream, eager, solution = task.load(arm.module), task.load("baseline.eager"), solutions[task.folder]
+            upstream = task.load(arm.module)
             for op in upstream.__all__:
-                self.seams.append(self._seam(task, op, upstream, eager, solution))
+                self.seams.append(self._seam(task, op, getattr(upstream, op), eager, solution))
         self.find_places()
 
-    def _seam(self, task: Task, op: str, upstream: ModuleType, eager: ModuleType, solution: ModuleType) -> Seam:
+    def _seam(
+        self,
+        task: Task,
+        op: str,
+        upstream: Callable[..., Any],
+        eager: ModuleType,
+        solution: ModuleType,
+        site: Site | None = None,
+    ) -> Seam:
         for name, module in (("solution", solution), ("eager arm", eager)):
             if not callable(getattr(module, op, None)):
-                raise UsageError(f"{task.folder}: its {name} has no {op}, which {upstream.__name__} has")
-        original = getattr(upstream, op)
-        signature = named(original, getattr(solution, op))
-        plain = fitted(getattr(eager, op), original)
+                raise UsageError(f"{task.folder}: its {name} has no {op}, which upstream's arm has")
+        signature = named(upstream, getattr(solution, op))
+        plain = fitted(getattr(eager, op), upstream)
         arms = {
-            "upstream": original if self.device.type == "cuda" else plain,
-            "original": original,
-            "solution": fitted(getattr(solution, op), original),
+            "upstream": upstream if self.device.type == "cuda" else plain,
+            "original": upstream,
+            "solution": fitted(getattr(solution, op), upstream),
             "eager": plain,
             "plain": plain,
             "rounded": self._rounding(task, op, plain, signature),
         }
-        return Seam(task, op, arms, solution, signature)
+        return Seam(task, op, arms, solution, signature, site=site)
 
     def find_places(self) -> None:
         """Look through all loaded modules of SGLang; again after a class was imported, and after its first step.
@@ -87,6 +102,8 @@ class Seams:
         """
         facade = sys.modules.get(natives.FACADE)
         for seam in self.seams:
+            if seam.site is not None:
+                continue
             if facade is not None and seam.op in facade._EXPORTS:
                 getattr(facade, seam.op)
             held = list(seam.arms.values())
@@ -118,6 +135,7 @@ class Seams:
                 call = _annotated(f"kda::{seam.task.folder}", call)
             for module, name in seam.places:
                 setattr(sys.modules[module], name, call)
+            self._defer(seam, call)
 
     def restore(self) -> None:
         """Put the release's own functions back, as if there had been no seams."""
@@ -125,6 +143,18 @@ class Seams:
         for seam in self.seams:
             for module, name in seam.places:
                 setattr(sys.modules[module], name, seam.arms["original"])
+            self._defer(seam, chain)
+
+    def _defer(self, seam: Seam, call: Callable[..., Any]) -> None:
+        """Put `call` into the blocks of the seam's site; the release's own two statements need nothing there."""
+        if seam.site is None or self._model is None:
+            return
+        name = seam.site.activation
+        for block in blocks(self._model, seam.site):
+            if call is chain:
+                setattr(block, name, original(block, name))
+            else:
+                defer(block, name, call)
 
     def _rounding(self, task: Task, op: str, call: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, each of whose floating-point outputs is moved by as much as one rounding to its dtype may move it."""

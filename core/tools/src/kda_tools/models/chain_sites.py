@@ -1,0 +1,66 @@
+"""Where models run what an op replaces without calling a function: `baseline/sites.toml` of a task.
+
+    [[site]]
+    op = "fused_gelu_tanh_cat"
+    release = "0.5.23"
+    module = "sglang.multimodal_gen.runtime.models.dits.hunyuanvideo"
+    sha256 = "..."
+    class = "MMSingleStreamBlock"
+    activation = "mlp_act"
+
+The block's module `activation` is a tanh GELU, and `torch.cat` takes what it returns: `deferred_gelu` puts the op
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from pydantic import Field
+
+from kda_judge.contract.config import SHA256
+from kda_judge.contract.strict_models import Strict, read_toml, validate
+from kda_judge.contract.tasks import Task
+
+FILE = Path("baseline") / "sites.toml"
+
+
+class Site(Strict):
+    """One class of one release."""
+
+    op: str
+    """Public function of the task."""
+    release: str
+    """Version of the framework."""
+    module: str
+    """Dotted."""
+    sha256: str = Field(pattern=f"^{SHA256}$")
+    """Of the module's file."""
+    class_: str = Field(alias="class")
+    activation: str
+    """The class's attribute that holds the GELU."""
+
+
+class SiteFile(Strict):
+    """The whole file."""
+
+    site: tuple[Site, ...] = Field(min_length=1)
+
+
+def sites_of(task: Task) -> tuple[Site, ...]:
+    """The task's sites; none where it has no such file.
+
+    Raises:
+        UsageError: names the file and the key.
+    """
+    path = task.path / FILE
+    return validate(SiteFile, read_toml(path), path).site if path.is_file() else ()
+
+
+def blocks(model: torch.nn.Module, site: Site) -> Iterator[torch.nn.Module]:
+    """The blocks of a loaded model that are of the site's class."""
+    for block in model.modules():
+        if (type(block).__module__, type(block).__name__) == (site.module, site.class_):
+            yield block
