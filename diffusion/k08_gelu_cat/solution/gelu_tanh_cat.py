@@ -7,8 +7,8 @@ Source of the semantics: `nn.GELU(approximate="tanh")` and `torch.cat` in the si
 hunyuanvideo.py and flux.py, and the signature of SGLang 0.5.23's
 `kernels/ops/diffusion/activation/gelu_tanh_cat_jit.py` (Apache-2.0); the code is our own.
 
-Idea: the op only streams, so every byte is read once and written once, and mlp is read where it lies: it may be a stretch
-of columns of a wider projection. A program takes either columns of attn, which it copies, or columns of mlp.
+Idea: the op only streams, so every byte is read once and written once, and mlp is read where it lies: it may be a
+stretch of columns of a wider projection. A program takes either columns of attn, which it copies, or columns of mlp.
 
 The bits are those of PyTorch's two kernels. For that tanh has to be CUDA's `tanhf` to the last bit. Called as a library
 function it branches for every element, and one element waits for the other. Here both of its formulas are computed and
@@ -41,7 +41,7 @@ class Config:
     tiles: int = 1
     """Most tiles of a row in a program."""
     rows: int = 1
-    """Rows of a program. A thread has rows * tiles loads in flight."""
+    """Rows of a program. A thread has at most rows * tiles loads in flight."""
     library: bool = False
     """tanh by the library function, with its branches, instead of both formulas and a choice; the bits are the same."""
     pdl: bool = True
