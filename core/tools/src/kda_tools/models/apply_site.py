@@ -124,8 +124,10 @@ def _of_arm(task: Task, path: Path, pin: Pin) -> Iterable[Replacement]:
         if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] != PACKAGE:
             continue
         module = str(node.module)
+        place = module.replace(".", "/")
+        sha256 = locked.get(f"{place}.py") or locked[f"{place}/__init__.py"]
         for name in [alias.name for alias in node.names if alias.name in exported and alias.asname is None]:
-            yield Replacement(task.op, pin.version, module, name, locked[f"{module.replace('.', '/')}.py"])
+            yield Replacement(task.op, pin.version, module, name, sha256)
 
 
 def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Mapping[str, str]], runtime: bool) -> None:
