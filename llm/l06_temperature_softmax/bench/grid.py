@@ -1,9 +1,9 @@
 """The regression grid: correctness-only rows over the op's whole envelope.
 
-- Shapes: rows {1, 2, 3, 16, 33, 64, 129} x vocabularies {1, 7, 1000, 1001, 32000, 50257, 102400, 128256, 129280, 151936,
-  200064} x {float32, bfloat16}, a temperature for every row: 154 rows.
-- Layouts: rows {1, 3, 33} x vocabularies {1001, 32000, 151936} x {float32, bfloat16} x {logits with gaps of 8 elements, of
-  3, one temperature for all}: 54 rows.
+- Shapes: rows {1, 2, 3, 16, 33, 64, 129} x vocabularies {1, 7, 1000, 1001, 32000, 50257, 102400, 128256, 129280,
+  151936, 200064} x {float32, bfloat16}, a temperature for every row: 154 rows.
+- Layouts: rows {1, 3, 33} x vocabularies {1001, 32000, 151936} x {float32, bfloat16} x {logits with gaps of 8 elements,
+  of 3, one temperature for all}: 54 rows.
 - float16, and float32 without temperatures: rows {1, 3, 33} x the same vocabularies: 18 rows.
 
 Thinning for machines without a GPU (`thin`): up to 3 rows and 1001 columns. There only the Triton kernels run; the

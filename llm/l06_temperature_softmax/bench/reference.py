@@ -1,4 +1,4 @@
-"""The float64 oracle, the contract of a row, and how far sums may be off. Bytes: logits read once, probabilities written."""
+"""The float64 oracle and the contract of a row. Bytes: logits and temperatures are read once, probabilities written."""
 
 import torch
 

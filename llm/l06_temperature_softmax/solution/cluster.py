@@ -102,30 +102,11 @@ def softmax_cluster_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Cons
         cute.arch.griddepcontrol_launch_dependents()
 
     rX = cute.make_rmem_tensor(cute.make_layout((cut.words, cut.tiles)), Uint32)
-    line = addresses[1] + row * Int64(numbers.row_bytes)
-    for tile in cutlass.range_constexpr(cut.tiles):
-        # The row's last vector stands in for what is behind its end: no branch then keeps one load from the next.
-        at = cutlass.min(first + tile * threads, vectors - 1)
-        cute.autovec_copy(_words_at(line + 4 * cut.words * Int64(at), cut.words), rX[None, tile])
+    _read(rX, addresses[1] + row * Int64(numbers.row_bytes), first, threads, vectors)
     scale, sign = _scale_and_sign(addresses, numbers, row, cut)
 
     rE = cute.make_rmem_tensor(cute.make_layout((VECTOR, cut.tiles)), Float32)
-    largest = -Float32.inf
-    for tile in cutlass.range_constexpr(cut.tiles):
-        for i in cutlass.range_constexpr(VECTOR):
-            rE[i, tile] = _element(rX, cut.dtype, i, tile) * sign
-        four = _greater(_greater(rE[0, tile], rE[1, tile]), _greater(rE[2, tile], rE[3, tile]))
-        largest = cutlass.select_(tile * threads < left, _greater(largest, four), largest)
-    largest = cute.arch.warp_reduction_max(largest, op=_greater)
-
-    base = cutlass.select_(largest == -Float32.inf, Float32(0.0), largest)
-    total = Float32(0.0)
-    for tile in cutlass.range_constexpr(cut.tiles):
-        for i in cutlass.range_constexpr(VECTOR):
-            rE[i, tile] = _power((rE[i, tile] - base) * scale)
-        four = (rE[0, tile] + rE[1, tile]) + (rE[2, tile] + rE[3, tile])
-        total += cutlass.select_(tile * threads < left, four, Float32(0.0))
-    total = cute.arch.warp_reduction_sum(total)
+    largest, total = _exponentials(rE, rX, cut, left, scale, sign)
 
     warp = cute.arch.warp_idx()  # a shuffle, which needs all lanes
     if cute.arch.lane_idx() == 0:
@@ -141,13 +122,48 @@ def softmax_cluster_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Cons
     of_row, sum_of_row = _combine(sBlocks, blocks, scale)
     factor = _power((largest - of_row) * scale) / sum_of_row
 
-    to_own = addresses[0] + 4 * VECTOR * (row * Int64(vectors) + Int64(first))
+    _write(rE, factor, addresses[0] + 4 * VECTOR * (row * Int64(vectors) + Int64(first)), left, cut)
+
+
+def _read(rX, line, first, stride, vectors):
+    """A thread's vectors of a row, `stride` apart; the last one stands in for what is behind the row's end.
+
+    No branch then keeps one load from the next.
+    """
+    words = cute.size(rX, mode=[0])
+    for tile in range(cute.size(rX, mode=[1])):
+        at = cutlass.min(first + tile * stride, vectors - 1)
+        cute.autovec_copy(_words_at(line + 4 * words * Int64(at), words), rX[None, tile])
+
+
+def _exponentials(rE, rX, cut, left, scale, sign):
+    """Fill rE with exponentials relative to the warp's maximum; that and their sum, of a warp, as far as `left`."""
+    largest, total = -Float32.inf, Float32(0.0)
+    for tile in range(cut.tiles):
+        x = [_element(rX, cut.dtype, i, tile) * sign for i in range(VECTOR)]
+        for i in range(VECTOR):
+            rE[i, tile] = x[i]
+        one = _greater(_greater(x[0], x[1]), _greater(x[2], x[3]))
+        largest = cutlass.select_(tile * cut.threads < left, _greater(largest, one), largest)
+    largest = cute.arch.warp_reduction_max(largest, op=_greater)
+    base = cutlass.select_(largest == -Float32.inf, Float32(0.0), largest)
+    for tile in range(cut.tiles):
+        e = [_power((rE[i, tile] - base) * scale) for i in range(VECTOR)]
+        for i in range(VECTOR):
+            rE[i, tile] = e[i]
+        total += cutlass.select_(tile * cut.threads < left, (e[0] + e[1]) + (e[2] + e[3]), Float32(0.0))
+    return largest, cute.arch.warp_reduction_sum(total)
+
+
+@cute.jit
+def _write(rE, factor, to_own, left, cut: cutlass.Constexpr):
+    """Store a thread's vectors, times `factor`, as far as `left`."""
     for tile in cutlass.range_constexpr(cut.tiles):
-        if tile * threads < left:
+        if tile * cut.threads < left:
             made = cute.make_rmem_tensor(cute.make_layout(VECTOR), Float32)
             for i in cutlass.range_constexpr(VECTOR):
                 made[i] = rE[i, tile] * factor
-            words, to = cute.recast_tensor(made, Uint32), to_own + 4 * VECTOR * tile * threads
+            words, to = cute.recast_tensor(made, Uint32), to_own + 4 * VECTOR * tile * cut.threads
             if const_expr(cut.store == ".cs"):
                 cute.arch.store(_pointer(Uint32, to, 16), words.load().ir_value(), cop="cs")
             else:
@@ -234,7 +250,7 @@ def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, block
 
 @dataclass(frozen=True)
 class ClusterLaunch:
-    """One launch of the kernel, of p, logits and, where there are any, temperatures, in the manner of `launch.Launch`."""
+    """One launch of the kernel, of p, logits and, where there are any, temperatures; the like of `launch.Launch`."""
 
     dtypes: tuple[torch.dtype, torch.dtype | None]
     """Of logits and temperatures."""

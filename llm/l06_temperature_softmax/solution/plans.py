@@ -38,6 +38,8 @@ TUNED = Table(__file__, "temperature_softmax", Config)
 """Features: `bytes` (of logits and probabilities)."""
 VECTOR = 4
 """cluster: elements of a vector, 16 bytes of probabilities."""
+LINE = 8
+"""cluster: a block's share begins at a multiple of so many vectors, which is a line of the cache."""
 TILES = 20
 """cluster: vectors of a thread; with more there is no room for two blocks on a multiprocessor."""
 PARTS = 4096
@@ -106,6 +108,7 @@ def _cluster(call: Call, config: Config, otherwise: Chain) -> Chain | None:
     while blocks > 1 and vectors <= blocks // 2 * threads:
         blocks //= 2
     share = -(-vectors // blocks)
+    share += -share % LINE
     tiles = -(-share // threads)
     if tiles > TILES:
         return None

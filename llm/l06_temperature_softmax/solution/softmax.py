@@ -4,9 +4,9 @@
 
 Source of the semantics: SGLang 0.5.23, `kernels/ops/sampling/__init__.py` (Apache-2.0); the code is our own.
 
-Idea: a row of a vocabulary is 0.25 to 0.6 MB, and every probability waits for all of it. A cluster of blocks holds it in
-registers, so that logits are read once and probabilities written once, in one launch (`cluster.py`). What that does not
-take are two launches of programs that share a row, of which the later one reads it again, from the L2 (`kernels.py`).
+Idea: a row of a vocabulary is 0.25 to 0.6 MB, and every probability waits for all of it. A cluster of blocks holds it
+in registers, so that logits are read once and probabilities written once, in one launch (`cluster.py`). What that does
+not take are two launches of programs that share a row; the later one reads it again, from the L2 (`kernels.py`).
 """
 
 import torch
