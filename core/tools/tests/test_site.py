@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.judge.tests.records_factory import ROWS, make_checkout, make_record
+from core.tools.tests.test_contrast import Colour, contrast, needed
 from kda_judge.contract.errors import KdaError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task, find_tasks
 from kda_judge.evidence.ledger import append, read
@@ -36,6 +37,33 @@ WIDTHS = (320,)
 ALIKE = ("row", "baseline_source.html", "grid.html", "profile.html", "sanitize.html", "tuning.html")
 PAGE = "fam/k99_fake/docs/results.html"
 BLOCKS = ("tasks", "models", "shapes")
+WHITE = Colour(255, 255, 255)
+PAINTED = """() => {
+  const probe = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = css => {  // a canvas knows every notation of a colour
+    probe.clearRect(0, 0, 1, 1); probe.fillStyle = css; probe.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = probe.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const found = new Map();
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; node = walk.nextNode();) {
+    const words = node.data.trim(), one = node.parentElement;
+    if (!words || ["SCRIPT", "STYLE", "TITLE", "OPTION"].includes(one.tagName) || !one.checkVisibility()) continue;
+    const look = getComputedStyle(one), svg = one instanceof SVGElement;
+    const colour = rgba(svg ? look.fill : look.color), behind = [];
+    for (let up = one; up; up = up.parentElement) {
+      const style = getComputedStyle(up);
+      colour[3] *= Number(style.opacity);
+      behind.push(rgba(style.backgroundColor));
+    }
+    if (colour[3] === 0) continue;
+    const kind = [parseFloat(look.fontSize), Number(look.fontWeight), colour, behind];
+    found.set(JSON.stringify(kind), [words.slice(0, 40), ...kind]);
+  }
+  return [...found.values()];
+}"""
+"""Every look of text once: its words, size in px, weight, colour, and the grounds behind it from the nearest on."""
 LATER = "2026-11-21T04:30:00Z"
 
 
@@ -193,7 +221,7 @@ def test_a_rows_page_has_its_samples_and_its_history(made: tuple[Path, RunRecord
 
 def test_filters_leave_the_rows_that_were_asked_for(real: Path, browser: "Browser") -> None:
     """By model, dtype, GPU, verdict and task; the address keeps the choice."""
-    measured = [task for task in find_tasks() if (task.path / "docs" / "rows.csv").exists()]
+    measured = [task for task in find_tasks() if report.published(task, read(task.ledger))]
     frozen = {row.id: row for task in measured for row in task.workloads}
     tab = opened(browser, real / "rows.html")
     every = shown_rows(tab)
@@ -324,6 +352,37 @@ def test_light_and_dark(made: tuple[Path, RunRecord], browser: "Browser") -> Non
     (light_paper, *light_text), (dark_paper, *dark_text) = looks.values()
     assert light_paper > 600 > 200 > max(light_text), looks
     assert dark_paper < 200 < 600 < min(dark_text), looks
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(real: Path, browser: "Browser", scheme: str) -> None:
+    """Its contrast to what is painted behind it is what WCAG asks at its size, on a page of every kind."""
+    task = "diffusion/k03_qknorm_rope"
+    row = min(path.name for path in (real / task / "docs").glob("row-*.html"))
+    pages = [
+        "index.html",
+        "rows.html",
+        "search.html",
+        "CONTRIBUTING.html",
+        "docs/add_a_kernel.html",
+        "docs/method.html",
+    ]
+    pages += ["docs/architecture.html", "models/qwen-edit.html", f"{task}/prompt.html", f"{task}/docs/{row}"]
+    pages += [f"{task}/docs/{name}.html" for name in ("results", "dispatch", "tuning", "profile")]
+    tab = opened(browser, real / pages[0], color_scheme=scheme, viewport={"width": 1280, "height": 900})
+    for name in pages:
+        tab.goto((real / name).as_uri())
+        texts = tab.evaluate(PAINTED)
+        assert len(texts) > 5
+        faint = {}
+        for words, size, weight, colour, behind in texts:
+            ground = WHITE
+            for layer in reversed(behind):
+                ground = Colour(*layer).over(ground)
+            ratio_ = contrast(Colour(*colour).over(ground), ground)
+            if ratio_ < needed(size, weight):
+                faint[words] = (round(ratio_, 2), colour, tuple(ground))
+        assert (name, faint) == (name, {})
 
 
 def test_this_repositorys_pages_show_their_ledgers(real: Path, browser: "Browser") -> None:

@@ -51,7 +51,8 @@ def _models(tasks: Iterable[Task]) -> str:
                 rows[task.folder] = rows.get(task.folder, 0) + 1
     lines = [line("model", "production rows by task"), "|---|---|\n"]
     for model in sorted(calls):
-        lines.append(line(model, ", ".join(f"{task} ({count})" for task, count in calls[model].items())))
+        places = (f"[{task}]({task}/docs/results.md) ({count})" for task, count in calls[model].items())
+        lines.append(line(model, ", ".join(places)))
     return "".join(lines)
 
 

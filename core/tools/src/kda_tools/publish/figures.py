@@ -25,7 +25,7 @@ COLOURS = {
     MUTED: ("muted", "#59636e", "#9198a1"),
     GRID: ("grid", "#d1d9e0", "#3d444d"),
     BLUE: ("blue", "#0550ae", "#6cb6ff"),
-    ORANGE: ("orange", "#bc4c00", "#f69d50"),
+    ORANGE: ("orange", "#b34800", "#f69d50"),
     GREEN: ("green", "#1a7f37", "#57ab5a"),
 }
 """Placeholder -> name of the CSS variable, its light and its dark value."""

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 LANE = 0.34
 """Inches of a line of the pictures."""
 KINDS = {Basis.DEVICE: (BLUE, "o"), Basis.PORTABLE: (GREEN, "s"), Basis.WALL: (ORANGE, "D")}
-"""What the pictures show of a run, and how."""
+"""What the pictures show of a run, and how: no two by colour alone."""
+ROW_OPACITY = 0.75
+"""Of a row's tick: as faint as a contrast of 3 to the page allows."""
 
 
 def task_summary(record: RunRecord) -> str:
@@ -33,7 +35,9 @@ def task_summary(record: RunRecord) -> str:
         for lane, (basis, arm) in enumerate(lanes):
             colour, marker = KINDS[basis]
             rows = [value for row in record.rows if (value := row_ratio(record, row, basis, arm))]
-            axes.plot(rows, [lane] * len(rows), "|", color=colour, markersize=10, markeredgewidth=1.2, alpha=0.45)
+            axes.plot(
+                rows, [lane] * len(rows), "|", color=colour, markersize=10, markeredgewidth=1.2, alpha=ROW_OPACITY
+            )
             mean = report.speedup(record.headline, basis, arm)
             whiskers(axes, [mean] if mean else [], [lane], colour, marker, None)
         _finish(axes, names, "speedup (logarithmic; right of 1 is faster); ticks: rows, marks: geometric means")

@@ -29,7 +29,11 @@ MODULES = ("furo", "mmdr", "myst_parser", "sphinx")
 REMEDY = "pip install -e 'core[plots,site]'"
 START, INDEX = Path("README.md"), Path("index.md")
 """The repository's README becomes the start page."""
-GUIDES = ("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
+GUIDES = (
+    *("docs/tutorial.md", "docs/glossary.md", "docs/method*.md", "docs/commands.md"),
+    *("docs/add_a_kernel*.md", "docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+)
+"""In the order in which a newcomer reads them."""
 SKILLS = ("AGENTS.md", "docs/skills/*/SKILL.md", "docs/skills/*/references/*.md")
 LLMS = "llm/docs/*.md"
 """The generated pages of language models."""
@@ -103,7 +107,7 @@ def build(out: Path) -> int:
 def _staged(root: Path, ledgers: Ledgers) -> Pages:
     """Every page at its document's place in the repository, so that the links between documents hold."""
     guides, skills, llms = (
-        [path.relative_to(root) for pattern in patterns for path in sorted(root.glob(pattern))]
+        list(dict.fromkeys(path.relative_to(root) for one in patterns for path in sorted(root.glob(one))))
         for patterns in (GUIDES, SKILLS, (LLMS,))
     )
     staged = {path: _text(root / path) for path in (*guides, *skills, *llms)}
@@ -121,6 +125,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
         page = Path(family) / START
         if (root / page).is_file():
             text = replace_block(_text(root / page), "tasks", overview_pages.headlines(members, family))
+            text = overview_pages.link_models(text, members)
             staged[page], places = wide(text) + _contents("", places), [page]
         shelves[family.capitalize()] = places
     steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
@@ -133,8 +138,8 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
     shelves = {
         "Results": [ROWS],
         **shelves,
-        "Models": [*models, *steps_page, *llms],
         "Guides": guides,
+        "Models": [*models, *steps_page, *llms],
         "Skills": skills,
     }
     for caption, places in shelves.items():

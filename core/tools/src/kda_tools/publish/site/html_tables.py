@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,9 @@ def inlined(svg: str, name: str, says: str) -> str:
     svg = re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(?<= id=")', f"{name}-", svg)
     svg = re.sub(r'(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
-    return f'<figure class="kda-figure">{svg}<figcaption>{says}.</figcaption></figure>'
+    # A phone scrolls it, and its text stays large enough to read.
+    scroll = f'<div tabindex="0" role="region" aria-label="{escape(says)}">{svg}</div>'
+    return f'<figure class="kda-figure">{scroll}<figcaption>{says}.</figcaption></figure>'
 
 
 def plot(drawn: Mapping[str, str], kind: plots.Plot, target: str) -> str:

@@ -1,5 +1,6 @@
 """Pages across tasks: the table of headlines, every row with filters, and a page for each serving model."""
 
+import re
 from collections.abc import Mapping
 
 from kda_judge.contract.tasks import Task
@@ -26,8 +27,8 @@ ROW_HEAD = (
     "task",
     "verdict",
     "device speedup over the first release",
-    "over the latest",
-    "wall speedup over the first",
+    "device speedup over the latest",
+    "wall speedup over the first release",
     "device us",
     "limit us",
     "attained",
@@ -113,6 +114,17 @@ def model_pages(ledgers: Ledgers, steps: str) -> dict[str, str]:
             f"faster.\n{rows}"
         )
     return pages
+
+
+def link_models(text: str, ledgers: Ledgers) -> str:
+    """A family's map whose table of models leads to their pages."""
+    names = {name for task, _ in ledgers for row in task.workloads if row.production for name in row.models}
+    return re.sub(
+        r"^\| ([^ |]+) \|",
+        lambda line: f"| [{line[1]}](../models/{line[1]}.md) |" if line[1] in names else line[0],
+        text,
+        flags=re.MULTILINE,
+    )
 
 
 def _row_line(
