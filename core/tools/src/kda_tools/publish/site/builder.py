@@ -42,6 +42,8 @@ ROWS = Path("rows.md")
 RESULTS = Path("docs/results.md")
 """In a task's folder: the site has the task's page in its place."""
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```$", re.DOTALL | re.MULTILINE)
+WIDE_TABLE = re.compile(r"^(\|[^|\n]*){6,}\|$", re.MULTILINE)
+"""A line of a table that needs the room of furo's list of headings."""
 FULL = {"grid.md": grid_page.full_md, "profile.md": profile_page.full_md, "sanitize.md": sanitize_page.full_md}
 """Documents of a task of which the site has all, the repository the conclusion."""
 SWEEPS = "tuning.md"
@@ -111,6 +113,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
         for patterns in (GUIDES, SKILLS, (LLMS,))
     )
     staged = {path: _text(root / path) for path in (*guides, *skills, *llms)}
+    staged |= {path: wide(staged[path]) for path in guides if WIDE_TABLE.search(staged[path])}
     shelves = {}
     for family in sorted({task.family for task, _ in ledgers}):
         members = [(task, records) for task, records in ledgers if task.family == family]
@@ -122,6 +125,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
             staged |= {path: _document(task, root / path) for path in children}
             staged[folder / RESULTS] = task_page(task, records)
             places.append(folder / RESULTS)
+        places += [path for path in llms if path.parts[0] == family]
         page = Path(family) / START
         if (root / page).is_file():
             text = replace_block(_text(root / page), "tasks", overview_pages.headlines(members, family))
@@ -131,7 +135,9 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
     steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
     if (root / STEPS).is_file():
         staged[STEPS] = _text(root / STEPS)
-    models = {Path("models") / f"{name}.md": text for name, text in overview_pages.model_pages(ledgers, steps).items()}
+    known = {path.stem: f"[What its step is made of](../{path})." for path in llms}
+    found = overview_pages.model_pages(ledgers, steps, known)
+    models = {Path("models") / f"{name}.md": text for name, text in found.items()}
     staged |= {**models, ROWS: overview_pages.rows_page(ledgers)}
     start = replace_block(_text(root / START), "results", overview_pages.landing(ledgers))
     steps_page = [STEPS] * (STEPS in staged)
@@ -139,7 +145,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
         "Results": [ROWS],
         **shelves,
         "Guides": guides,
-        "Models": [*models, *steps_page, *llms],
+        "Models": [*models, *steps_page, *(path for path in llms if path.parts[0].capitalize() not in shelves)],
         "Skills": skills,
     }
     for caption, places in shelves.items():
@@ -197,7 +203,7 @@ def _diagram(match: re.Match[str]) -> str:
     import mmdr
 
     svg = mmdr.render('%%{init: {"theme": "neutral"}}%%\n' + match["source"]).svg()
-    return raw(f'<figure class="kda-diagram">{svg}</figure>')
+    return raw(f'<figure class="kda-diagram" tabindex="0" role="region" aria-label="Diagram">{svg}</figure>')
 
 
 def _colours() -> str:

@@ -89,8 +89,11 @@ def rows_page(ledgers: Ledgers) -> str:
     )
 
 
-def model_pages(ledgers: Ledgers, steps: str) -> dict[str, str]:
-    """Name of a serving model -> its page: the rows that its traffic gives, by task; `steps` is said of its step."""
+def model_pages(ledgers: Ledgers, steps: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Name of a serving model -> its page: the rows that its traffic gives, by task.
+
+    `known` has, for some models, a sentence about the model's step; for all others it is `steps`.
+    """
     found: dict[str, list[Line]] = {}
     tasks: dict[str, list[str]] = {}
     for task, records in ledgers:
@@ -107,11 +110,13 @@ def model_pages(ledgers: Ledgers, steps: str) -> dict[str, str]:
             )
     pages = {}
     for model in sorted(found):
-        rows = raw(table(f"Rows of {model}", ROW_HEAD, found[model])) if found[model] else "No row is measured yet.\n"
+        rows = "No row is measured yet.\n"
+        if found[model]:
+            rows = "Medians in microseconds a call; a ratio above 1 means that the solution is faster.\n"
+            rows += raw(table(f"Rows of {model}", ROW_HEAD, found[model]))
         pages[model] = wide(
-            f"# {model}\n\nKernels of this model that have a task: {', '.join(tasks[model])}.\n\n{steps}\n\n"
-            f"## Rows of its traffic\n\nMedians in microseconds a call; a ratio above 1 means that the solution is "
-            f"faster.\n{rows}"
+            f"# {model}\n\nKernels of this model that have a task: {', '.join(tasks[model])}.\n\n"
+            f"{known.get(model, steps)}\n\n## Rows of its traffic\n\n{rows}"
         )
     return pages
 
