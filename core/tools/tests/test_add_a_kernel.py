@@ -1,4 +1,4 @@
-"""docs/add_a_kernel.md works as it stands: its blocks, in order, make a task that is verified, compiled and tested."""
+"""The worked example works as it stands: its blocks, in order, make a task that is verified, compiled and tuned."""
 
 import os
 import re
@@ -26,7 +26,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the same commands measure, for minutes")
 
 ROOT = Path(__file__).resolve().parents[3]
-TEXT = (ROOT / "docs" / "add_a_kernel.md").read_text(encoding="utf-8")
+PAGES = ("add_a_kernel_example.md", "tune_a_kernel.md")
+TEXT = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES)
 HOW, BEHIND = "## How to work\n", "## The envelope\n"
 COMMANDS = """
 set -euo pipefail

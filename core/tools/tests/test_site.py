@@ -364,7 +364,7 @@ def test_every_text_can_be_read(real: Path, browser: "Browser", scheme: str) -> 
         "rows.html",
         "search.html",
         "CONTRIBUTING.html",
-        "docs/add_a_kernel.html",
+        "docs/add_a_kernel_example.html",
         "docs/method.html",
     ]
     pages += ["docs/architecture.html", "models/qwen-edit.html", f"{task}/prompt.html", f"{task}/docs/{row}"]

@@ -34,7 +34,8 @@ HOST_BOUND = 0.8
 """Of wall: where the device takes less, the host decides."""
 BOUNDS = f"""What bounds the solution's calls; a cell is the range over the rows of its group. The host bounds a row
 where the device takes less than {HOST_BOUND:g} of the wall time, else the device does. The host's floor is a launch
-from C through the driver with the outputs allocated. The device's floor is the limit, the fastest stream of as many bytes.
+from C through the driver with the outputs allocated. The device's floor is the limit, the fastest stream of as many
+bytes.
 Both are measured in the same run.
 """
 
