@@ -224,21 +224,22 @@ def test_filters_leave_the_rows_that_were_asked_for(real: Path, browser: "Browse
     measured = [task for task in find_tasks() if report.published(task, read(task.ledger))]
     frozen = {row.id: row for task in measured for row in task.workloads}
     tab = opened(browser, real / "rows.html")
+    form = tab.locator(".kda-filters")
     every = shown_rows(tab)
     assert len(every) == sum(row.production for row in frozen.values())
-    tab.get_by_label("model").select_option("qwen-edit")
+    form.get_by_label("model").select_option("qwen-edit")
     asked = [row for row in every if "qwen-edit" in frozen[row].models]
     assert 0 < len(asked) < len(every)
     assert shown_rows(tab) == asked
     assert tab.locator("output").inner_text() == f"{len(asked)} of {len(every)}"
     assert tab.url.endswith("?model=qwen-edit")
-    tab.get_by_label("task").select_option("k03_qknorm_rope")
+    form.get_by_label("task").select_option("k03_qknorm_rope")
     both = shown_rows(tab)
     assert 0 < len(both) < len(asked)
     tab.reload()
     assert shown_rows(tab) == both
     for name in ("dtype", "gpu", "verdict"):
-        assert len(tab.get_by_label(name).locator("option").all()) > 1
+        assert len(form.get_by_label(name).locator("option").all()) > 1
     assert tab.complaints == []
 
 
