@@ -285,9 +285,9 @@ def test_passages_that_fit_the_kernel_come_first(tmp_path: Path) -> None:
         "Query, key, rmsnorm, rope, qknorm.\n"
     )
     task = find_task(str(ROOT / "diffusion" / "k03_qknorm_rope"))
-    found = [one.title for one in passages(tmp_path, task)]
-    assert found[0] == "docs/skills/norms/SKILL.md: RMSNorm and rope of query and key"
-    assert not any("Sorting" in title for title in found)
+    found = [(one.place, one.title) for one in passages(tmp_path, task)]
+    assert found[0] == ("docs/skills/norms/SKILL.md", "RMSNorm and rope of query and key")
+    assert not any("Sorting" in title for _, title in found)
     assert passages(tmp_path / "nowhere", task) == []
 
 

@@ -94,7 +94,8 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
     yield Section("What was tried before", _tried_before(task), f"{campaign.folder}/docs/iterations.jsonl")
     yield Section("Notes: docs/dispatch.md", _read(task, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md")
     for passage in passages(campaign.repository.root, task):
-        yield Section(passage.title, passage.text, passage.where)
+        heading = passage.title.rpartition(" > ")[2]
+        yield Section(f"{passage.place}: {heading}", passage.text, passage.place)
 
 
 def _opening(campaign: Campaign, state: State) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
@@ -27,27 +28,33 @@ LARGEST = 1_000_000
 
 
 def passages(root: Path) -> list[Passage]:
-    """Every passage of the checkout, its title the headings above it."""
-    files = dict.fromkeys(path for pattern in PLACES for path in sorted(root.glob(pattern)))
+    """Every passage of the checkout, with its path in the text: folders and files are named for what they hold."""
     return [
-        passage
-        for path in files
-        if path.is_file() and path.stat().st_size <= LARGEST
-        for passage in _cut(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8", errors="replace"))
+        replace(
+            one,
+            text=f"{one.text}\n{re.sub(r'[/._-]+', ' ', one.place)}",
+            weight=FIRST_WEIGHT if one.place.startswith(FIRST) else 1.0,
+        )
+        for one in cut_files(root, PLACES)
     ]
 
 
-def _cut(place: str, text: str) -> Iterator[Passage]:
-    """A file's passages. Its path is part of every title, since folders and files are named for what is in them."""
+def cut_files(root: Path, patterns: Iterable[str]) -> Iterator[Passage]:
+    """The passages of the files that fit the patterns, each file once, links and very large files left out."""
+    for path in dict.fromkeys(path for pattern in patterns for path in sorted(root.glob(pattern))):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST:
+            yield from cut(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8", errors="replace"))
+
+
+def cut(place: str, text: str) -> Iterator[Passage]:
+    """A file's passages, one a heading; a passage's title is the headings above it."""
     headings: list[str] = []
     lines: list[str] = []
     first, fenced = 1, False
-    words = re.sub(r"[/._-]+", " ", place)
 
     def passage() -> Iterator[Passage]:
         if body := "\n".join(lines).strip():
-            weight = FIRST_WEIGHT if place.startswith(FIRST) else 1.0
-            yield Passage(place, first, " > ".join(headings) or place, f"{body}\n{words}", weight)
+            yield Passage(place, first, " > ".join(headings) or place, body)
 
     for number, line in enumerate(text.splitlines(), start=1):
         fenced ^= line.lstrip().startswith("```")

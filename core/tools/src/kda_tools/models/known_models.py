@@ -1,5 +1,6 @@
 """The models whose step can be run, as data: `diffusion/models/models.toml`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.strict_models import Strict, read_toml, validate
-from kda_judge.contract.tasks import checkout_root
+from kda_tools import checkout_folder
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]
 FOLDER = Path("diffusion") / "models"
@@ -120,21 +121,11 @@ class KnownModels(Strict):
         return self.releases[release]
 
 
-def find_folder() -> Path | None:
-    """The models' folder of the checkout; None outside of one, and in one without models."""
-    root = checkout_root()
-    return root / FOLDER if root is not None and (root / FOLDER / "models.toml").is_file() else None
-
-
-def folder() -> Path:
-    """As `find_folder`; none is a UsageError."""
-    found = find_folder()
-    if found is None:
-        raise UsageError(f"no {FOLDER / 'models.toml'}: run inside a checkout, or set KDA_ROOT")
-    return found
+find_folder = partial(checkout_folder.find, FOLDER)
+folder = partial(checkout_folder.demand, FOLDER)
 
 
 def load_models(path: Path | None = None) -> KnownModels:
     """The known models at `path`, by default the checkout's; a UsageError names file and key."""
-    path = path or folder() / "models.toml"
+    path = path or folder() / checkout_folder.FILE
     return validate(KnownModels, read_toml(path), path)
