@@ -11,11 +11,12 @@ import pytest
 from core.tools.tests.test_ako_clean import git
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, find_task
-from kda_judge.evidence import record_log
+from kda_tools.campaign import launch
+from kda_tools.campaign.ako_import import bring_back, iterations
+from kda_tools.campaign.history import recorded
+from kda_tools.campaign.prompt import _tried_before
 from kda_tools.port.ako_export import export
-from kda_tools.port.ako_import import AkoImport, bring_back, iterations, log
 
-UTC = "2026-11-23T00:00:00Z"
 LOG = """# Iteration Log
 
 ## Summary
@@ -49,6 +50,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
     copy = root / "diffusion" / original.name
     shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl", "plots"))
     (root / "core").mkdir()
+    (root / "core" / "README.md").touch()
     (root / "noxfile.py").touch()
     (root / ".gitignore").write_text("__pycache__/\n")
     git(root, "init", "-q")
@@ -111,28 +113,52 @@ def test_the_best_version_and_the_log_come_back(task: Task, ako: Path) -> None:
     for number in (1, 2, 3):
         iterate(ako, number)
     (ako / "ITERATIONS.md").write_text(LOG)
-    made = bring_back(task, ako, UTC)
-    assert made.best == 2
+    made = bring_back(task, ako)
+    assert [one.iteration for one in made if one.taken] == [2]
     assert (task.path / "solution" / "rotary.py").read_text() == before + "# iteration 1\n# iteration 2\n"
     changed = git(task.path, "diff", "--name-only").splitlines()
     assert [Path(name).name for name in changed] == ["rotary.py"], "imports are as they were"
-    assert record_log.read(log(task), AkoImport) == [made]
-    assert [(one.number, one.claimed_speedup, one.status) for one in made.iterations] == [
+    (state,) = recorded(task)
+    assert state.claimed == made
+    assert state.launched.base == git(task.path, "rev-parse", "HEAD").strip()
+    assert [(one.iteration, one.speedup, one.status) for one in made] == [
         (1, 1.02, "improved"),
         (2, 1.31, "improved"),
         (3, 0.97, "regression"),
         (4, None, "failed"),
     ]
-    assert made.iterations[1].hypothesis == "loads of the next tile hide behind this one"
+    assert made[1].hypothesis == "loads of the next tile hide behind this one"
+    assert made[1].commit == git(ako, "log", "--format=%H", "--grep", "iter 2").strip()
+    assert "+# iteration 2" in made[1].patch
+    assert (made[3].commit, made[3].patch) == (None, ""), "it was never committed"
+    assert not state.done, "a claim is no decision"
+    assert "this one: improved, 1.31 times as fast as its agent says; not measured here" in _tried_before(task)
     with pytest.raises(UsageError, match="changed since it was exported"):
-        bring_back(task, ako, UTC)
+        bring_back(task, ako)
+
+
+def test_in_a_campaigns_worktree_the_claims_join_its_record(task: Task, ako: Path, monkeypatch) -> None:
+    iterate(ako, 2)
+    (ako / "ITERATIONS.md").write_text("| 2 | two stages | 1.31x | 0.009 | improved |\n")
+    monkeypatch.setenv("KDA_WORKTREES", str(ako.parent / "trees"))
+    monkeypatch.setenv("KDA_NO_CLAUDE", "1")
+    campaign = launch.prepare(task.path.parents[1], task, "h200", "command", "true").campaign
+    monkeypatch.chdir(campaign.repository.root)
+    bring_back(campaign.task, ako)
+    state = campaign.state()
+    assert [(one.iteration, one.taken) for one in state.claimed] == [(2, True)]
+    assert not campaign.edited(state), "the committed copy has them as well"
+    (copied,) = recorded(campaign.task)
+    assert copied.entries == state.entries
 
 
 def test_where_none_improved_the_solution_stays(task: Task, ako: Path) -> None:
     (ako / "ITERATIONS.md").write_text("| 1 | a try | 0.9 | 0.1 | regression |\n")
-    assert bring_back(task, ako, UTC).best is None
+    assert [one.taken for one in bring_back(task, ako)] == [False]
     assert git(task.path, "status", "--porcelain", "--", "solution") == ""
-    assert len(record_log.read(log(task), AkoImport)) == 1
+    assert [len(state.claimed) for state in recorded(task)] == [1]
+    bring_back(task, ako)
+    assert [len(state.claimed) for state in recorded(task)] == [1, 1], "each import is a campaign of its own"
 
 
 def shared_code(_task: Task, ako: Path) -> None:
@@ -182,7 +208,7 @@ def test_what_is_not_brought_back(task: Task, ako: Path, spoil, words: str) -> N
     (ako / "ITERATIONS.md").write_text(LOG)
     before = {path: path.read_bytes() for path in task.path.rglob("*") if path.is_file()}
     with pytest.raises(UsageError) as refused:
-        bring_back(task, ako, UTC)
+        bring_back(task, ako)
     assert words in str(refused.value)
     assert {path: path.read_bytes() for path in task.path.rglob("*") if path.is_file()} == before
 

@@ -118,6 +118,27 @@ class Done(Strict):
     noisy: tuple[str, ...] = ()
 
 
+class Claimed(Strict):
+    """An iteration of another harness as its agent wrote it down: nothing of it was measured here."""
+
+    kind: Literal["claimed"] = "claimed"
+    iteration: Annotated[int, Field(gt=0)]
+    title: str
+    status: str
+    """In that harness's words: `improved`, `regression`, `failed`."""
+    speedup: float | None
+    runtime_ms: float | None
+    hypothesis: str = ""
+    changes: str = ""
+    analysis: str = ""
+    commit: Commit | None = None
+    """In that harness's repository; None where it has none."""
+    patch: str = ""
+    """Of the task's own files, as git shows it there."""
+    taken: bool = False
+    """Whether this version was brought into `solution/`."""
+
+
 class Refused(Strict):
     """An iteration that was not begun, because files were changed that the card does not allow to be."""
 
@@ -183,7 +204,8 @@ class Promoted(Strict):
 
 
 Event = Annotated[
-    Launched | Begun | Done | Refused | Ended | Finding | Reviewed | Answered | Promoted, Field(discriminator="kind")
+    Launched | Begun | Done | Claimed | Refused | Ended | Finding | Reviewed | Answered | Promoted,
+    Field(discriminator="kind"),
 ]
 
 

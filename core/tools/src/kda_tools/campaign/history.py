@@ -32,6 +32,15 @@ def tried(task: Task, row: str) -> list[tuple[str, str]]:
     return found
 
 
+def claims(state: State) -> list[str]:
+    """What the campaign's claimed iterations were and came to, one line each."""
+    return [
+        f"{one.iteration}: {one.hypothesis or one.title}: {one.status}"
+        + (f", {one.speedup:g} times as fast as its agent says" if one.speedup is not None else "")
+        for one in state.claimed
+    ]
+
+
 def gain(done: Done) -> str:
     """The number that decided, or else the reason."""
     return f"gain {done.test.gain.estimate:.4f}, at least {done.test.low:.4f}" if done.test else done.reason

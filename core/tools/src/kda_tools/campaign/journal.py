@@ -52,7 +52,7 @@ class Journal:
         with self._locked() as file:
             content = self.content()
             self._set_aside(file, len(content))
-            last = content.splitlines()[-1] if content else b""
+            last = content.splitlines()[-1] if content and event.kind != "launched" else b""
             entry = Entry(
                 campaign=self.campaign,
                 task=self.task,

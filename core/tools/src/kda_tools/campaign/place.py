@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,8 +112,8 @@ def here() -> Campaign:
     """
     root = checkout_root()
     repository = Repository((root or Path.cwd()).resolve())
-    branch = repository.ask("symbolic-ref", "--short", "HEAD") or ""
-    if not (branch.startswith("campaign/") and branch.endswith("/work")):
+    if (name := campaign_of(repository)) is None:
+        branch = repository.ask("symbolic-ref", "--short", "HEAD")
         known = (repository.ask("for-each-ref", "--format=%(refname:short)", "refs/heads/campaign") or "").split()
         names = [name.split("/")[1] for name in known if name.endswith("/work")]
         there = f"; campaigns of this repository: {', '.join(names)}" if names else "; none was launched here"
@@ -120,7 +121,13 @@ def here() -> Campaign:
             f"{repository.root}: expected the worktree of a campaign, whose branch is campaign/NAME/work, got branch "
             f"{branch or '(none)'}{there}. Launch one: kda campaign launch TASK --target NAME"
         )
-    return opened(branch.split("/")[1], repository)
+    return opened(name, repository)
+
+
+def campaign_of(repository: Repository) -> str | None:
+    """The name of the campaign whose worktree this is, by its branch."""
+    found = re.fullmatch(r"campaign/(.+)/work", repository.ask("symbolic-ref", "--short", "HEAD") or "")
+    return found[1] if found else None
 
 
 def opened(name: str, repository: Repository) -> Campaign:

@@ -17,7 +17,7 @@ from kda_judge.evidence.derive import MEASURED
 from kda_judge.evidence.record_log import read
 from kda_tools.campaign.allowed import FREE, LOGS, TESTS
 from kda_tools.campaign.events import Decision
-from kda_tools.campaign.history import gain, recorded, tried
+from kda_tools.campaign.history import claims, gain, recorded, tried
 from kda_tools.campaign.passages import passages
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.state import State
@@ -152,11 +152,14 @@ def _standing(task: Task, state: State) -> str:
 
 
 def _tried_before(task: Task) -> str:
-    lines = [
-        f"- {state.entries[0].campaign} {number}: {state.begun[number].hypothesis}: {done.decision.value}: {gain(done)}"
-        for state in recorded(task)
-        for number, done in state.done.items()
-    ]
+    lines = []
+    for state in recorded(task):
+        name = state.entries[0].campaign
+        lines += [
+            f"- {name} {number}: {state.begun[number].hypothesis}: {done.decision.value}: {gain(done)}"
+            for number, done in state.done.items()
+        ]
+        lines += [f"- {name} {line}; not measured here" for line in claims(state)]
     return "\n".join(lines) or "No campaign of this task is recorded."
 
 

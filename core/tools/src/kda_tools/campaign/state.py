@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from kda_tools.campaign.events import (
     Answered,
     Begun,
+    Claimed,
     Decision,
     Done,
     Ended,
@@ -89,6 +90,11 @@ class State:
             elif done.decision in UNIMPROVED and (first is None or begun.direction):
                 first = begun
         return first.profile if first else None
+
+    @property
+    def claimed(self) -> list[Claimed]:
+        """Iterations of another harness, which nothing was measured of here."""
+        return [entry.event for entry in self.entries if isinstance(entry.event, Claimed)]
 
     @property
     def refused(self) -> list[Refused]:

@@ -83,6 +83,8 @@ def lines(state: State) -> Iterator[str]:
     unmeasured = sum(done.decision is Decision.CHECKED for done in state.done.values())
     if unmeasured:
         yield f"{unmeasured} iterations were verified and compiled without a GPU; nothing says that they are faster"
+    if state.claimed:
+        yield f"{len(state.claimed)} iterations of another harness: its agent's claims, not measured here"
     if state.refused:
         yield f"{len(state.refused)} refused, the last one: {state.refused[-1].reason}"
     if state.stalled >= state.launched.rules.stall:

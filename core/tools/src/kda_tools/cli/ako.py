@@ -1,6 +1,5 @@
 """`kda campaign ako`: a task to AKO4ALL and back."""
 
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
@@ -33,18 +32,18 @@ def export_task(task: TaskName, folder: Folder) -> None:
 
 @app.command("import")
 def import_task(task: TaskName, folder: Folder) -> None:
-    """Bring the best version into the task's solution, and ITERATIONS.md into docs/ako.jsonl.
+    """Bring the best version into the task's solution, and ITERATIONS.md into the record of iterations.
 
     Its numbers are claims of the agent's: verify and measure with `kda bench` before anything is kept.
     """
     from kda_judge.contract.tasks import find_task
-    from kda_judge.evidence.provenance import utc
-    from kda_tools.port.ako_import import bring_back, log
+    from kda_tools.campaign.ako_import import bring_back
 
     found = find_task(task)
-    made = bring_back(found, folder, utc(datetime.now(timezone.utc)))
-    typer.echo(f"{len(made.iterations)} iterations in {relative(log(found))}")
-    if made.best is None:
+    made = bring_back(found, folder)
+    typer.echo(f"{len(made)} iterations recorded as claims; docs/iterations.jsonl of {found.folder} has them")
+    taken = next((one.iteration for one in made if one.taken), None)
+    if taken is None:
         typer.echo("none improved: the solution stays as it is")
     else:
-        typer.echo(f"solution/ is that of iteration {made.best}; next: kda bench {found.op}")
+        typer.echo(f"solution/ is that of iteration {taken}; next: kda bench {found.op}")

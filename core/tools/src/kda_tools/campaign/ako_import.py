@@ -1,17 +1,25 @@
-"""`kda campaign ako import`: the best version of an AKO4ALL run into the task's solution, and its log as iterations."""
+"""`kda campaign ako import`: the best version of an AKO4ALL run into the task's solution, and its log as iterations.
+
+The log's numbers are its agent's claims, so that no iteration of it is kept or reverted here: it is `claimed`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root
-from kda_judge.evidence import provenance, record_log
+from kda_judge.evidence import provenance
+from kda_tools.campaign.allowed import protected_hashes
+from kda_tools.campaign.events import Claimed, Launched
+from kda_tools.campaign.journal import COPY, Journal
+from kda_tools.campaign.place import Campaign, campaign_of, name_of
+from kda_tools.campaign.repository import Repository
+from kda_tools.campaign.rules import read_rules
 from kda_tools.port.ako_export import MARK, Exported, package_name
 from kda_tools.project.export.sources import VENDORED
 
@@ -21,40 +29,14 @@ SECTION = re.compile(r"^### Iter (\d+)\b")
 IMPROVED = "improved"
 
 
-class AkoIteration(Strict):
-    """One iteration as AKO4ALL's agent wrote it down: claims, none of them measured by this harness."""
-
-    number: int
-    title: str
-    claimed_speedup: float | None
-    claimed_runtime_ms: float | None
-    status: str
-    hypothesis: str = ""
-    changes: str = ""
-    analysis: str = ""
+AGENT = "AKO4ALL"
 
 
-class AkoImport(Strict):
-    """One import: a line of the task's `docs/ako.jsonl`."""
+def bring_back(task: Task, folder: Path) -> list[Claimed]:
+    """Replace the task's solution by the best version, and record all iterations as claims.
 
-    schema_version: int = 1
-    utc: str
-    task: str
-    exported_commit: str
-    ako_commit: str
-    """Of the checkout that the version was taken from."""
-    best: int | None
-    """The iteration whose version was brought back; None where none improved."""
-    iterations: tuple[AkoIteration, ...]
-
-
-def log(task: Task) -> Path:
-    """Where a task's imports are."""
-    return task.path / "docs" / "ako.jsonl"
-
-
-def bring_back(task: Task, folder: Path, utc: str) -> AkoImport:
-    """Replace the task's solution by the best version, append the iterations to the log.
+    In a campaign's worktree they join its record; elsewhere they are a campaign of their own in the task's
+    `docs/iterations.jsonl`.
 
     Raises:
         UsageError: no export of this task, one of another solution, a changed library, a log that does not parse, or
@@ -65,26 +47,58 @@ def bring_back(task: Task, folder: Path, utc: str) -> AkoImport:
     if not log_file.is_file():
         raise UsageError(f"{log_file}: expected AKO4ALL's log, got no file")
     found = iterations(log_file.read_text(encoding="utf-8"), log_file)
-    improved = [one for one in found if one.status == IMPROVED and one.claimed_speedup is not None]
-    best = max(improved, key=lambda one: one.claimed_speedup or 0.0, default=None)
-    commit = "unknown"
+    improved = [one for one in found if one.status == IMPROVED and one.speedup is not None]
+    best = max(improved, key=lambda one: one.speedup or 0.0, default=None)
+    commits = _commits(folder)
     if best is not None:
-        commit = _commit(folder, best.number)
-        texts = _version(task, folder, commit, mark)
-        _replace(task, texts)
-    made = AkoImport(
-        utc=utc,
-        task=task.folder,
-        exported_commit=mark.commit,
-        ako_commit=commit,
-        best=None if best is None else best.number,
-        iterations=tuple(found),
-    )
-    record_log.append(log(task), made)
+        if best.iteration not in commits:
+            raise UsageError(
+                f"{folder}: expected a commit '[iter {best.iteration}] ...', the best iteration of ITERATIONS.md, "
+                "found none"
+            )
+        _replace(task, _version(task, folder, commits[best.iteration], mark))
+    own = (f"solution/{package_name(task)}", f":!solution/{package_name(task)}/{VENDORED}")
+    made = [
+        one.model_copy(
+            update={
+                "commit": commits[one.iteration],
+                "patch": _git(folder, "show", "--format=", "--no-color", commits[one.iteration], "--", *own),
+                "taken": one is best,
+            }
+        )
+        if one.iteration in commits
+        else one
+        for one in found
+    ]
+    _record(task, mark, made)
     return made
 
 
-def iterations(text: str, where: Path) -> list[AkoIteration]:
+def _record(task: Task, mark: Exported, made: Sequence[Claimed]) -> None:
+    repository = Repository((checkout_root() or task.path).resolve())
+    if (name := campaign_of(repository)) is not None:
+        campaign = Campaign(name, Task(task.path.resolve()), repository)
+        for one in made:
+            campaign.journal.append(one)
+        campaign.sync(campaign.state())
+        return
+    journal = Journal(task.path / "docs" / COPY, name_of(task, "ako"), task.op)
+    first = Launched(
+        target=next(iter(task.config.targets), ""),
+        agent=AGENT,
+        base=mark.commit,
+        base_branch="",
+        rules=read_rules(task),
+        hashes=protected_hashes(task),
+        warnings=(),
+        confined=False,
+    )
+    journal.append(first)
+    for one in made:
+        journal.append(one)
+
+
+def iterations(text: str, where: Path) -> list[Claimed]:
     """What is in ITERATIONS.md: a row of its table for each, with the section of the same number.
 
     Raises:
@@ -98,20 +112,22 @@ def iterations(text: str, where: Path) -> list[AkoIteration]:
             current = sections.setdefault(int(section[1]), {})
         elif field := FIELD.match(line):
             current[field[1].lower()] = field[2]
-    found: dict[int, AkoIteration] = {}
+    found: dict[int, Claimed] = {}
     for line in text.splitlines():
         if (row := ROW.match(line)) is None:
             continue
         number, told = int(row[1]), sections.get(int(row[1]), {})
         if number in found:
             raise UsageError(f"{where}: iteration {number} has two rows in the table; expected one")
-        found[number] = AkoIteration(
-            number=number,
+        found[number] = Claimed(
+            iteration=number,
             title=row[2].strip(),
-            claimed_speedup=_number(row[3], where, number, "Speedup"),
-            claimed_runtime_ms=_number(row[4], where, number, "Runtime (ms)"),
+            speedup=_number(row[3], where, number, "Speedup"),
+            runtime_ms=_number(row[4], where, number, "Runtime (ms)"),
             status=row[5].strip().lower(),
-            **{key: told.get(key, "") for key in ("hypothesis", "changes", "analysis")},
+            hypothesis=told.get("hypothesis", ""),
+            changes=told.get("changes", ""),
+            analysis=told.get("analysis", ""),
         )
     if lost := sorted(set(sections) - set(found)):
         raise UsageError(f"{where}: iteration {lost[0]} has a section and no row in the table; add its row")
@@ -137,6 +153,8 @@ def _mark(task: Task, folder: Path) -> Exported:
     mark = Exported.model_validate_json(path.read_text(encoding="utf-8"))
     if mark.task != task.folder:
         raise UsageError(f"{path}: an export of {mark.task}, expected {task.folder}")
+    if not re.fullmatch(r"[0-9a-f]{40}", mark.commit):
+        raise UsageError(f"{path}: key 'commit': expected the commit of the export, got {mark.commit!r}: export again")
     if mark.solution != provenance.hashes(task)["solution"]:
         raise UsageError(
             f"{task.path / 'solution'}: changed since it was exported (commit {mark.commit[:12]}); bring the run back "
@@ -152,15 +170,14 @@ def _git(folder: Path, *arguments: str) -> str:
     return ran.stdout.decode()
 
 
-def _commit(folder: Path, number: int) -> str:
-    """The last commit of an iteration, by its subject."""
+def _commits(folder: Path) -> dict[int, str]:
+    """Iteration -> its last commit, by the subject."""
+    found: dict[int, str] = {}
     for line in _git(folder, "log", "--format=%H %s").splitlines():
         commit, _, subject = line.partition(" ")
-        if re.match(rf"\[iter {number}\]", subject):
-            return commit
-    raise UsageError(
-        f"{folder}: expected a commit '[iter {number}] ...', the best iteration of ITERATIONS.md, found none"
-    )
+        if (number := re.match(r"\[iter (\d+)\]", subject)) is not None:
+            found.setdefault(int(number[1]), commit)
+    return found
 
 
 def _version(task: Task, folder: Path, commit: str, mark: Exported) -> dict[str, str]:
