@@ -205,7 +205,7 @@ def publish(
 ) -> None:
     """Generate results, plots and tables from the ledgers."""
     from kda_judge.contract.tasks import all_tasks, checkout_root
-    from kda_tools.campaign import noise_page
+    from kda_tools.campaign import iterations_page, noise_page
     from kda_tools.knowledge import catalogue_pages
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
@@ -225,6 +225,7 @@ def publish(
     if (root := checkout_root()) is not None:
         changed += catalogue_pages.publish(root, all_tasks(), check=check)
         changed += noise_page.publish(root, check)
+        changed += iterations_page.publish(root, all_tasks(), check)
         changed += hardware_page.publish(root, check=check)
     for line in changed:
         typer.echo(line)

@@ -17,7 +17,7 @@ from kda_tools.publish.plots import missing as missing_matplotlib
 from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.site import overview_pages
 from kda_tools.publish.site.frames import write_row_pages
-from kda_tools.publish.site.html_tables import raw, wide
+from kda_tools.publish.site.html_tables import inlined, raw, wide
 from kda_tools.publish.site.row_pages import folder_of, row_pages
 from kda_tools.publish.site.sweep_table import sweep_table
 from kda_tools.publish.site.task_page import task_page
@@ -47,6 +47,8 @@ WIDE_TABLE = re.compile(r"^(\|[^|\n]*){6,}\|$", re.MULTILINE)
 FULL = {"grid.md": grid_page.full_md, "profile.md": profile_page.full_md, "sanitize.md": sanitize_page.full_md}
 """Documents of a task of which the site has all, the repository the conclusion."""
 SWEEPS = "tuning.md"
+PICTURE = re.compile(r"^!\[(?P<says>[^\]]*)\]\((?P<target>plots/campaigns/(?P<name>[^)]*)\.svg)\)$", re.MULTILINE)
+"""A plot of a campaign."""
 STEPS = Path("diffusion/models/docs/steps.md")
 NO_STEPS = "No step of a model is recorded on a GPU yet; `kda model step MODEL --record` adds the first."
 STATIC = Path(__file__).parent / "static"
@@ -160,6 +162,7 @@ def _document(task: Task, path: Path) -> str:
     """
     full = FULL[path.name](task) if path.name in FULL else None
     text = full or _text(path) + (sweep_table(path.with_suffix(".csv")) if path.name == SWEEPS else "")
+    text = PICTURE.sub(lambda one: raw(inlined(_text(path.parent / one["target"]), one["name"], one["says"])), text)
     results = RESULTS.relative_to(path.parent.relative_to(task.path))
     return wide(text, above=f"[{task.folder}]({results.as_posix()})")
 

@@ -28,6 +28,8 @@ WORDS = {
     "baseline_source.md": "upstream source",
     "dispatch.md": "which call takes which path",
     "grid.md": "regression grid",
+    "iterations.md": "campaigns",
+    "ports.md": "ports to SGLang",
     "profile.md": "profiles",
     "sanitize.md": "memory checks",
     "tuning.md": "sweeps",
