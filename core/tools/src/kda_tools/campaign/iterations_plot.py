@@ -10,7 +10,7 @@ from kda_judge.evidence.stats import geomean
 from kda_tools.campaign.events import Decision, Done
 from kda_tools.campaign.measure import BASELINE, BEST
 from kda_tools.campaign.state import State
-from kda_tools.publish.figures import BLUE, GREEN, MUTED, ORANGE, figure_svg, legend, ratio_axis, whiskers
+from kda_tools.publish.figures import BLUE, GREEN, MUTED, ORANGE, figure_svg, legend, whiskers
 from kda_tools.publish.plots import missing
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ def draw(state: State) -> str | None:
     best = {number: value for number, done in measured.items() if (value := best_in(done))}
     failed = [number for number, done in state.done.items() if done.decision is Decision.FAILED]
 
+    ends = [end for one in best.values() for end in (one.low, one.high)]
+    ends += [end for done in measured.values() if (one := done.against_baseline) for end in (one.low, one.high)]
+    margin = max(0.1 * (max(ends) - min(ends)), 0.005)
+    low, high = min(ends) - margin, max(ends) + margin
+
     def picture(axes: Axes) -> None:
         # Measured anew in each session, beside the candidate: the distance between the two is what decides.
         axes.step(list(best), [one.estimate for one in best.values()], where="mid", color=BLUE, label="best so far")
@@ -41,14 +46,12 @@ def draw(state: State) -> str | None:
             chosen = [(n, done.against_baseline) for n, done in measured.items() if done.decision is decision]
             values, places = [one for _, one in chosen if one], [n for n, one in chosen if one]
             whiskers(axes, values, places, colour, marker, label, upright=True)
-        axes.set_yscale("log")
-        ratio_axis(axes, upright=True)
-        low, high = axes.get_ylim()
-        axes.plot(failed, [low * (high / low) ** 0.03] * len(failed), "x", color=MUTED, label="failed", clip_on=False)
+        axes.plot(failed, [low] * len(failed), "x", color=MUTED, label="failed", clip_on=False)
+        axes.set_ylim(low, high)
         axes.set_xticks(list(state.done))
         axes.set_xlim(min(state.done) - 0.6, max(state.done) + 0.6)
         axes.grid(visible=False, axis="x")
-        axes.set_ylabel("speedup over upstream (logarithmic)")
+        axes.set_ylabel("speedup over upstream")
         axes.set_xlabel("iteration")
         legend(axes, 4)
 
