@@ -16,11 +16,12 @@ from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, all_tasks, checkout_root, find_task
 from kda_tools import cli
-from kda_tools.port import insertions, package_files, port_task
+from kda_tools.port import check_port, insertions, package_files, port_task, upstream_tests
 from kda_tools.port.check_port import check_syntax
 from kda_tools.port.insertions import Insertion, Patch
 from kda_tools.port.layouts import FAMILY, Layout, Tree, find_tree, pin_of
 from kda_tools.port.package_files import KERNEL
+from kda_tools.port.port_record import Checks
 from kda_tools.port.port_task import Port, make_port
 from kda_tools.port.ported_arm import write_arm
 from kda_tools.port.upstream_tests import find_tests, run_tests
@@ -431,7 +432,7 @@ def test_the_grid_runs_through_the_ported_function(
     command = ("port", "rotary_embedding", "--sglang", str(tree.root), "--rows", "ltx2-1x126x2048", "--device", "cpu")
     code, out, err = kda(capsys, monkeypatch, *command)
     assert (code, out.splitlines()[0][:16]) == (ExitCode.OK, "diff --git a/sgl")
-    assert "CPU, in Triton's interpreter: 1 rows right, done by the port's kernels\n" in err
+    assert "CPU, in Triton's interpreter: 1 of 1 rows right, done by the port's kernels\n" in err
     collect = package_files.package_files
 
     def broken(task: Task, layout: Layout, package: str, new: bool) -> dict[str, str]:
@@ -458,6 +459,81 @@ def test_upstreams_own_tests_are_found_and_start(releases: dict[Layout, Path], t
     else:
         assert one.outcome == "not run: its 288 tests need a GPU"
         assert not one.ran
+
+
+OWN_TEST = """
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize("is_neox", [False, True])
+def test_as_flashinfer(width, is_neox):
+    from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
+
+    from sglang.jit_kernel.diffusion.qknorm_rope import fused_inplace_qknorm_rope
+
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 3, 2, 64).half()
+    angles = torch.rand(9, width // 2)
+    cache, positions = torch.cat([angles.cos(), angles.sin()], -1), torch.tensor([8, 0, 3])
+    weight = torch.ones(64).half()
+    wanted = [(x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)) for x in (q, k)]
+    flat = [x.reshape(3, -1) for x in wanted]
+    apply_rope_with_cos_sin_cache_inplace(positions, *flat, 64, cache, is_neox)
+    fused_inplace_qknorm_rope(q, k, weight, weight, cache, positions, is_neox=is_neox, rope_dim=width)
+    for made, right in zip((q, k), flat):
+        torch.testing.assert_close(made.float(), right.view(3, 2, 64), atol=4e-3, rtol=4e-3)
+
+
+def test_that_fails():
+    assert WRONG, "as it should"
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_upstreams_tests_run_the_port_and_say_whose_calls_they_were(
+    releases: dict[Layout, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    """In Triton's interpreter, by a test of our own in SGLang's place: that one of SGLang's has run needs a GPU."""
+    tree = find_tree(releases[Layout.JIT_KERNEL])
+    own = tree.root / "sglang/jit_kernel/tests/diffusion/test_own_qknorm_rope.py"
+    monkeypatch.setattr(upstream_tests, "has_gpu", lambda: True)
+    monkeypatch.setattr(upstream_tests, "WORKERS", 2)
+    monkeypatch.setattr(upstream_tests, "find_tests", lambda _: [own])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    port = make_port(find_task("qknorm_rope"), tree)
+    try:
+        own.write_text(OWN_TEST.replace("WRONG", str(right)))
+        (one,) = run_tests(port, write_arm(port, tmp_path / "arm"))
+    finally:
+        own.unlink()
+    assert one.ran == right, one.outcome
+    assert (one.taken, one.left) == (4, 0)
+    assert one.outcome.endswith("; 4 of 4 calls were the port's")
+    assert ("as it should" in one.outcome) != right
+
+
+def test_checks_are_kept_for_the_same_patch_alone(
+    tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "checks.json"
+    command = ["port", "qknorm_rope", "--sglang", str(tree.root), "--rows", "qwen-19x*", "--checks", str(file)]
+    assert kda(capsys, monkeypatch, *command)[0] == ExitCode.OK
+    kept = Checks.model_validate_json(file.read_text())
+    assert (kept.gpu, kept.grid_right, kept.grid_failed) == (None, 1, ())
+    monkeypatch.setattr(check_port, "run_grid", None)  # it would fail if it were called
+    code, _, err = kda(capsys, monkeypatch, *command)
+    assert code == ExitCode.OK
+    assert f"checked before: {file}" in err
+    for spoil, words in (
+        ({"patch_sha256": "0" * 64}, "expected the checks of this patch"),
+        ({"grid_right": "many"}, "key 'grid_right': "),
+    ):
+        file.write_text(json.dumps({**json.loads(kept.model_dump_json()), **spoil}))
+        code, _, err = kda(capsys, monkeypatch, *command)
+        assert (code, words in err) == (ExitCode.USAGE, True), err
 
 
 CONFTEST = """

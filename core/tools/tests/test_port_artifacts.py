@@ -27,15 +27,16 @@ def ported(task: Task, **more: object) -> PortRecord:
     )
     settings = run.settings.model_copy(update={"subject": "ported"})
     run = RunRecord.model_validate(run.model_copy(update={"rows": rows, "settings": settings}).model_dump())
-    given: dict[str, object] = {
-        "layout": "0.5.23",
-        "strangers": (),
+    checks: dict[str, object] = {
         "patch_sha256": "0" * 64,
+        "gpu": "NVIDIA H200",
+        "grid_asked": 9,
         "grid_right": 7,
         "grid_failed": (),
         "upstream_tests": (UpstreamTest(file="test_x.py", outcome="12 passed", ran=True),),
     }
-    return PortRecord.model_validate({**given, "run": run, **more})
+    checks |= {name: more.pop(name) for name in list(more) if name in checks}
+    return PortRecord.model_validate({"layout": "0.5.23", "strangers": (), "checks": checks, "run": run, **more})
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
     assert "- SGLang's `test_x.py`: 12 passed." in page
     assert "- SGLang's `test_y.py`: not run: its 3 tests need a GPU." in page
     assert "- Not the release's file: `sglang/a.py`." in page
-    assert "- Grid on this GPU: 7 rows right, 0 wrong." in page
+    assert "- Grid on NVIDIA H200: of 9 rows 7 right, 0 wrong, 2 not checked." in page
     assert ports_page.publish([task], check=True) == []
 
 

@@ -1,7 +1,7 @@
 """`kda port`: an export as a patch to an SGLang tree, and what a pull request needs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -11,6 +11,7 @@ from kda_tools.cli.base import DeviceName, Rows, TaskName, command_line, relativ
 from kda_tools.cli.base import app as kda
 
 if TYPE_CHECKING:
+    from kda_tools.port.port_record import Checks
     from kda_tools.port.port_task import Port
 
 
@@ -38,6 +39,16 @@ def tree(
         bool, typer.Option("--record", help="On a GPU: measure the port; append to the task's docs/ports.jsonl.")
     ] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Run the grid and SGLang's own tests.")] = True,
+    checks: Annotated[
+        Path | None,
+        typer.Option(
+            "--checks", metavar="FILE", help="Write what grid and tests said there; take it from there if it is there."
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A thinned grid, and a first look at the times.")] = False,
+    limit_s: Annotated[
+        float | None, typer.Option("--limit-s", min=1, metavar="SECONDS", help="Begin no row of the grid after these.")
+    ] = None,
     rows: Rows = None,
     device: DeviceName = "auto",
 ) -> None:
@@ -46,7 +57,7 @@ def tree(
     The difference is on standard output, what was checked on standard error. Nothing is written without --write.
     """
     from kda_judge.contract.tasks import find_task
-    from kda_tools.port import insertions
+    from kda_tools.port import insertions, port_record
     from kda_tools.port.check_port import arm, check_syntax
     from kda_tools.port.layouts import find_tree
     from kda_tools.port.port_task import make_port
@@ -68,30 +79,50 @@ def tree(
     check_syntax(port)
     if check:
         with arm(port) as folder:
-            _check(port, folder, rows or [], device, record)
+            checked = _check(port, folder, Wanted(rows or [], device, checks, quick, limit_s))
+            if checked.grid_failed:
+                raise typer.Exit(ExitCode.UNFIT_ROWS)
+            if record:
+                measured = port_record.measure(port, folder, rows or [], command_line(), quick=quick)
+                port_record.keep(port, checked, measured)
+                typer.echo(f"recorded in {relative(port_record.log(port.task))}", err=True)
+            if checked.gpu and not all(one.ran for one in checked.upstream_tests):
+                raise typer.Exit(ExitCode.UNFIT_ROWS)
     if write:
         insertions.write(port.patch, found.op)
         typer.echo(f"written to {sglang}; `kda port {found.op} --sglang {sglang} --undo` takes it back", err=True)
 
 
-def _check(port: "Port", folder: Path, rows: list[str], device: str, record: bool) -> None:
-    """Grid, SGLang's own tests, and with `record` the times."""
+class Wanted(NamedTuple):
+    """What is checked of a port, and where that is kept."""
+
+    rows: list[str]
+    device: str
+    checks: Path | None
+    quick: bool
+    limit_s: float | None
+
+
+def _check(port: "Port", folder: Path, wanted: Wanted) -> "Checks":
+    """Grid and SGLang's own tests, or what an earlier command kept of them."""
+    from kda_tools.port import port_record
     from kda_tools.port.check_port import run_grid
-    from kda_tools.port.port_record import keep, log, measure
     from kda_tools.port.upstream_tests import run_tests
 
-    grid = run_grid(port, folder, rows, device)
+    if wanted.checks is not None and wanted.checks.is_file():
+        typer.echo(f"checked before: {wanted.checks}", err=True)
+        return port_record.read_checks(wanted.checks, port)
+    grid = run_grid(port, folder, wanted.rows, wanted.device, thin=wanted.quick, limit_s=wanted.limit_s)
     typer.echo("\n".join(grid.lines()), err=True)
     tests = run_tests(port, folder)
     for one in tests:
         typer.echo(f"SGLang's {one.file}: {one.outcome}", err=True)
     if not tests:
         typer.echo("the tree has no test of SGLang's that names these functions", err=True)
-    if grid.failed:
-        raise typer.Exit(ExitCode.UNFIT_ROWS)
-    if record:
-        keep(port, grid, tests, measure(port, folder, rows, command_line()))
-        typer.echo(f"recorded in {relative(log(port.task))}", err=True)
+    found = port_record.checks(port, grid, tests)
+    if wanted.checks is not None:
+        wanted.checks.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 @app.command("artifacts")

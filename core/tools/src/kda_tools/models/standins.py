@@ -190,6 +190,28 @@ def _quantization(name: str) -> Any:
     return _placeholder(package, name)
 
 
+def rotate_in_place(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> None:
+    """Flashinfer's `apply_rope_with_cos_sin_cache_inplace` in PyTorch: float32, rounded once.
+
+    query and key are [tokens, heads * head_size]; cos_sin_cache is [positions, width], cosines first. The first `width`
+    elements of each head are turned.
+    """
+    width = cos_sin_cache.shape[-1]
+    cos, sin = cos_sin_cache[positions][:, None].float().chunk(2, -1)
+    for x in (query, key):
+        turned = x.view(x.shape[0], -1, head_size)[..., :width]
+        a, b = (one.float() for one in (turned.chunk(2, -1) if is_neox else (turned[..., ::2], turned[..., 1::2])))
+        pairs = (a * cos - b * sin, b * cos + a * sin)
+        turned.copy_(torch.cat(pairs, -1) if is_neox else torch.stack(pairs, -1).flatten(-2))
+
+
 def other_packages() -> Mapping[str, Mapping[str, object]]:
     """Stand-ins for compiled packages that are not installed: their ops by the JIT kernels of the same wheel."""
 
@@ -235,16 +257,12 @@ def other_packages() -> Mapping[str, Mapping[str, object]]:
         cos_sin_cache: torch.Tensor,
         is_neox: bool = True,
     ) -> None:
-        heads = [x.view(query.shape[0], -1, head_size) for x in (query, key)]
-        if query.is_cuda:
-            inplace = jit("sglang.jit_kernel.rope", "sglang.kernels.ops.attention.rope", "apply_rope_inplace")
-            inplace(*heads, cos_sin_cache, positions, is_neox=is_neox)
+        if not query.is_cuda:
+            rotate_in_place(positions, query, key, head_size, cos_sin_cache, is_neox)
             return
-        cos, sin = cos_sin_cache[positions][:, None].float().chunk(2, -1)
-        for x in heads:
-            a, b = (half.float() for half in (x.chunk(2, -1) if is_neox else (x[..., ::2], x[..., 1::2])))
-            turned = (a * cos - b * sin, b * cos + a * sin)
-            x.copy_(torch.cat(turned, -1) if is_neox else torch.stack(turned, -1).flatten(-2))
+        inplace = jit("sglang.jit_kernel.rope", "sglang.kernels.ops.attention.rope", "apply_rope_inplace")
+        heads = (x.view(query.shape[0], -1, head_size) for x in (query, key))
+        inplace(*heads, cos_sin_cache, positions, is_neox=is_neox)
 
     return {
         "sgl_kernel": {

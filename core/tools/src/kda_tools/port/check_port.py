@@ -28,10 +28,12 @@ class Grid:
     left: tuple[RowResult, ...]
     """Rows that go to SGLang's own code; without a GPU that code was not run."""
     failed: tuple[RowResult, ...]
+    asked: int
+    """Rows of the grid; those that a limit left out were not checked."""
 
     def lines(self) -> list[str]:
         """For the terminal."""
-        told = [f"grid on the {self.device}: {len(self.taken)} rows right, done by the port's kernels"]
+        told = [f"grid on the {self.device}: {len(self.taken)} of {self.asked} rows right, done by the port's kernels"]
         if self.left:
             told.append(f"  {len(self.left)} rows go to SGLang's own code, which was not run without a GPU")
         return told + [f"  {row.id}: {row.verdict.value}: {row.reason}" for row in self.failed]
@@ -58,17 +60,22 @@ def arm(port: Port) -> Iterator[Path]:
         yield write_arm(port, Path(folder) / f"ported_{port.task.op}")
 
 
-def run_grid(port: Port, folder: Path, rows: list[str], device: str) -> Grid:
-    """Run the grid (thinned and shrunken on a CPU) through the ported functions of the arm in `folder`."""
+def run_grid(
+    port: Port, folder: Path, rows: list[str], device: str, thin: bool = False, limit_s: float | None = None
+) -> Grid:
+    """Run the grid through the ported functions of the arm in `folder`.
+
+    It is thinned and shrunken on a CPU, thinned with `thin`; no row begins after `limit_s`.
+    """
     request = Request(task=port.task, rows=rows, subject=NAME, device=device, allow_busy=True, ports={NAME: folder})
     session = grid_session(open_session(request))
-    record = run(session, grid_rows(session, full=False), measure=False)
-    return _sorted(session, record)
+    chosen = grid_rows(session, full=False, thin=thin)
+    return _sorted(session, run(session, chosen, measure=False, limit_s=limit_s), len(chosen))
 
 
-def _sorted(session: Session, record: RunRecord) -> Grid:
+def _sorted(session: Session, record: RunRecord, asked: int) -> Grid:
     left = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and LEFT in row.reason)
     bad = (Verdict.INCORRECT, Verdict.INVALID, Verdict.ERROR, Verdict.TIMEOUT)
     failed = tuple(row for row in record.rows if row.verdict in bad and row not in left)
     taken = tuple(row for row in record.rows if row.verdict not in bad)
-    return Grid("GPU" if session.kind == "cuda" else "CPU, in Triton's interpreter", taken, left, failed)
+    return Grid("GPU" if session.kind == "cuda" else "CPU, in Triton's interpreter", taken, left, failed, asked)

@@ -6,17 +6,32 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from kda_judge.bench import Request, frozen_rows, open_session, run
-from kda_judge.contract.errors import MissingRequirement
+from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import record_log
-from kda_judge.evidence.gpu_state import has_gpu
+from kda_judge.evidence.gpu_state import has_gpu, read_state
 from kda_judge.evidence.run_record import RunRecord
 from kda_tools.port.check_port import Grid
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME
 from kda_tools.port.upstream_tests import UpstreamTest
+
+
+class Checks(Strict):
+    """What grid and tests said of a patch, before anything is timed."""
+
+    patch_sha256: str
+    gpu: str | None
+    """None: a CPU, where few rows run and no test of SGLang's does."""
+    grid_asked: int
+    grid_right: int
+    """Rows of the grid that the port's kernels did, and did right; what is missing of `grid_asked` was not checked."""
+    grid_failed: tuple[str, ...]
+    upstream_tests: tuple[UpstreamTest, ...]
 
 
 class PortRecord(Strict):
@@ -27,13 +42,45 @@ class PortRecord(Strict):
     """The pinned release whose layout the tree has."""
     strangers: tuple[str, ...]
     """Modules of the tree that were not byte for byte that release's."""
-    patch_sha256: str
-    grid_right: int
-    """Rows of the grid that the port's kernels did on the GPU, and did right."""
-    grid_failed: tuple[str, ...]
-    upstream_tests: tuple[UpstreamTest, ...]
+    checks: Checks
     run: RunRecord
     """The arm `ported` beside the solution and the upstream arms, interleaved in one session."""
+
+
+def patch_hash(port: Port) -> str:
+    """Of all that the port does to the tree."""
+    return hashlib.sha256(port.patch.difference().encode()).hexdigest()
+
+
+def checks(port: Port, grid: Grid, tests: Sequence[UpstreamTest]) -> Checks:
+    """Of a grid and tests that have just run."""
+    return Checks(
+        patch_sha256=patch_hash(port),
+        gpu=read_state().name if has_gpu() else None,
+        grid_asked=grid.asked,
+        grid_right=len(grid.taken),
+        grid_failed=tuple(row.id for row in grid.failed),
+        upstream_tests=tuple(tests),
+    )
+
+
+def read_checks(path: Path, port: Port) -> Checks:
+    """What an earlier command wrote there.
+
+    Raises:
+        UsageError: no such record, or one of another patch; names the file.
+    """
+    try:
+        found = Checks.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"])) or "file"
+        raise UsageError(f"{path}: key {key!r}: {error.errors()[0]['msg']}; expected what --checks wrote") from None
+    if found.patch_sha256 != patch_hash(port):
+        raise UsageError(
+            f"{path}: expected the checks of this patch ({patch_hash(port)[:12]}), got those of "
+            f"{found.patch_sha256[:12]}; remove the file to check again"
+        )
+    return found
 
 
 def log(task: Task) -> Path:
@@ -46,8 +93,8 @@ def records(task: Task) -> list[PortRecord]:
     return record_log.read(log(task), PortRecord)
 
 
-def measure(port: Port, folder: Path, rows: list[str], command: str) -> RunRecord:
-    """Time the arm in `folder` against the upstream arms and the solution.
+def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool = False) -> RunRecord:
+    """Time the arm in `folder` against the upstream arms and the solution; `quick`: a first look.
 
     Raises:
         MissingRequirement: no GPU: nothing is measured without one.
@@ -58,22 +105,21 @@ def measure(port: Port, folder: Path, rows: list[str], command: str) -> RunRecor
         name for name in map(str, ("baseline", "upstream_latest", "solution")) if name in port.task.config.arms
     ]
     request = Request(
-        task=port.task, rows=rows, subject=NAME, against=against, again=True, device="cuda", ports={NAME: folder}
+        task=port.task,
+        rows=rows,
+        subject=NAME,
+        against=against,
+        again=not quick,
+        device="cuda",
+        ports={NAME: folder},
+        quick=quick,
     )
     session = open_session(request)
     return run(session, frozen_rows(session), command=command)
 
 
-def keep(port: Port, grid: Grid, tests: Sequence[UpstreamTest], measured: RunRecord) -> PortRecord:
+def keep(port: Port, checked: Checks, measured: RunRecord) -> PortRecord:
     """Append the line."""
-    made = PortRecord(
-        layout=port.tree.layout.value,
-        strangers=port.strangers,
-        patch_sha256=hashlib.sha256(port.patch.difference().encode()).hexdigest(),
-        grid_right=len(grid.taken),
-        grid_failed=tuple(row.id for row in grid.failed),
-        upstream_tests=tuple(tests),
-        run=measured,
-    )
+    made = PortRecord(layout=port.tree.layout.value, strangers=port.strangers, checks=checked, run=measured)
     record_log.append(log(port.task), made)
     return made

@@ -32,10 +32,18 @@ def section_md(record: PortRecord) -> str:
     run = record.run
     gpu = run.machine.before.name if run.machine.before else "unknown GPU"
     told = [f"{gpu}, {run.utc[:10]}, run `{run.run_id}`. GPU time of a call in microseconds, as a CUDA graph.\n"]
-    told.append(f"- Grid on this GPU: {record.grid_right} rows right, {len(record.grid_failed)} wrong.")
-    told += [f"- SGLang's `{one.file}`: {one.outcome}." for one in record.upstream_tests]
-    if not record.upstream_tests:
+    checks = record.checks
+    unchecked = checks.grid_asked - checks.grid_right - len(checks.grid_failed)
+    left = f", {unchecked} not checked" if unchecked else ""
+    told.append(
+        f"- Grid on {checks.gpu or 'a CPU'}: of {checks.grid_asked} rows {checks.grid_right} right, "
+        f"{len(checks.grid_failed)} wrong{left}."
+    )
+    told += [f"- SGLang's `{one.file}`: {one.outcome}." for one in checks.upstream_tests]
+    if not checks.upstream_tests:
         told.append("- The tree ships no test of SGLang's that names these functions.")
+    if run.settings.quick:
+        told.append("- A first look at the times: one generation of workers, few samples.")
     told += [f"- Not the release's file: `{path}`." for path in record.strangers]
     arms = list(run.settings.against)
     head = line("row", NAME, *arms, *(f"{arm} / {NAME}" for arm in arms)) + "|---" * (2 + 2 * len(arms)) + "|\n"

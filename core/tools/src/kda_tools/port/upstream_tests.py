@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from kda_judge.arms.sglang_standins import STANDINS
@@ -18,18 +19,54 @@ from kda_judge.evidence.gpu_state import has_gpu
 from kda_tools.port.layouts import Layout
 from kda_tools.port.port_task import Port
 
-CONFTEST = """import sys
+CONFTEST = """import importlib
+import importlib.util
+import sys
+import types
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 import {arm}  # the ported tree, with its gate mounted
+
+calls = {{True: 0, False: 0}}
+
+
+def counted(attempt):
+    def called(*args, **kwargs):
+        result = attempt(*args, **kwargs)
+        calls[result is not None] += 1
+        return result
+
+    return called
+
+
+for op, module in {modules!r}.items():
+    host = importlib.import_module(module)
+    if hasattr(host, f"try_{{op}}"):
+        setattr(host, f"try_{{op}}", counted(getattr(host, f"try_{{op}}")))
+
+
+def pytest_sessionfinish(session):
+    with (HERE / "{calls}").open("a") as file:
+        file.write(f"{{calls[True]}} {{calls[False]}}\\n")
+
+
+if importlib.util.find_spec("flashinfer") is None:
+    from kda_tools.models.standins import rotate_in_place
+
+    for name in ("flashinfer", "flashinfer.rope"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["flashinfer.rope"].apply_rope_with_cos_sin_cache_inplace = rotate_in_place
 """
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 COLLECTED = re.compile(r"(\d+) tests? collected")
 TIMEOUT_S = 900
-SOURCES = [
-    f"sglang/{place}/{name}" for place in ("jit_kernel", "kernels/jit") for name in ("include", "csrc/diffusion")
-]
+CALLS = "calls.txt"
+"""A line for each process of the tests: calls that the port did, and calls that it left."""
+WORKERS = 8
+"""Processes of one file's tests, where pytest-xdist is installed: most of their time is compiling."""
+SOURCES = [f"sglang/{place}/{name}" for place in ("jit_kernel", "kernels/jit") for name in ("include", "csrc")]
 """What SGLang's JIT compiles; no import names it."""
 
 
@@ -41,6 +78,10 @@ class UpstreamTest(Strict):
     """pytest's own counts; or why it was not run."""
     ran: bool
     """Whether a test of it ran to its end, and none failed."""
+    taken: int = 0
+    """Calls that the port's kernels did."""
+    left: int = 0
+    """Calls that went on to SGLang's own code."""
 
 
 def find_tests(port: Port) -> list[Path]:
@@ -61,7 +102,9 @@ def run_tests(port: Port, arm: Path) -> list[UpstreamTest]:
     """
     root, folder = port.tree.root, arm.parent / "upstream_tests"
     folder.mkdir()
-    (folder / "conftest.py").write_text(CONFTEST.format(arm=arm.name), encoding="utf-8")
+    (folder / "conftest.py").write_text(
+        CONFTEST.format(arm=arm.name, modules=port.modules, calls=CALLS), encoding="utf-8"
+    )
     found = find_tests(port)
     for path in _imported(root, found):
         target = arm / "tree" / path
@@ -77,6 +120,8 @@ def run_tests(port: Port, arm: Path) -> list[UpstreamTest]:
 def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     command += ["-c", os.devnull, str(path), *([] if has_gpu() else ["--collect-only"])]
+    if has_gpu() and find_spec("xdist") is not None:
+        command += ["-n", str(WORKERS)]
     env = {**os.environ, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -94,7 +139,18 @@ def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
     if done.returncode:
         errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
         told += f": {errors[0][1:].strip()}" if errors else ""
-    return UpstreamTest(file=name, outcome=told, ran=done.returncode == 0 and counts.get("passed", 0) > 0)
+    taken, left = _calls(folder / CALLS)
+    told += f"; {taken} of {taken + left} calls were the port's"
+    ran = done.returncode == 0 and counts.get("passed", 0) > 0
+    return UpstreamTest(file=name, outcome=told, ran=ran, taken=taken, left=left)
+
+
+def _calls(path: Path) -> tuple[int, int]:
+    """Calls done and left in all processes since the last file; the list begins anew."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    path.unlink(missing_ok=True)
+    pairs = [tuple(map(int, line.split())) for line in lines]
+    return sum(taken for taken, _ in pairs), sum(left for _, left in pairs)
 
 
 def _imported(root: Path, files: Iterable[Path]) -> set[str]:

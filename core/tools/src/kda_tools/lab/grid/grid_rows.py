@@ -21,21 +21,21 @@ def grid_session(session: Session) -> Session:
     return replace(session, settings=few)
 
 
-def grid_rows(session: Session, full: bool) -> tuple[Workload, ...]:
-    """The frozen rows and the regression grid: whole on a GPU; on a CPU shrunken, and thinned unless `full`."""
+def grid_rows(session: Session, full: bool, thin: bool = False) -> tuple[Workload, ...]:
+    """The frozen rows and the regression grid: on a GPU whole, or `thin`; on a CPU shrunken, and thinned or `full`."""
     task = session.request.task
     path = task.path / "bench" / "grid.py"
-    wanted = select(whole_grid(session, full), session.request.rows)
+    wanted = select(whole_grid(session, full, thin), session.request.rows)
     frozen = tuple(row for row in wanted if row in task.workloads)
     rest = tuple(row for row in wanted if row not in task.workloads)
     return (*fit(session, frozen, task.path / "bench" / "workloads.toml"), *fit(session, rest, path))
 
 
-def whole_grid(session: Session, full: bool) -> tuple[Workload, ...]:
+def whole_grid(session: Session, full: bool, thin: bool = False) -> tuple[Workload, ...]:
     """Every row that `grid_rows` chooses from, at its full size: the frozen rows, then the grid in its own order."""
     task = session.request.task
     path = task.path / "bench" / "grid.py"
-    return _unique((*task.workloads, *_grid(task, path, thin=session.kind == "cpu" and not full)), path)
+    return _unique((*task.workloads, *_grid(task, path, thin=thin or (session.kind == "cpu" and not full))), path)
 
 
 def _grid(task: Task, path: Path, thin: bool) -> tuple[Workload, ...]:
