@@ -230,6 +230,23 @@ def test_bwrap_leaves_only_the_campaign_writable(campaign: place.Campaign, check
     assert not hook.exists()
 
 
+def test_a_confined_agent_can_ask_for_the_review(campaign: place.Campaign) -> None:
+    """The prompt tells it to, at the end; the clean checkout of the review must need nothing that it may not write."""
+    if not confine.can_confine():
+        pytest.skip("bwrap is not installed here, or may not make namespaces")
+    words = [sys.executable, "-m", "kda_tools", "campaign", "review"]
+    env = {**os.environ, "PYTHONPATH": import_path(), **confine.environment(campaign)}
+    env.pop("KDA_ROOT", None)
+    command = confine.confined(campaign, words, ())
+    for folder in confine.environment(campaign).values():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    ran = subprocess.run(
+        command, cwd=campaign.repository.root, env=env, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "findings about commit" in ran.stdout, ran.stderr
+    assert [one.by for one in campaign.state().reviews] == ["program"]
+
+
 # ---- the prompt -------------------------------------------------------------------------------
 
 

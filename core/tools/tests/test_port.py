@@ -164,12 +164,29 @@ def test_what_the_facade_learns(releases: dict[Layout, Path]) -> None:
     assert not any("denoising" in path or "site" in path for path in new.texts())
 
 
-def test_a_release_whose_numerics_are_promised_exactly(releases: dict[Layout, Path], tmp_path: Path) -> None:
-    task = copied("qknorm_rope", tmp_path)
+def exact(op: str, folder: Path) -> Task:
+    """A copy of a task that promises the bits of SGLang's own functions."""
+    task = copied(op, folder)
     config = task.path / "config.toml"
     config.write_text(config.read_text().replace('numerics = "lossless"', 'numerics = "exact"'))
-    with pytest.raises(UsageError, match="mounted by a BitExactFusionGate at each site"):
-        make_port(Task(task.path), find_tree(releases[Layout.FACADE]))
+    return Task(task.path)
+
+
+def test_what_promises_exact_bits_waits_for_no_level(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    port = make_port(exact("qknorm_rope", tmp_path), find_tree(releases[Layout.FACADE]))
+    check_syntax(port)
+    texts = port.patch.texts()
+    site = texts["sglang/kernels/ops/diffusion/sites/kda_qknorm_rope_site.py"]
+    assert 'KDA_QKNORM_ROPE = BitExactFusionGate("KDA qknorm_rope", per_signature=True)' in site
+    assert '"KDA_QKNORM_ROPE": "sites.kda_qknorm_rope_site"' in texts["sglang/kernels/ops/diffusion/__init__.py"]
+    assert not any("denoising" in path or "quality_fusion" in path for path in texts)
+    assert not any("KDA_QKNORM_ROPE.mount" in text for text in texts.values())
+    assert "| `qknorm_rope/` |" in texts["sglang/kernels/kda_kernels/README.md"]
+    assert "; exact) |" in texts["sglang/kernels/kda_kernels/README.md"]
+    test = texts["test/registered/kernels/ops/diffusion/test_kda_qknorm_rope.py"]
+    assert "assert not KDA_QKNORM_ROPE.disabled" in test
+    eager = make_port(exact("qknorm_rope", tmp_path / "older"), find_tree(releases[Layout.JIT_KERNEL]))
+    assert not any("BitExact" in text or path.endswith("exact.py") for path, text in eager.patch.texts().items())
 
 
 def test_a_task_of_another_family(releases: dict[Layout, Path], tmp_path: Path) -> None:
@@ -366,6 +383,93 @@ def test_fallbacks_of_other_platforms_stay(tree: Tree, tmp_path: Path) -> None:
     plan = json.loads((arm / "arm.json").read_text())
     done = python(PLATFORMS.format(plan=plan, tree=str(arm / "tree")))
     assert done.returncode == 0, done.stderr
+
+
+BITS = """
+import importlib, sys
+sys.path.insert(0, {folder!r})
+import arm
+import torch
+from importlib import import_module
+
+plan = arm._plan
+gate = getattr(import_module(plan["gate"][0]), plan["gate"][1])
+gate.verified_sigs = set()
+name, module = {name!r}, plan["functions"][{name!r}]
+host, package = import_module(module), import_module({package!r})
+mine, kernel = getattr(package, "try_" + name), getattr(import_module({package!r} + ".kernel"), name)
+calls, other_bits = [], []
+
+def own(*args, **kwargs):
+    # SGLang's own function, which asks the port first and needs a GPU: here the kernels themselves, or other bits.
+    if (made := mine(*args, **kwargs)) is not None:
+        return made
+    calls.append(args)
+    made = kernel(*args, **kwargs)
+    if other_bits:
+        (kwargs.get("q", args[0] if args else None) if made is None else made).mul_(2)
+    return made
+
+own.__signature__ = __import__("inspect").signature(kernel)
+setattr(host, name, own)
+{calls}
+"""
+BITS_IN_PLACE = """
+w, table, at = torch.ones(64).half(), torch.rand(3, 64), torch.arange(3)
+
+def given(heads=2):
+    torch.manual_seed(0)
+    packed = torch.randn(3, 2 * heads, 64).half()
+    return packed[:, :heads], packed[:, heads:]
+
+def run(heads=2):
+    q, k = given(heads)
+    before = len(calls)
+    own(q, k, w, w, table, at, is_neox=True)
+    right = given(heads)
+    kernel(*right, w, w, table, at, is_neox=True)
+    return len(calls) - before, torch.equal(k, right[1]), torch.equal(q, right[0])
+
+assert run() == (1, True, True), "first seen: both run, and the caller gets SGLang's"
+assert run() == (0, True, True), "from then on the kernels alone"
+assert run(heads=4) == (1, True, True), "another signature is compared as well"
+other_bits.append(True)
+assert run() == (0, True, True), "verified before"
+assert run(heads=1) == (1, True, False), "the caller gets SGLang's bits, q doubled"
+assert gate.disabled and mine(*given(), w, w, table, at, is_neox=True) is None, "and the kernels are off for good"
+"""
+BITS_INTO = """
+x, w = torch.randn(4, 64).half(), torch.ones(64).half()
+made = own(x, w, None, 1e-6)
+assert len(calls) == 1 and torch.equal(own(x, w, None, 1e-6), made) and len(calls) == 1
+assert mine(x.double(), w, None, 1e-6) is None and not gate.disabled, "what the kernels do not take says nothing"
+out = torch.empty_like(x)
+assert own(x, w, None, 1e-6, False, out) is out and torch.equal(out, made) and len(calls) == 2
+other_bits.append(True)
+out = torch.empty_like(x)
+assert torch.equal(own(x, w, None, 1e-5, False, out), 2 * kernel(x, w, None, 1e-5)) and gate.disabled
+"""
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "calls"),
+    [("qknorm_rope", "fused_inplace_qknorm_rope", BITS_IN_PLACE), ("norm_infer", "norm_infer", BITS_INTO)],
+)
+def test_exact_bits_are_compared_when_a_signature_is_first_seen(
+    releases: dict[Layout, Path], tmp_path: Path, op: str, name: str, calls: str
+) -> None:
+    """Of calls in place and into a given tensor, too, where the comparison must not be of a tensor with itself."""
+    port = make_port(exact(op, tmp_path), find_tree(releases[Layout.FACADE]))
+    write_arm(port, tmp_path / "arm")
+    done = python(BITS.format(folder=str(tmp_path), name=name, package=port.package, calls=calls))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_grid_of_exact_kernels_runs_without_a_gpu(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    port = make_port(exact("qknorm_rope", tmp_path), find_tree(releases[Layout.FACADE]))
+    with check_port.arm(port) as folder:
+        grid = check_port.run_grid(port, folder, ["qwen-19x*"], "cpu")
+    assert [row.id for row in grid.taken] == ["qwen-19x24x128"], grid.lines()
 
 
 RECORDER = """

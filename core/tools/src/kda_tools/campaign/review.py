@@ -14,6 +14,7 @@ from kda_judge.contract.tasks import Task
 from kda_tools.campaign import agents, bash
 from kda_tools.campaign.events import Answered, Decision, Done, Finding, Reviewed
 from kda_tools.campaign.place import Campaign
+from kda_tools.campaign.repository import Repository
 from kda_tools.campaign.review_checks import look
 
 PROGRAM = "program"
@@ -137,15 +138,16 @@ def last_kept(campaign: Campaign) -> Done | None:
 
 @contextmanager
 def best_checkout(campaign: Campaign) -> Iterator[Task]:
-    """The task as it is in the best version, in a clean checkout of its own that goes away again."""
-    best = campaign.state().best
+    """The task as it is in the best version, in a clean checkout of its own that goes away again.
+
+    It is a clone that shares git's objects and not a worktree: a confined agent may not write git's list of worktrees.
+    """
+    repository = campaign.repository
     with TemporaryDirectory(prefix="kda-clean-") as folder:
         place = Path(folder) / "checkout"
-        campaign.repository.run("worktree", "add", "--quiet", "--detach", str(place), best)
-        try:
-            yield Task(place / campaign.folder)
-        finally:
-            campaign.repository.run("worktree", "remove", "--force", str(place))
+        repository.run("clone", "--quiet", "--shared", "--no-checkout", str(repository.common), str(place))
+        Repository(place).run("checkout", "--quiet", "--detach", campaign.state().best)
+        yield Task(place / campaign.folder)
 
 
 def _json(line: str, name: str, place: int) -> object:

@@ -59,13 +59,26 @@ class SharedOps(QualityGatedFusion):
 
 {gate} = SharedOps("KDA {op}")
 '''
+EXACT_SITE = '''# SPDX-License-Identifier: Apache-2.0
+"""Gate of KDA's kernels for {names}.
+
+They are `exact`: the bits of the functions that they stand in front of. Each
+signature is compared with them when it is first seen.
+"""
+
+from __future__ import annotations
+
+from sglang.kernels.ops.diffusion.sites.bitexact_gate import BitExactFusionGate
+
+{gate} = BitExactFusionGate("KDA {op}", per_signature=True)
+'''
 
 
 def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], new: bool) -> None:
     """Add to `patch` all that the tree's facade, its levels and its tables have to know of the port.
 
     Raises:
-        UsageError: a table is not where the release has it; or the task promises `exact`.
+        UsageError: a table is not where the release has it.
     """
     prefix = "" if tree.root == patch.base else f"{tree.root.relative_to(patch.base).as_posix()}/"
     owner = f"sglang.kernels.kda_kernels.{task.op}"
@@ -89,14 +102,12 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
 
 def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str]) -> None:
     tier, gate = task.config.task.numerics, gate_name(task.op)
-    if tier == "exact":
-        raise UsageError(
-            f"{task.path / 'config.toml'}: numerics = 'exact' is mounted by a BitExactFusionGate at each site, which "
-            "compares with the chain that the site replaces; write that site by hand, as sites/bitexact_gate.py says"
-        )
     site = f"{prefix}sglang/kernels/ops/diffusion/sites/kda_{task.op}_site.py"
     names = ", ".join(f"`{name}`" for name in functions)
-    patch.created[site] = SITE.format(names=names, tier=tier, op=task.op, gate=gate)
+    template = EXACT_SITE if tier == "exact" else SITE
+    patch.created[site] = template.format(names=names, tier=tier, op=task.op, gate=gate)
+    if tier == "exact":
+        return  # no level of a request mounts it
     imported = f"from sglang.kernels.ops.diffusion import {gate}\n"
     text, where = patch.read(prefix + STAGE), patch.base / prefix / STAGE
     patch.insert(

@@ -12,6 +12,7 @@ from typing import Any
 
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
+from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
 from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import Layout
@@ -48,6 +49,10 @@ GATED = (
     "Off until a request's quality level mounts `sites/kda_{op}_site.py`, as `_QUALITY_FUSION_HANDLERS` says. "
     + IN_FRONT
 )
+EXACT = (
+    "On wherever they can run, each signature after its first call gave the bits of SGLang's own function: `exact.py`. "
+    + IN_FRONT
+)
 UNGATED = "This release has no quality levels: the kernels are on wherever they can run. " + IN_FRONT
 NEW = "No model calls these ops yet: whoever does mounts them behind a site of that level."
 ABOUT = (
@@ -69,7 +74,7 @@ def _function(name: str) -> Callable[..., Any]:
 OPEN_FACADE = '''
 def _open(*tensors: torch.Tensor | None) -> bool:
     """Whether the kernels are asked at all: no trace, no gradients, an NVIDIA GPU, and a level that allows them."""
-    if torch.compiler.is_compiling() or not {gate}.mounted or not is_cuda():
+    if torch.compiler.is_compiling() or {closed} or not is_cuda():
         return False
     return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
 '''
@@ -125,7 +130,10 @@ def package_files(task: Task, layout: Layout, package: str, new: bool) -> dict[s
     files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
     template = "taken_recorded.py" if layout is Layout.FACADE else "taken_eager.py"
     files["taken.py"] = (Path(str(tree_files.__file__)).parent / template).read_text(encoding="utf-8")
-    files["__init__.py"] = _init(task, layout, functions, new, replayed)
+    exact = is_gated_by_bits(task, layout, new)
+    if exact:
+        files["exact.py"] = (Path(str(tree_files.__file__)).parent / "exact.py").read_text(encoding="utf-8")
+    files["__init__.py"] = _init(task, layout, functions, new, replayed, exact)
     files["README.md"] = readme(task, package, "plain", f"from {package} import {', '.join(_exported(functions, new))}")
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return {**files, "provenance.json": origin_json(task, hashes)}
@@ -137,6 +145,11 @@ def dispatched(task: Task, solution: ModuleType) -> list[Callable[..., Any]]:
     return [one for one in found if one.kda_op.name == one.__name__ and one.__name__ in task.config.ops]
 
 
+def is_gated_by_bits(task: Task, layout: Layout, new: bool) -> bool:
+    """Whether the port compares its bits with SGLang's own instead of waiting for a request's quality level."""
+    return layout is Layout.FACADE and not new and task.config.task.numerics == "exact"
+
+
 def gate_name(op: str) -> str:
     """The name of a port's gate."""
     return f"KDA_{op.upper()}"
@@ -146,10 +159,12 @@ def _exported(functions: list[Callable[..., Any]], new: bool) -> list[str]:
     return [one.__name__ if new else try_name(one) for one in functions]
 
 
-def _init(task: Task, layout: Layout, functions: list[Callable[..., Any]], new: bool, replayed: bool) -> str:
+def _init(
+    task: Task, layout: Layout, functions: list[Callable[..., Any]], new: bool, replayed: bool, exact: bool
+) -> str:
     facade = layout is Layout.FACADE
     tier = task.config.task.numerics
-    gate = NEW if new else GATED.format(op=task.op) if facade else UNGATED
+    gate = NEW if new else EXACT if exact else GATED.format(op=task.op) if facade else UNGATED
     text = HEAD.format(
         task=task.folder,
         commit=provenance.git_state(checkout_root()).commit or "unknown",
@@ -161,6 +176,8 @@ def _init(task: Task, layout: Layout, functions: list[Callable[..., Any]], new: 
             text += "from sglang.kernels.ops.diffusion.common.platform import is_cuda\n"
             site = f"sglang.kernels.ops.diffusion.sites.kda_{task.op}_site"
             text += f"from {site} import (\n    {gate_name(task.op)},\n)\n"
+        if exact:
+            text += "from .exact import checked, own\n\n" + _hosts(task, layout)
     else:
         text = text.replace("from typing import Any\n", "from functools import cache\nfrom typing import Any\n", 1)
     wrapper = "whole" if new else "taken"
@@ -169,14 +186,23 @@ def _init(task: Task, layout: Layout, functions: list[Callable[..., Any]], new: 
     if replayed:
         load.insert(0, "from sglang.kernels.ops.diffusion.common.fast_launch import replay_launches\n")
         wrapped = f"replay_launches({wrapped})"
+    if exact:
+        wrapped = f"checked({gate_name(task.op)}, getattr(kernel, name), _HOSTS[name], {wrapped})"
+    closed = f"{gate_name(task.op)}.disabled or own.active" if exact else f"not {gate_name(task.op)}.mounted"
     text += FUNCTIONS.format(load="\n".join(f"        {line}" if line else "" for line in load), wrapped=wrapped)
     if new:
         text += "\n" + GRADIENTS
     else:
-        text += "\n" + (OPEN_FACADE.format(gate=gate_name(task.op)) if facade else OPEN_JIT)
+        text += "\n" + (OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT)
     for function in functions:
         text += "\n" + _function(function, new)
     return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted(_exported(functions, new))) + "]\n"
+
+
+def _hosts(task: Task, layout: Layout) -> str:
+    """Source of a table: op -> the module of SGLang's own function."""
+    held = [one for one in replacements([task]) if one.version == layout.value and one.function in task.config.ops]
+    return "_HOSTS = {\n" + "".join(f'    "{one.function}": "{one.module}",\n' for one in held) + "}\n"
 
 
 def _function(function: Callable[..., Any], new: bool) -> str:

@@ -9,7 +9,7 @@ from kda_judge.contract.errors import UsageError
 from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
 from kda_tools.port.layouts import Layout, locked
-from kda_tools.port.package_files import gate_name
+from kda_tools.port.package_files import gate_name, is_gated_by_bits
 from kda_tools.port.port_task import Port
 
 NAME = "ported"
@@ -18,7 +18,7 @@ BESIDE = {
     Layout.JIT_KERNEL: (),
     Layout.FACADE: tuple(
         f"sglang/kernels/ops/diffusion/{name}"
-        for name in ("common/fast_launch.py", "common/platform.py", "sites/quality_gate.py")
+        for name in ("common/fast_launch.py", "common/platform.py", "sites/quality_gate.py", "sites/bitexact_gate.py")
     ),
 }
 """Files of the release that a port's package imports, whether or not the op's own module does."""
@@ -57,6 +57,7 @@ def write_arm(port: Port, folder: Path) -> Path:
     plan = {
         "version": port.tree.layout.value,
         "gate": [site, gate_name(port.task.op)] if gated else None,
+        "exact": is_gated_by_bits(port.task, port.tree.layout, port.new),
         "functions": functions(port),
         "left": tree_files.LEFT,
     }

@@ -7,7 +7,7 @@ import ast
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload
 from kda_tools.port.layouts import FACADE, Layout
-from kda_tools.port.package_files import gate_name
+from kda_tools.port.package_files import gate_name, is_gated_by_bits
 from kda_tools.port.row_source import INPUTS, operands, rows_text, tolerances
 
 CI = {
@@ -48,7 +48,7 @@ def test_as_the_eager_chain(row, monkeypatch):
     taken = []
 {spy}
     given, scalars = arguments(row)
-    expected_in = [None if one is None else one.clone() for one in given]
+    expected_in = [None if one is None else one.clone() for one in given]{first}
     made = PORTED[row["op"]](*given, **scalars)
     assert taken == [True], "SGLang's own code did this call"
     expected = EAGER[row["op"]](*expected_in, **scalars)
@@ -69,6 +69,11 @@ def _tuple(value):
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v", "-s"]))
 '''
+FIRST = """
+    PORTED[row["op"]](*[None if one is None else one.clone() for one in given], **scalars)
+    assert not {gate}.disabled, "not the bits of SGLang's own function"
+    taken.clear()"""
+"""Of the tier `exact`: the first call of a signature is SGLang's own, beside the kernels'."""
 SPY = """    name = f"try_{row['op']}"
     original = getattr(HOSTS[row["op"]], name)
 
@@ -157,7 +162,11 @@ def proof_files(task: Task, layout: Layout, modules: dict[str, str]) -> tuple[st
     gate = _mounting(task, layout, new)
     skip = 'if not torch.cuda.is_available():\n    pytest.skip("CUDA required", allow_module_level=True)\n'
     test += skip + gate + _tables(task, modules, covered) + INPUTS + _eager(eager, modules)
-    test += TEST.format(spy=SPY if not new else "    taken.append(True)  # new ops: there is no other code")
+    exact = is_gated_by_bits(task, layout, new)
+    test += TEST.format(
+        first=FIRST.format(gate=gate_name(task.op)) if exact else "",
+        spy=SPY if not new else "    taken.append(True)  # new ops: there is no other code",
+    )
     benchmark = HEAD.format(
         title=task.config.task.title,
         what="a benchmark of KDA's kernels",
@@ -201,7 +210,8 @@ def _mounting(task: Task, layout: Layout, new: bool) -> str:
         return ""
     gate = gate_name(task.op)
     facade = FACADE.removesuffix("/__init__.py").replace("/", ".")
-    return f'\n{gate} = importlib.import_module("{facade}").{gate}\n{gate}.mount(None)\n'
+    mounted = "" if task.config.task.numerics == "exact" else f"{gate}.mount(None)\n"
+    return f'\n{gate} = importlib.import_module("{facade}").{gate}\n{mounted}'
 
 
 def _tables(task: Task, modules: dict[str, str], rows: list[Workload]) -> str:

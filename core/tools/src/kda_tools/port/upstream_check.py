@@ -173,6 +173,7 @@ def write_arm(checked: Checked, version: str, archive: zipfile.ZipFile, folder: 
     plan = {
         "version": version,
         "gate": None,
+        "exact": False,
         "functions": {one.name: one.now for one in checked.functions},
         "left": tree_files.LEFT,
     }
