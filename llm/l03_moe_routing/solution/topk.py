@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from kda_runtime.checks import FLOATS, Expect, capability, given, pdl_works, unfit
-from kda_runtime.launch import Launch
+from kda_runtime.launch import Launch, is_interpreted
 from kda_runtime.op import Op
 from kda_runtime.triton_rows import VECTOR_BYTES, follow_the_kernel_ahead
 from kda_runtime.tuned_table import Table
@@ -31,6 +31,8 @@ from kda_runtime.tuned_table import Table
 WARP = 32
 MOST_EXPERTS = 1024
 """Of a token: 64 keys of a lane, at 16 lanes."""
+INTERPRETED = 5
+"""Tokens that Triton's interpreter is given: it merges lists one after the other, in a tenth of a second a token."""
 LISTS = (4, 8)
 """Lengths of sorted lists. More than the longest are taken one after the other."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -322,6 +324,9 @@ def _uncovered(call: Call) -> str | None:
     for name, tensor in given(call).items():
         if not tensor.is_contiguous():
             return f"{name} is not contiguous, its strides are {tensor.stride()}"
+    tokens = len(call.gating_output)
+    if call.gating_output.is_cpu and is_interpreted(topk_softmax_kernel) and tokens > INTERPRETED:
+        return f"gating_output has {tokens} tokens; Triton's interpreter is given up to {INTERPRETED}"
     if call.gating_output.shape[1] > MOST_EXPERTS:
         return f"{call.gating_output.shape[1]} experts; the kernel takes up to {MOST_EXPERTS}"
     return unfit(given(call), FLOATS)
