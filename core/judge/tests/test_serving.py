@@ -8,6 +8,7 @@ import pytest
 
 from core.judge.tests.conftest import NOTHING_COMPILED
 from kda_judge.bench import Request, frozen_rows, open_session, run
+from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Verdict
 
@@ -25,6 +26,7 @@ WRONG = {
     "store": r"row \d of 'pool' was changed, which 'slots' does not name",
     "softmax": r"output 'p': row \d sums to 1.0005, expected 1 \+- 1e-05",
     "tally": r"output 'counts': 1 of 8 elements outside tolerance; worst at \[0\]: expected .* \+- 0",
+    "total": "expected 'out', which it wrote into, got tensor",
 }
 
 
@@ -61,7 +63,7 @@ def test_every_rule_catches_what_it_is_for(serving):
 
 
 def test_in_place_every_timed_call_finds_what_was_drawn(serving):
-    record = bench(serving, "solution", "tally", "store", measure=True)
+    record = bench(serving, "solution", "tally", "store", "total", measure=True)
     assert {row.verdict for row in record.rows} == {Verdict.CORRECT}
 
 
@@ -71,3 +73,13 @@ def test_calls_on_their_own_output_need_restored_inputs(serving):
     row = bench(Task(serving.path), "solution", "tally", measure=True).rows[0]
     assert row.verdict is Verdict.ERROR
     assert "counts: expected zeros" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('outputs = ["out"]', 'outputs = ["out", "x"]'), ('"out"]\noutputs', '"z"]\noutputs')]
+)
+def test_what_an_op_in_place_may_return_is_one_tensor(serving, old, new):
+    config = serving.path / "config.toml"
+    config.write_text(config.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=r"expected one output, which is an input|is no input"):
+        Task(serving.path).config  # noqa: B018

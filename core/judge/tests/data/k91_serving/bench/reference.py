@@ -50,6 +50,10 @@ def tally(counts, ids):
     return (counts.double() + ids.flatten().bincount(minlength=len(counts)),)
 
 
+def total(x, out, *, scale):
+    return (x.double().sum(1) * scale,)
+
+
 def keys(row, values):
     """What stands at an index: a score, or the expert of a token's slot."""
     if row.op == "topk":

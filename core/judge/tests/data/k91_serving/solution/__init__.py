@@ -2,9 +2,9 @@
 
 import torch
 
-from ..baseline import GROUP, dequantise, mean, route, softmax, store, tally
+from ..baseline import GROUP, dequantise, mean, route, softmax, store, tally, total
 
-__all__ = ["align", "dequantise", "mean", "quantise", "route", "softmax", "store", "tally", "topk"]
+__all__ = ["align", "dequantise", "mean", "quantise", "route", "softmax", "store", "tally", "topk", "total"]
 
 
 def quantise(x, *, to):
