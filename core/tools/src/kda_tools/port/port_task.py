@@ -50,7 +50,7 @@ def make_port(task: Task, tree: Tree) -> Port:
     new = not found
     if new and tree.layout is not Layout.FACADE:
         raise UsageError(
-            f"{task.folder}: no arm of it stands on sglang {tree.layout.value}, so there is no place for it"
+            f"{task.folder}: sglang {tree.layout.value} has no function of it, so there is no place for it"
         )
     functions = {one.__name__: one for one in dispatched(task, task.load("solution"))}
     place = tree.package(task.op)
