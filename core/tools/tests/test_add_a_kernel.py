@@ -33,17 +33,17 @@ COMMANDS = """
 set -euo pipefail
 kda() {  # but for compiling every candidate, which test_tune.py tries
   case "$*" in
-    "tune silu_and_mul") ;;
+    "tune gated_silu") ;;
     *) python -m kda_tools "$@" ;;
   esac
 }
 nox() {  # as noxfile.py, with fewer rows
   case "$*" in
-    "-s lint -- --fix") python -m ruff check -q diffusion/k*_silu_and_mul
-                        python -m ruff format -q --check diffusion/k*_silu_and_mul ;;
-    "-s bench-silu_and_mul") kda bench silu_and_mul --generations 1 --rows '*decode*' ;;
-    "-s validate-silu_and_mul") kda validate silu_and_mul --static ;;
-    "-s tests -- "*) TRITON_INTERPRET=1 python -m pytest -q -p no:cacheprovider diffusion/k*_silu_and_mul ;;
+    "-s lint -- --fix") python -m ruff check -q diffusion/k*_gated_silu
+                        python -m ruff format -q --check diffusion/k*_gated_silu ;;
+    "-s bench-gated_silu") kda bench gated_silu --generations 1 --rows '*decode*' ;;
+    "-s validate-gated_silu") kda validate gated_silu --static ;;
+    "-s tests -- "*) TRITON_INTERPRET=1 python -m pytest -q -p no:cacheprovider diffusion/k*_gated_silu ;;
     *) echo "no session for: nox $*"; return 1 ;;
   esac
 }
@@ -67,7 +67,7 @@ def blocks() -> Iterator[Block]:
 
 def write(path: str, text: str) -> str:
     """A command that writes a file of the new task."""
-    return f'printf %s {shlex.quote(text)} > "$(echo "$KDA_ROOT"/diffusion/k*_silu_and_mul)/{path}"\n'
+    return f'printf %s {shlex.quote(text)} > "$(echo "$KDA_ROOT"/diffusion/k*_gated_silu)/{path}"\n'
 
 
 def script(card: str) -> str:
@@ -84,7 +84,7 @@ def script(card: str) -> str:
             cards.append(block.body)
             if len(cards) == 2:
                 kept = HOW + card.partition(HOW)[2].partition(BEHIND)[0]
-                made.append(write("prompt.md", f"{cards[0]}\n{kept.replace('NAME', 'silu_and_mul')}{cards[1]}"))
+                made.append(write("prompt.md", f"{cards[0]}\n{kept.replace('NAME', 'gated_silu')}{cards[1]}"))
         else:
             patches.append(block.body)
             if len(patches) == 2:
@@ -124,7 +124,7 @@ def test_the_example_from_nothing_to_a_tuned_task(checkout: Path, monkeypatch: p
     except MissingRequirement as error:
         pytest.skip(f"the wheel cannot be had: {error}")
     card = (source.path / "prompt.md").read_text(encoding="utf-8")
-    card = card.replace("k03_qknorm_rope", "k04_silu_and_mul").replace("qknorm_rope", "silu_and_mul")
+    card = card.replace("k03_qknorm_rope", "k04_gated_silu").replace("qknorm_rope", "gated_silu")
     environment = {
         **os.environ,
         "PYTHONPATH": import_path(),
@@ -138,7 +138,7 @@ def test_the_example_from_nothing_to_a_tuned_task(checkout: Path, monkeypatch: p
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CORRECT" in done.stdout
     assert "silu_and_mul_kernel, 1 variant" in done.stdout
-    task = Task(checkout / "diffusion" / "k04_silu_and_mul")
+    task = Task(checkout / "diffusion" / "k04_gated_silu")
     assert remarks(task) == []
     monkeypatch.setattr(test_form, "TASKS", [source, task])
     for ask in (test_form.test_files, test_form.test_card, test_form.test_notes_on_dispatch, test_form.test_contract):
