@@ -46,8 +46,10 @@ iterate(good.replace("def axpy_(", cheat + "\\n\\ndef axpy_("), "cheats: remembe
 (task / "config.toml").write_text((task / "config.toml").read_text().replace("atol = 1e-5", "atol = 1e9"))
 iterate(good + "\\n# more\\n", "edits the harness: a wider tolerance")
 subprocess.run(["git", "checkout", "-q", "HEAD", "--", str(task / "config.toml")], check=True)
-solution.write_text(good + "\\n# slow\\n")
-killed = subprocess.Popen(["kda", "campaign", "iterate", "-m", "is killed: a comment"], stderr=subprocess.DEVNULL)
+iterate(good + "\\n# slow\\n", "stalls: a comment, after two failures and without another direction")
+killed = subprocess.Popen(
+    ["kda", "campaign", "iterate", "-m", "is killed: a comment", "--direction", sys.argv[1]], stderr=subprocess.DEVNULL
+)
 journal = pathlib.Path(os.environ["JOURNAL"])
 end = time.time() + 60
 while b"is killed: a comment" not in journal.read_bytes():
@@ -60,12 +62,14 @@ iterate(good + "\\n# stalls\\n", "exceeds the budget: one more")
 iterate(good + "\\n# stalls more\\n", "exceeds the budget: another one")
 """
 
+DIRECTION = "give up remembering results, and read less: the counters show that bytes decide"
+
 
 @pytest.fixture
 def repository(checkout: Path) -> Task:
     grid = checkout / "toys" / "k90_axpy" / "bench" / "grid.py"
     assert not grid.exists()
-    return make_repository(checkout, 'tries = 6\nrows = ["out-*"]\n')
+    return make_repository(checkout, 'tries = 6\nstall = 2\nrows = ["out-*"]\n')
 
 
 def test_an_agents_campaign(repository: Task, checkout: Path, tmp_path: Path) -> None:
@@ -83,16 +87,22 @@ def test_an_agents_campaign(repository: Task, checkout: Path, tmp_path: Path) ->
     for name in ("git", "bash", "sh"):
         (links / name).symlink_to(str(shutil.which(name)))
     env["PATH"] = ":".join([*bare, str(links)])
-    command = ["kda", "campaign", "launch", "axpy", "--agent", "command", "--command", f"{sys.executable} {agent}"]
+    command = [
+        "kda",
+        "campaign",
+        "launch",
+        "axpy",
+        "--agent",
+        "command",
+        "--command",
+        f"{sys.executable} {agent} '{DIRECTION}'",
+    ]
     ran = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=False, timeout=200)
     assert ran.returncode == ExitCode.OK, ran.stdout + ran.stderr
     said = [line for line in ran.stdout.splitlines() if line.startswith(("iterate ", "resume "))]
-    assert [line.split(":")[0] for line in said[:4]] == [
-        "iterate 0",
-        "iterate 0",
-        "iterate 0",
-        f"iterate {ExitCode.USAGE}",
-    ]
+    refusal = f"iterate {ExitCode.USAGE}"
+    assert [line.split(":")[0] for line in said[:5]] == ["iterate 0"] * 3 + [refusal] * 2
+    assert "2 iterations without improvement: the next one needs --direction" in said[4]
 
     task = Task(outside / "trees" / "k90_h200_axpy" / "toys" / "k90_axpy")
     (state,) = recorded(task)
@@ -107,6 +117,7 @@ def test_an_agents_campaign(repository: Task, checkout: Path, tmp_path: Path) ->
     assert "toys/k90_axpy/config.toml: changed; the card does not allow it" in refused.reason
     assert ends[4][0] is Decision.CHECKED, "killed while it was measured, and measured again"
     assert state.begun[4].attempt == 2
+    assert state.directions == [DIRECTION]
     assert state.tries == 6
     assert state.ended == "6 of 6 tries are spent"
     assert f"iterate {ExitCode.USAGE}" in said[-1]

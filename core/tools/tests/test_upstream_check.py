@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from core.judge.tests.records_factory import make_checkout, make_record
 from kda_judge.arms.upstream import cache_folder, obtain, read_lock
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
-from kda_judge.evidence.run_record import Interval
+from kda_judge.evidence.run_record import Correctness, Interval
 from kda_tools import cli
 from kda_tools.port import upstream_check
-from kda_tools.port.upstream_check import check, find_wheel, older_pin, table
-from kda_tools.port.upstream_wins import Fate, fate
+from kda_tools.port.upstream_check import Checked, check, find_wheel, older_pin, table
+from kda_tools.port.upstream_wins import ARM, Fate, fate, wins
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -124,6 +125,24 @@ def test_a_release_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_wheel("9.8", [task], tmp_path) == ("9.8", kept)
     with pytest.raises(UsageError, match="expected tasks that pin sglang"):
         find_wheel("9.8", [], tmp_path)
+
+
+def test_the_table_says_whether_the_release_still_computes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    task = make_checkout(tmp_path)
+    record = make_record(task)
+    (first, *rest) = record.rows
+    other = first.arms["baseline"]
+    wrong = other.model_copy(update={"correctness": Correctness(passed=False, checks=1, failure="output 'y' | off")})
+    rows = [first.model_copy(update={"arms": {**first.arms, ARM: other}})]
+    rows += [row.model_copy(update={"arms": {**row.arms, ARM: wrong}}) for row in rest[:1]] + rest[1:2]
+    pin = next(iter(task.config.upstream.values()))
+    told = wins(Checked(task, pin, []), record.model_copy(update={"rows": tuple(rows)})).splitlines()[2:]
+    assert told[0].endswith("| yes |")
+    assert told[1].endswith("| **no**: output 'y' / off |")
+    assert len(told) == 2 or "| not run: " in told[2]
 
 
 def test_the_fate_of_a_win() -> None:

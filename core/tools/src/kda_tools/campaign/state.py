@@ -68,10 +68,10 @@ class State:
         """Iterations without improvement since the last one that was kept, or that changed direction."""
         count = 0
         for number, done in self.done.items():
-            if done.decision is Decision.KEEP:
-                count = 0
-            elif done.decision in UNIMPROVED:
+            if done.decision in UNIMPROVED:
                 count = 1 if self.begun[number].direction else count + 1
+            elif done.decision is Decision.KEEP or self.begun[number].direction:
+                count = 0
         return count
 
     @property

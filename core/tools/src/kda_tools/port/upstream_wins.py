@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from kda_judge.bench import Request, open_session, run
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger
-from kda_judge.evidence.run_record import Basis, Interval, RunRecord
+from kda_judge.evidence.run_record import Basis, Interval, RowResult, RunRecord
 from kda_tools.port.upstream_check import Checked, write_arm
 from kda_tools.publish.report import published
 
@@ -48,15 +48,27 @@ def measure(checked: Checked, version: str, wheel: Path, quick: bool) -> RunReco
 
 
 def wins(checked: Checked, now: RunRecord) -> str:
-    """Markdown: every row's speedup over the pinned release, as published, and over the other one."""
+    """Markdown: every row's speedup over the pinned release, as published, and over the other one.
+
+    `right` is about the release's own function: whether its outputs agreed with the oracle in the same run.
+    """
     arm = next(name for name, one in checked.task.config.arms.items() if _stands_on(checked, one.upstream))
     before = _published(checked.task, now)
-    lines = ["| task | row | published | now | win |", "|---|---|---|---|---|"]
+    lines = ["| task | row | published | now | win | right |", "|---|---|---|---|---|---|"]
     for row in now.rows:
         then = before.get(row.id, {}).get(arm)
         here = row.speedup.get(Basis.DEVICE, {}).get(ARM)
-        lines.append(f"| {checked.task.op} | {row.id} | {_shown(then)} | {_shown(here)} | {fate(then, here).value} |")
+        cells = (checked.task.op, row.id, _shown(then), _shown(here), fate(then, here).value, _right(row))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _right(row: RowResult) -> str:
+    """What the judge found about the release's own function; a solution's fault is the verdict's."""
+    if (arm := row.arms.get(ARM)) is None:
+        return f"not run: {row.verdict.value}"
+    why = arm.correctness.failure or "no reason"
+    return "yes" if arm.correctness.passed else f"**no**: {why.replace('|', '/')}"
 
 
 def _stands_on(checked: Checked, upstream: str | None) -> bool:
