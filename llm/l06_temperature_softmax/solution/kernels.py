@@ -24,9 +24,10 @@ def scale_and_sign(temperatures, row, STRIDE: tl.constexpr):
         return LOG2_E, 1.0
     else:
         t = tl.load(temperatures + row * STRIDE).to(tl.float32)
-        scale = tl.full((), LOG2_E, tl.float32) / tl.abs(t)
+        sign = tl.where(t < 0, -1.0, 1.0)
+        scale = tl.full((), LOG2_E, tl.float32) / (t * sign)
         scale = tl.where(scale > LARGEST, LARGEST, scale)
-        return tl.where(t == 0, float("nan"), scale), tl.where(t < 0, -1.0, 1.0)
+        return tl.where(t == 0, float("nan"), scale), sign
 
 
 @triton.jit

@@ -17,9 +17,6 @@ from kda_runtime.op import Op
 from .kernels import parts_kernel
 from .plans import Call, plan
 
-INTERPRETED = 2**17
-"""Logits that Triton's interpreter is given; more take it seconds."""
-
 
 def _check(call: Call, expect: Expect) -> None:
     """Refuse arguments that the op has no meaning for."""
@@ -42,8 +39,6 @@ def _uncovered(call: Call) -> str | None:
             return f"temperatures has shape {list(temperatures.shape)}; the kernels take one for every row, or one"
     if result != torch.float32:
         return f"the probabilities have dtype {result}; the kernels write float32"
-    if logits.is_cpu and logits.numel() > INTERPRETED:
-        return f"logits has {logits.numel()} elements; Triton's interpreter is given up to {INTERPRETED}"
     return scattered({"logits": logits}) or unfit(given(call), FLOATS)
 
 
