@@ -62,6 +62,17 @@ def test_card(task):
     assert headings(text) == CARD
 
 
+@every_task
+def test_card_counts_what_the_judge_counts(task):
+    """The device decides; a card that quotes a target on the H200 quotes the contract's."""
+    section = (task.path / "prompt.md").read_text().partition("## What counts\n")[2].partition("\n## ")[0]
+    assert "wall speedup above 1" not in section
+    goal = task.config.targets["h200"]
+    words = " ".join(section.split())
+    assert {float(number) for number in re.findall(r"(?:within|at most) ([\d.]+) us", words)} <= {goal.within_us}
+    assert {float(number) for number in re.findall(r"(0\.\d+) of ", words)} <= {goal.attained}
+
+
 def test_cards_say_in_the_same_words_how_to_work():
     """But for the task's name: an agent that knows one card knows all."""
     sections = []
