@@ -81,6 +81,31 @@ def test_every_command_is_listed(known: dict[tuple[str, ...], object]) -> None:
     assert [words for words in leaves if f"`kda {' '.join(words)}" not in listed] == []
 
 
+def headings(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", one) for one in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in plain}
+
+
+def test_every_link_between_documents_leads_to_a_file_and_a_heading() -> None:
+    root = checkout_root()
+    assert root is not None
+    folders = ("", ".github", "docs", "docs/skills", "diffusion", "llm")
+    places = {one for folder in folders for pattern in ("*.md", "*/*.md") for one in (root / folder).glob(pattern)}
+    places |= {one for task in find_tasks() for one in task.path.rglob("*.md")}
+    fenced = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+    prose = {one: fenced.sub("", one.read_text(encoding="utf-8")) for one in places}
+    dead = []
+    for place, text in prose.items():
+        for link in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+            path, _, anchor = link.partition("#")
+            target = (place.parent / path).resolve() if path else place
+            known = target.exists() and (not anchor or target not in prose or anchor in headings(prose[target]))
+            dead += [] if known else [f"{place.relative_to(root)}: {link}"]
+    assert len(prose) > 50
+    assert dead == []
+
+
 def test_the_glossary_explains_every_verdict_and_arm() -> None:
     text = text_of("docs/glossary.md")
     listed = re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE)
