@@ -183,7 +183,7 @@ def validate(
     from kda_judge.contract.tasks import find_task
     from kda_tools.lab.grid.grid_record import failures
     from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
-    from kda_tools.lab.grid.run_grid import demand_gpu, left
+    from kda_tools.lab.grid.run_grid import demand_gpu, unchecked_rows
     from kda_tools.publish.list_views import print_grid
     from kda_tools.publish.progress import showing
 
@@ -198,7 +198,7 @@ def validate(
             demand_gpu(session)
         writable(json)
         chosen = grid_rows(session, full)
-        if rest and not (chosen := left(session, chosen)):
+        if rest and not (chosen := unchecked_rows(session, chosen)):
             typer.echo(f"{found.op}: nothing left to check: {_coverage(session)}")
             raise typer.Exit(ExitCode.OK)
     # A recorded run is followed by others, and each leaves docs/grid.md behind its lines until `kda publish`.

@@ -44,10 +44,10 @@ def load_lines(record: LoadRecord) -> Iterator[str]:
         ("time between tokens", load_record.inter_token_ms(record), "ms, median"),
         ("output tokens", load_record.tokens_per_s(record), "a second"),
     ):
-        yield f"  {label}: {_told(interval)} {unit}"
+        yield f"  {label}: {_interval_text(interval)} {unit}"
 
 
-def _told(interval: Interval | None) -> str:
+def _interval_text(interval: Interval | None) -> str:
     return NONE if interval is None else f"{interval.estimate:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
 
 

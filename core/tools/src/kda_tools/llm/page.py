@@ -123,8 +123,8 @@ def _inventory(name: str, shown: Inventory) -> Iterator[str]:
     yield f"\n![Share of GPU time by class and phase](plots/{name}-shares.svg)\n\n"
     yield "| phase | GPU | GPU time of a step, us | as a CUDA graph, us | unattributed |\n|---|---|---|---|---|\n"
     for phase in shown.phases:
-        graph = load_record.median(phase.graph_us)
-        yield f"| {phase.name} | {phase.gpu} | {phase.gpu_us:.1f} | {_told(graph)} | {phase.unattributed:.1%} |\n"
+        graph = _interval_text(load_record.median(phase.graph_us))
+        yield f"| {phase.name} | {phase.gpu} | {phase.gpu_us:.1f} | {graph} | {phase.unattributed:.1%} |\n"
     yield "\n| operation | class | largest share | in | what becomes of it |\n|---|---|---|---|---|\n"
     yield from map(_line, lines)
 
@@ -145,11 +145,11 @@ def _loads(loads: Sequence[LoadRecord]) -> Iterator[str]:
     for one in loads:
         times = (load_record.first_token_ms(one), load_record.inter_token_ms(one), load_record.tokens_per_s(one))
         count = f"{len(one.succeeded)} of {one.requests}{', partial' if one.partial else ''}"
-        cells = (one.utc[:10], one.engine, str(one.gpu), one.load, one.data, count, *map(_told, times))
+        cells = (one.utc[:10], one.engine, str(one.gpu), one.load, one.data, count, *map(_interval_text, times))
         yield f"| {' | '.join(cells)} |\n"
 
 
-def _told(interval: Interval | None) -> str:
+def _interval_text(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.estimate:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
 
 

@@ -64,7 +64,7 @@ def build(model: Model, layers: dict[str, int], request: Request) -> Built:
     torch.set_default_dtype(request.dtype)
     try:
         with torch.device(request.device):
-            module = _made(model, config)
+            module = _build_module(model, config)
             inputs = INPUTS[model.build](module, config, request)
     finally:
         torch.set_default_dtype(default)
@@ -82,7 +82,7 @@ def weight_bytes(model: Model, layers: dict[str, int], request: Request) -> int:
     torch.set_default_dtype(request.dtype)
     try:
         with torch.device("meta"):
-            module = _made(model, _configured(model, layers, request))
+            module = _build_module(model, _configured(model, layers, request))
     finally:
         torch.set_default_dtype(default)
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
@@ -103,7 +103,7 @@ def _configured(model: Model, layers: dict[str, int], request: Request) -> Any:
     return config
 
 
-def _made(model: Model, config: Any) -> torch.nn.Module:
+def _build_module(model: Model, config: Any) -> torch.nn.Module:
     cls = load(model.class_)
     if model.build == "hunyuan_vae":
         return _Decoder(cls(config))

@@ -148,7 +148,7 @@ def proof_files(task: Task, layout: Layout, modules: dict[str, str]) -> tuple[st
     grid = [row for row in _thin(task) if row.op in modules and row.id not in seen]
     solution = task.load("solution")
     small = [row for row in frozen + grid if sum(spec.nbytes for spec in row.inputs.values()) <= MOST_BYTES]
-    covered = [row for row in small if _taken(solution, row)]
+    covered = [row for row in small if _kernels_take(solution, row)]
     eager = (task.path / "baseline" / "eager.py").read_text(encoding="utf-8")
     test = HEAD.format(
         title=task.config.task.title,
@@ -190,7 +190,7 @@ def _thin(task: Task) -> list[Workload]:
     return list(grid.thin(tuple(grid.grid())))
 
 
-def _taken(solution: object, row: Workload) -> bool:
+def _kernels_take(solution: object, row: Workload) -> bool:
     """Whether the kernels take a row's call on a GPU: whatever holds on any device."""
     import torch
 

@@ -58,7 +58,7 @@ def wins(checked: Checked, now: RunRecord) -> str:
     for row in now.rows:
         then = before.get(row.id, {}).get(arm)
         here = row.speedup.get(Basis.DEVICE, {}).get(ARM)
-        cells = (checked.task.op, row.id, _shown(then), _shown(here), fate(then, here).value, _right(row))
+        cells = (checked.task.op, row.id, _interval_text(then), _interval_text(here), fate(then, here).value, _right(row))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -84,5 +84,5 @@ def _published(task: Task, now: RunRecord) -> dict[str, dict[str, Interval]]:
     return {}
 
 
-def _shown(one: Interval | None) -> str:
+def _interval_text(one: Interval | None) -> str:
     return "-" if one is None else f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]"

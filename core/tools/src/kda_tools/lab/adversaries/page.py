@@ -24,7 +24,7 @@ PAGE = """\
 # Adversaries
 
 Arms that cheat or fail, each run through the real judge with real workers. `passes` means that the row ends as an
-honest arm's: because what was tried has no effect, or, in **bold**, because it is not caught. Their files are in
+honest arm's: what the arm tries has no effect, or, in **bold**, it is not caught. The arms are in
 `core/tools/src/kda_tools/lab/adversaries/arms/`; `nox -s adversaries` runs them and shows this table.
 
 {ran}
@@ -36,7 +36,7 @@ honest arm's: because what was tried has no effect, or, in **bold**, because it 
 ## Not caught
 
 {missed} of {all}, on one kind of machine at least; [method_limits.md](method_limits.md) says why. On a CPU no
-time is kept, so that no wrong number can come from there.
+time is kept, so no wrong number can come from there.
 {unproven}
 | adversary | not caught on | what it gains |
 |---|---|---|

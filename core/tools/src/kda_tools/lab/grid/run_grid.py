@@ -50,7 +50,7 @@ def coverage(session: Session) -> Coverage | None:
     return next((one for one in join(runs(task)) if one.state == now), None)
 
 
-def left(session: Session, chosen: Sequence[Workload]) -> tuple[Workload, ...]:
+def unchecked_rows(session: Session, chosen: Sequence[Workload]) -> tuple[Workload, ...]:
     """Those of `chosen` that no recorded run has checked yet in this state of the files, on this kind of GPU."""
     joined = coverage(session)
     done = joined.checked if joined else frozenset()
