@@ -206,7 +206,7 @@ def _diagram(match: re.Match[str]) -> str:
     import mmdr
 
     svg = mmdr.render('%%{init: {"theme": "neutral"}}%%\n' + match["source"]).svg()
-    return raw(f'<figure class="kda-diagram" tabindex="0" role="region" aria-label="Diagram">{svg}</figure>')
+    return raw(f'<figure class="kda-diagram">{svg}</figure>')
 
 
 def _colours() -> str:
