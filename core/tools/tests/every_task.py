@@ -15,16 +15,19 @@ every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.op)
 def calls_of_chains(task, arm):
     """Function of the arm's own -> what of upstream it calls, itself or through others of the arm.
 
-    An op that upstream has as a chain of calls only is such a function. Besides upstream's functions it may use
-    PyTorch and Triton's arithmetic: an arm that has a kernel of its own would not be upstream.
+    An op that upstream has as a chain of calls only is such a function; one that bears the name of an imported one is
+    upstream's. Beside upstream's functions a chain may use PyTorch and Triton's arithmetic: an arm that has a kernel of
+    its own would not be upstream.
     """
     tree = ast.parse(task.path.joinpath(*task.config.arms[arm].module.split(".")).with_suffix(".py").read_text())
     plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    theirs = {alias.name for node in froms for alias in node.names}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name not in theirs}
+    if not functions:
+        return {}
     assert plain <= {"torch", "triton"}, plain
     assert all(str(node.module).startswith("sglang.") for node in froms), [node.module for node in froms]
-    theirs = {alias.name for node in froms for alias in node.names}
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert not [name for name, node in functions.items() if node.decorator_list], "a function that is compiled"
     names = {
         name: {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} for name, node in functions.items()
