@@ -15,6 +15,7 @@ ALIKE = {
         *("scale0", "shift0", "gate0", "scale1", "shift1", "gate1"),
         *("x", "residual", "residual_gate"),
     },
+    "topk_softmax": {"topk_ids", "topk_weights"},  # outputs that upstream wants contiguous
 }
 """Op -> operands whose layouts upstream wants alike, or reads rightly only then: the task's tests have others."""
 OPS = [(task, op) for task in TASKS for op in task.config.ops]
