@@ -19,7 +19,7 @@ from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence.gpu_state import GpuState
 from kda_tools.cli.base import app
 from kda_tools.models import known_models
-from kda_tools.models.denoise_presets import WARMUP, Choice, arguments, presets
+from kda_tools.models.denoise_presets import WARMUP, Choice, arguments, check_release, presets
 from kda_tools.models.denoise_run import stopped
 from kda_tools.models.perf_dumps import Dump, Run
 from kda_tools.project import preflight
@@ -310,8 +310,13 @@ def test_every_model_behind_the_rows_has_a_preset() -> None:
     assert behind <= known
     assert {"ltx23-one-stage", "ltx23-two-stage"} <= known
     assert set(preflight.releases()) == set(WARMUP)
-    for preset in presets().values():
+    for name, preset in presets().items():
         for release in WARMUP:
+            if preset.only not in (None, release):
+                with pytest.raises(UsageError, match=f"{name}: expected SGLang {preset.only}.*, got {release}"):
+                    check_release(name, preset, release)
+                continue
+            check_release(name, preset, release)
             words = arguments(preset, Choice(), release)
             assert "--backend=sglang" in words
             assert all(isinstance(word, str) for word in words)

@@ -103,7 +103,12 @@ def test_from_a_server_to_cards(tmp_path: Path) -> None:
     kda("inventory", tmp_path / "capture", "--out", tmp_path / "cpu.json")
     assert "nothing was timed" in kda("cards", tmp_path / "cpu.json", tmp_path / "none", code=2)
     assert not (tmp_path / "none").exists()
-    kda("inventory", captured(tmp_path / "gpu"), "--out", tmp_path / "gpu.json")
-    assert "1 card in" in kda("cards", tmp_path / "gpu.json", tmp_path / "cards")
+    traced = captured(tmp_path / "gpu")
+    kda("inventory", traced, "--out", tmp_path / "gpu.json")
+    assert "covered by llm/l02_fused_add_rmsnorm" in kda("cards", tmp_path / "gpu.json", tmp_path / "solved")
+    for file in traced.iterdir():  # the same kernel, by a name that no task has
+        file.write_text(file.read_text().replace("fused_add_rmsnorm", "sum_then_scale"))
+    kda("inventory", traced, "--out", tmp_path / "new.json")
+    assert "1 card in" in kda("cards", tmp_path / "new.json", tmp_path / "cards")
     (card,) = (tmp_path / "cards").iterdir()
-    assert cards.read(card).operator == "fused_add_rmsnorm"
+    assert cards.read(card).operator == "sum_then_scale"

@@ -77,6 +77,7 @@ def _plan(name: str, choice: "Choice", label: str, out: Path, repeats: int) -> "
     installed = preflight.demand_release(program, preflight.releases()) if program else None
     if program is None or installed is None:
         raise MissingRequirement("sglang: expected the command of an installed SGLang on PATH, got none")
+    denoise_presets.check_release(name, preset, str(installed.version))
     gpus = preflight.choose(preset.gpus)
     settings = Settings(
         preset=name,
@@ -102,6 +103,7 @@ def presets() -> None:
         frames = f", {one.frames} frames" if one.frames else ""
         steps = f"{one.steps} steps" if one.steps else "the model's steps"
         notes = [f"{one.gpus} GPUs"] * (one.gpus > 1) + ["image"] * one.image + ["gated"] * one.gated
+        notes += [f"SGLang {one.only} only"] if one.only else []
         typer.echo(f"{name}: {one.model}, {size}{frames}, {steps}{''.join(f', {note}' for note in notes)}")
 
 

@@ -36,6 +36,8 @@ class Preset(Strict):
     pipeline: str | None = None
     image: bool = False
     gated: bool = False
+    only: str | None = None
+    """The one of the pinned releases that has the model, where the other has not."""
     says_what_it_loaded: bool = True
     """Whether the log has a line for the transformer that says which version of it was loaded."""
     config: dict[str, bool | int | float | str] = {}
@@ -101,6 +103,16 @@ def check(name: str, preset: Preset, choice: Choice, environment: Mapping[str, s
         raise UsageError(f"--image {choice.image}: expected a file, got none")
     if preset.gated and not is_local(model) and not environment.get("HF_TOKEN"):
         raise UsageError(f"{name}: {model} is gated: set HF_TOKEN in the environment, or give its folder with --model")
+
+
+def check_release(name: str, preset: Preset, installed: str) -> None:
+    """Refuse a model that the installed release does not have.
+
+    Raises:
+        UsageError: names the release that has it and the one that is installed.
+    """
+    if preset.only not in (None, installed):
+        raise UsageError(f"{name}: expected SGLang {preset.only}, which has this model, got {installed}")
 
 
 def _check_prompt(path: Path) -> None:
