@@ -1,12 +1,16 @@
 """The host's floor, against a stub of libcuda, and the device's: what a stream reads and writes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from kda_judge.arms import limit_arm
 from kda_judge.arms.protocol import Place
@@ -106,6 +110,25 @@ for reads, writes in ((5000, 5000), (6400, 5000), (5000, 9004), (9000, 8)):
         assert writes < 16 or not torch.equal(target, other), (reads, writes, constants)
         tried += 1
     assert tried >= 2
+
+limit_arm.BULK_LINES = 1
+for reads, writes in ((40000, 40000), (64000, 40032), (40000, 72000)):
+    tried = 0
+    for programs, both, turns, constants in limit_arm.bulk_streams(reads, writes, 1):
+        source, target = torch.arange(1, reads + 1, dtype=torch.int32), torch.full((writes + 8,), -1, dtype=torch.int32)
+        described = [limit_arm.lines(*of, constants["BLOCK"]) for of in ((target, writes), (source, reads))]
+        limit_arm._bulk[programs,](*described, 0, both, turns, PDL=False, **constants)
+        same = min(reads, writes)
+        assert (target[:writes] != -1).all() and (target[writes:] == -1).all(), (reads, writes, constants)
+        assert reads > writes or torch.equal(target[:same], source[:same])
+        other = target.clone()
+        source[-1] ^= 1 << 30
+        limit_arm._bulk[programs,](*described[:1], limit_arm.lines(source, reads, constants["BLOCK"]), 0, both, turns,
+                                   PDL=False, **constants)
+        assert not torch.equal(target, other), (reads, writes, constants)
+        tried += 1
+    assert tried >= 2, (reads, writes)
+assert not list(limit_arm.bulk_streams(10**6, 16, 1))
 """
 
 
@@ -116,6 +139,22 @@ def test_a_stream_reads_and_writes_every_word():
         [sys.executable, "-c", EVERY_WORD], env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_bulk_copies_keep_tiles_on_their_way():
+    for reads, writes in ((2**24, 2**24), (2**25, 2**24), (2**24, 2**25)):
+        for _, _, _, constants in limit_arm.bulk_streams(reads, writes, 132):
+            names = {name: "constexpr" for name in ("LINE", *constants, "PDL") if name != "num_warps"}
+            described = f"tensordesc<i32[{constants['BLOCK']}, {limit_arm.LINE}]>"
+            signature = {"dst": described, "src": described, "zero": "i32", "both": "i32", "turns": "i32", **names}
+            values = {name: value for name, value in (constants | {"PDL": True}).items() if name != "num_warps"}
+            source = ASTSource(limit_arm._bulk, signature, constexprs=values)
+            options = {"num_warps": constants["num_warps"], "launch_pdl": True}
+            made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+            loads = (constants["STAGES"] - 1) * (constants["COPIED"] + constants["READ"])
+            assert made.asm["ptx"].count("mbarrier.init") >= loads, "as many loads are on their way"
+            assert made.metadata.shared <= limit_arm.SHARED_BYTES
+            assert not re.findall(r"(ld|st)\.global", made.asm["ptx"])
 
 
 @pytest.mark.gpu

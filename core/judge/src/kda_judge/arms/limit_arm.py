@@ -3,8 +3,9 @@
 - The host's floor: a C loop (`host_floor.c`) that allocates the op's outputs and launches an empty kernel. No call that
   returns new tensors and launches anything can cost the host less.
 - The device's floor: a stream that reads and writes as many bytes as the op must, in place for in-place ops, the
-  fastest of `streams` at that very size. It is timed as a CUDA graph like the arms, so the fixed cost of a kernel is
-  in it. A plain copy is no ceiling for an op that reads more than it writes, and `Tensor.copy_` is none at all.
+  fastest of `streams` and `bulk_streams` at that very size. It is timed as a CUDA graph like the arms, so the fixed
+  cost of a kernel is in it. A plain copy is no ceiling for an op that reads more than it writes, and `Tensor.copy_` is
+  none at all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ctypes
 import itertools
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kda_judge.arms.clocks import Graph
 from kda_judge.arms.protocol import Place, RowSpec, Traffic
@@ -33,6 +35,14 @@ HINTS = ("", "evict_first")
 """Of loads and stores; evict-first helps beyond L2 and hurts within."""
 PERSISTENT = (0, 4, 8)
 """Programs per multiprocessor that take tiles in turn, which helps where the L2 holds everything; 0: one per tile."""
+LINE = 32
+"""Words of a line of 128 bytes, which the bulk copies move whole."""
+BULK = ((64, 4, 3), (128, 3, 3), (128, 4, 2), (256, 3, 1), (256, 4, 1))
+"""Lines of a tile, stages, and programs per multiprocessor of the bulk copies."""
+BULK_LINES = 2048
+"""Of 256 KB: below it the bytes that do not fill a line count, and a bulk copy's latency is in the way."""
+SHARED_BYTES = 224 << 10
+"""Of a multiprocessor since Hopper, less what programs need besides."""
 MOST_TILES = 4
 """Tiles that a program copies, at most, so that reads and writes are shared out evenly in their ratio."""
 TRIAL_CALLS = 10
@@ -178,6 +188,40 @@ def _stream(  # type: ignore[no-untyped-def]
         _turn(dst, src, zero, both, reads, writes, p, BLOCK, COPIED, READ, WRITTEN, HINT)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _bulk(  # type: ignore[no-untyped-def]
+    dst,
+    src,
+    zero,
+    both,
+    turns,
+    LINE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COPIED: tl.constexpr,
+    READ: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The same by the copy engine (cp.async.bulk): src and dst are descriptors of lines, tiles are on their way ahead.
+
+    Lines behind the end read as 0 and are not written. `both` is a whole number of tiles.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for turn in tl.range(tl.program_id(0), turns, tl.num_programs(0), num_stages=STAGES):
+        more = tl.zeros((BLOCK, LINE), tl.int32) ^ zero
+        for i in tl.static_range(READ):
+            more ^= src.load([both + (turn * READ + i) * BLOCK, 0])
+        loaded = more
+        for i in tl.static_range(COPIED):
+            loaded = src.load([(turn * COPIED + i) * BLOCK, 0]) ^ more
+            dst.store([(turn * COPIED + i) * BLOCK, 0], loaded)
+        for i in tl.static_range(WRITTEN):
+            dst.store([both + (turn * WRITTEN + i) * BLOCK, 0], loaded)
+
+
 def floors(row: RowSpec, device: str) -> tuple[Op, Op]:
     """The host's floor, a function of a number of calls, and the device's, a call that ignores its arguments."""
     return host_floor(row.outputs, torch.device(device)), fastest_stream(row.traffic, in_place=bool(row.inplace))
@@ -190,22 +234,36 @@ def fastest_stream(traffic: Traffic, in_place: bool) -> Op:
     source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
     target = source if in_place else source.new_empty(writes)
     # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
-    pdl = torch.cuda.get_device_capability()[0] >= 9
-    best: tuple[float, Op] | None = None
-    for grid, turns, constants in streams(reads, writes, torch.cuda.get_device_properties().multi_processor_count):
+    hopper = torch.cuda.get_device_capability()[0] >= 9
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+    sizes = (min(reads, writes), reads, writes)
+    tried = [
+        _call(_stream, programs, (target, source, 0, *sizes, turns), constants, hopper)
+        for programs, turns, constants in streams(reads, writes, multiprocessors)
+    ]
+    for programs, both, turns, constants in bulk_streams(reads, writes, multiprocessors) if hopper else ():
+        tensors = (lines(tensor, size, constants["BLOCK"]) for tensor, size in ((target, writes), (source, reads)))
+        tried.append(_call(_bulk, programs, (*tensors, 0, both, turns), constants, hopper))
+    return min(tried, key=_trial)
 
-        def stream(*_: object, grid: int = grid, turns: int = turns, constants: Any = constants, **__: object) -> None:
-            sizes = (min(reads, writes), reads, writes)
-            _stream[grid,](target, source, 0, *sizes, turns, PDL=pdl, launch_pdl=pdl, **constants)
 
-        graph = Graph(stream, [()] * TRIAL_CALLS, {})
-        graph.replay(1)
-        times = min(max(round(TRIAL_US / graph.replay(1)[1]), 1), MOST_REPLAYS)
-        time = min(graph.replay(times)[1] / times for _ in range(TRIALS))
-        if best is None or time < best[0]:
-            best = (time, stream)
-    assert best is not None
-    return best[1]
+def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: Mapping[str, Any], pdl: bool) -> Op:
+    """A call that ignores its arguments."""
+    return lambda *_, **__: kernel[programs,](*arguments, PDL=pdl, launch_pdl=pdl, **constants)
+
+
+def _trial(stream: Op) -> float:
+    """Microseconds of a call in a CUDA graph."""
+    graph = Graph(stream, [()] * TRIAL_CALLS, {})
+    graph.replay(1)
+    times = min(max(round(TRIAL_US / graph.replay(1)[1]), 1), MOST_REPLAYS)
+    return min(graph.replay(times)[1] / times for _ in range(TRIALS))
+
+
+def lines(tensor: torch.Tensor, words: int, block: int) -> TensorDescriptor:
+    """The tensor's first words as whole lines, copied so many at a time."""
+    whole = words // LINE
+    return TensorDescriptor(tensor, [whole, LINE], [LINE, 1], [block, LINE])
 
 
 def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, dict[str, int | str]]]:
@@ -218,6 +276,24 @@ def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int
         if programs < turns or not each:
             names = dict(zip(("COPIED", "READ", "WRITTEN"), share, strict=True))
             yield programs, turns, {**names, "BLOCK": block, "HINT": hint, "PERSISTENT": each > 0, "num_warps": warps}
+
+
+def bulk_streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, int, dict[str, int]]]:
+    """Grids, lines that are copied, turns and constants of `_bulk` that are tried for so many words."""
+    read, written = reads // LINE, writes // LINE
+    if min(read, written) < BULK_LINES:
+        return
+    for share, (block, stages, each) in itertools.product(shares(reads, writes), BULK):
+        copied, besides, more = share
+        tiles = stages * (copied + besides) + copied + more  # those on their way in and out
+        if tiles * block * LINE * WORD * each > SHARED_BYTES:
+            continue
+        both = -(-min(read, written) // block) * block
+        parts = zip((both, read - both, written - both), share, strict=True)
+        turns = max(-(-size // (count * block)) for size, count in parts if count)
+        names = dict(zip(("COPIED", "READ", "WRITTEN"), share, strict=True))
+        constants = {**names, "LINE": LINE, "BLOCK": block, "STAGES": stages, "num_warps": max(block // 32, 4)}
+        yield min(each * multiprocessors, turns), both, turns, constants
 
 
 def shares(reads: int, writes: int) -> list[tuple[int, int, int]]:
