@@ -41,6 +41,7 @@ from kda_judge.judge.judge import AGAIN, Judge, Progress
 from kda_judge.judge.open_row import output_spec
 from kda_judge.judge.oracle import load_reference
 from kda_judge.judge.row_notes import RowNotes
+from kda_judge.judge.spent import Spent
 from kda_judge.judge.verdict import result
 
 CHANGED = "changed on disk during the run"
@@ -164,6 +165,7 @@ def run(
     command: str = "",
     limit_s: float | None = None,
     timed: Callable[[RowResult], None] = lambda _: None,
+    spent: Callable[[str], None] = lambda _: None,
 ) -> RunRecord:
     """Verify (and with `measure` time) the rows; always returns a record, a partial one after Ctrl-C.
 
@@ -176,6 +178,7 @@ def run(
         limit_s: without `measure`, begin no row after so many seconds. Rows that were not begun then, or not finished
             before Ctrl-C, are absent.
         timed: told every row when its last sample is there. The checks behind all timing are still to come.
+        spent: told at the end where the seconds went.
 
     Raises:
         UsageError: a wrong name, or an impossible wish.
@@ -184,9 +187,9 @@ def run(
     session = open_session(request) if isinstance(request, Request) else request
     rows = frozen_rows(session) if rows is None else rows
     if session.gpu is None or not measure:
-        return _run(session, rows, measure, progress, command, limit_s, timed)
+        return _run(session, rows, measure, progress, command, limit_s, timed, spent)
     with Watcher(session.gpu) as watcher:
-        record = _run(session, rows, measure, progress, command, limit_s, timed)
+        record = _run(session, rows, measure, progress, command, limit_s, timed, spent)
         return completed(record, watcher.finish())
 
 
@@ -198,6 +201,7 @@ def _run(
     command: str,
     limit_s: float | None,
     timed: Callable[[RowResult], None],
+    spent: Callable[[str], None],
 ) -> RunRecord:
     task, settings = session.request.task, session.settings
     started, begin = datetime.now(timezone.utc), time.monotonic()
@@ -235,8 +239,9 @@ def _run(
     partial = False
     with _placed(session) as core:
         host = provenance.host(core)
-        arms = _processes(session, measure)
-        judge = Judge(session.config, reference, arms, settings, session.device, core, progress, finished)
+        where = Spent(_until_idle if session.kind == "cuda" else lambda: None)
+        arms = _processes(session, measure, where.answered)
+        judge = Judge(session.config, reference, arms, settings, session.device, core, progress, finished, where)
         try:
             judge.run(rows, measure, until=None if limit_s is None else begin + limit_s)
         except KeyboardInterrupt:
@@ -246,6 +251,7 @@ def _run(
                 after = gpu_state.read_state(session.gpu or 0, judge.pids()) if before else None
             finally:
                 judge.stop()
+                spent(where.line(len(rows), len(arms)))
     noted = [notes for notes in judge.notes.values() if measure or notes.complete or notes.failed]
     noisy = (
         *(gpu_state.noise(before, after) if before and after else ()),
@@ -340,7 +346,13 @@ def _opponents(request: Request, config: Config, kind: Kind) -> tuple[str, ...]:
 # ---- preparing ------------------------------------------------------------------------------
 
 
-def _processes(session: Session, measure: bool) -> dict[str, ArmProcess]:
+def _until_idle() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def _processes(session: Session, measure: bool, answered: Callable[[str, float], None]) -> dict[str, ArmProcess]:
     """One worker per arm, and with `measure` on a GPU the A/A twin and the limits."""
     settings = session.settings
     # Triton kernels on CPU tensors run in Triton's interpreter.
@@ -354,7 +366,7 @@ def _processes(session: Session, measure: bool) -> dict[str, ArmProcess]:
             name=LIMIT_ARM, folder=str(session.request.task.path), module="", device=session.device, limit=True
         )
     timeout = float(session.config.bench.timeout_s)
-    return {name: ArmProcess(spec, timeout, environment) for name, spec in specs.items()}
+    return {name: ArmProcess(spec, timeout, environment, answered) for name, spec in specs.items()}
 
 
 def arm_spec(session: Session, name: str) -> ArmSpec:

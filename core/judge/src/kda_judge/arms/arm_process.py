@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,16 @@ class Refusal(Fault):
 class ArmProcess:
     """One arm's worker. Start, `ask`, and after a fault `start` again."""
 
-    def __init__(self, spec: ArmSpec, timeout_s: float, environment: dict[str, str]):
+    def __init__(
+        self,
+        spec: ArmSpec,
+        timeout_s: float,
+        environment: dict[str, str],
+        answered: Callable[[str, float], None] = lambda _command, _begin: None,
+    ):
+        """`answered` is told every command that has ended, and when it began."""
         self.spec = spec
+        self._answered = answered
         self._timeout_s = timeout_s
         self._environment = environment
         self._process: Forked | None = None
@@ -78,6 +87,7 @@ class ArmProcess:
 
     def start(self) -> None:
         """Start the process without waiting for its imports; `hello` waits."""
+        begin = time.perf_counter()
         self.stop()
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
@@ -88,6 +98,7 @@ class ArmProcess:
                 self._process = fork(self._environment, spec, theirs.fileno(), self._log.fileno())
             except OSError as error:
                 raise self.give_up(Verdict.ERROR, f"could not be started: {error}") from None
+        self._answered("start", begin)
 
     def hello(self) -> None:
         """Wait until the arm is imported."""
@@ -108,6 +119,7 @@ class ArmProcess:
         """
         if self._channel is None:
             raise Fault(Verdict.ERROR, f"arm {self.spec.name!r} is not running")
+        begin = time.perf_counter()
         try:
             return self._channel.ask(command, reply, timeout_s or self._timeout_s, meanwhile, **arguments)
         except ArmFailure as failure:
@@ -121,6 +133,8 @@ class ArmProcess:
             raise self.give_up(Verdict.ERROR, f"wrote garbage on the judge's channel: {error}") from None
         except ChannelClosed:
             raise self.give_up(Verdict.ERROR, f"{self._ending()} during {command!r}{self._tail()}") from None
+        finally:
+            self._answered(command, begin)
 
     def stop(self) -> None:
         """Kill the process and everything it started; safe to call twice."""

@@ -37,6 +37,7 @@ from kda_judge.judge.idle_arms import busy, watched
 from kda_judge.judge.open_row import Case, Examined, footprint, output_spec, traffic
 from kda_judge.judge.oracle import ask_oracle, last_bits
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
+from kda_judge.judge.spent import Spent
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +82,7 @@ class Judge:
         core: int | None,
         progress: Progress,
         timed: Callable[[RowNotes], None] = lambda _: None,
+        spent: Spent | None = None,
     ) -> None:
         self._config = config
         self._reference = reference
@@ -90,6 +92,7 @@ class Judge:
         self._core = core
         self._progress = progress
         self._timed = timed
+        self._spent = spent or Spent()
         self._random = random.Random()  # seeded by the system: arms must not foresee the draws
         self._previous: tuple[torch.Tensor, ...] | None = None
         self._cannot_start: dict[str, Fault] = {}
@@ -168,7 +171,7 @@ class Judge:
                         self._replace_under_way(case, notes, notes.arms[name], arm)
                     for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)) if self._device != "cpu" else ():
                         # New values: what an arm remembers by content must not be there in the verified call.
-                        case.write(make(row, Family.NORMAL, self._random.getrandbits(31), self._device))
+                        self._write(case, make(row, Family.NORMAL, self._random.getrandbits(31), self._device))
                         counted, _ = arm.ask("profile", Counted, count=count)
                         notes.arms[name].kernels[kind] = counted.kernels / count
         notes.complete = True
@@ -249,11 +252,17 @@ class Judge:
 
     def _draw(self, case: Case, notes: RowNotes, family: Family, seed: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """Values of every input, and what the oracle makes of them."""
-        values = make(case.row, family, seed, self._device)
+        with self._spent.on("draws"):
+            values = make(case.row, family, seed, self._device)
         self._drawn = f"{family.value}, seed {seed}"
-        expected = ask_oracle(self._reference, case.op, case.row, values)
+        with self._spent.on("oracle"):
+            expected = ask_oracle(self._reference, case.op, case.row, values)
         notes.oracle_dtype = str(expected[0].dtype).removeprefix("torch.")
         return values, expected
+
+    def _write(self, case: Case, values: Any, cold: bool = False, slices: bool = False) -> None:
+        with self._spent.on("writing inputs"):
+            case.write(values, cold, slices)
 
     def _takes_slices(self, row: Workload) -> bool:
         """Whether the subject has to be right on slices: an arm of upstream is what it is."""
@@ -277,7 +286,7 @@ class Judge:
         for name, arm in sorted(self._usable(notes), key=lambda one: one[0] != subject):
             if name == LIMIT_ARM or (slices and name != subject):
                 continue
-            case.write(values, slices=slices)
+            self._write(case, values, slices=slices)
             which = None if slices else 0
             with self._noting(notes.arms[name]):
                 called = self._called(notes.arms[name], arm, how)
@@ -338,7 +347,8 @@ class Judge:
         previous = self._previous
         if previous is not None and [p.shape for p in previous] != [e.shape for e in expected]:
             previous = None
-        found = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
+        with self._spent.on("comparing"):
+            found = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
         drawn = f" [inputs: {self._drawn}]"
         return dataclasses.replace(
             found, outside=found.outside and found.outside + drawn, broken=found.broken and found.broken + drawn
@@ -359,7 +369,7 @@ class Judge:
         for _ in range(REPLACE_TRIALS):
             old, self._previous = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
             new, expected = self._draw(case, notes, Family.NORMAL, self._random.getrandbits(31))
-            case.write(old)
+            self._write(case, old)
             written = [0.0]
 
             def replace(new: Any = new, written: list[float] = written, pause_s: float = elapsed / 4) -> None:
@@ -536,7 +546,7 @@ class Judge:
                 errors.extend(self._examine(case, arm, called, values, expected, Family.NORMAL, which=last))
 
         def replayed(cold: bool) -> Timed:
-            case.write(values, cold)
+            self._write(case, values, cold)
             calls = self._graph_calls(case, cold)
             first = timed("replay", calls, times=1, cold=cold)
             compare(cold)
@@ -544,10 +554,10 @@ class Judge:
             times = max(1, int(lasting / max(first.events_us or 1.0, 1.0)))
             times = 1 if case.row.restore else times
             if case.row.inplace:
-                case.write(values, cold)
+                self._write(case, values, cold)
             return timed("replay", times * calls, None if cold else Metric.DEVICE, times=times, cold=cold)
 
-        case.write(values)
+        self._write(case, values)
         canary = self._canary(case, arm.calls)
         wall = timed("wall", arm.calls, Metric.WALL, count=arm.calls, canary=canary)
         compare()

@@ -316,13 +316,16 @@ def _measure(session: "Session") -> "RunRecord":
     from kda_tools.publish.progress import showing
     from kda_tools.publish.run_view import gpu_seen
 
-    rows = frozen_rows(session)
+    rows, spent = frozen_rows(session), list[str]()
     with showing(rows, 2 * session.settings.generations + 1) as progress:
         if session.kind == "cuda":
-            record = run(session, rows, progress=progress, command=command_line(), timed=progress.timed)
+            record = run(
+                session, rows, progress=progress, command=command_line(), timed=progress.timed, spent=spent.append
+            )
         else:
-            record = run(session, rows, progress=_rehearsing(progress), command=command_line())
+            record = run(session, rows, progress=_rehearsing(progress), command=command_line(), spent=spent.append)
     print_run(record)
+    typer.echo(f"time spent: {spent[0]}")
     if record.machine_watch is not None:
         typer.echo(f"the GPU during the run: {gpu_seen(record.machine_watch)}")
     return record
