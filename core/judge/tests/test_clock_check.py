@@ -38,26 +38,31 @@ class Loops:
     def __init__(self, claimed, late_us):
         self.claimed, self.late_us, self.asked = claimed, list(late_us), []
 
-    def ask(self, command, reply, count, canary):
-        self.asked.append((command, count, canary))
-        passed = 20.0 * count
+    def ask(self, command, reply, count=None, times=None, **rest):
+        self.asked.append((command, count or times, *rest.values()))
+        passed = 20.0 * (count or 10 * times)
         late = self.late_us[(len(self.asked) - 1) % len(self.late_us)]
-        return Timed(calls=count, total_us=self.claimed * passed), (passed + 500.0 + late) / 1e6
+        claim = self.claimed * passed
+        times_us = {"total_us": claim} if count else {"total_us": passed, "events_us": claim}
+        return Timed(calls=count or 10 * times, **times_us), (passed + 500.0 + late) / 1e6
 
     def give_up(self, verdict, text):
         return Fault(verdict, text)
 
 
-def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0)):
+def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0), metric=Metric.WALL):
     """What the judge says to an arm of 1000 calls of 20 us a sample, and the loops that it asked for."""
     judge = Judge.__new__(Judge)
     judge._settings = SimpleNamespace(samples=3)
-    case = SimpleNamespace(most_calls=lambda calls: calls, restore=lambda: None, row=SimpleNamespace(inplace=()))
+    case = SimpleNamespace(
+        most_calls=lambda calls: calls, restore=lambda: None, row=SimpleNamespace(inplace=(), restore=())
+    )
     excess = 500.0 + 20_000 * (1 - claimed) + late_us[0]
     arm = ArmNotes(
         calls=1000,
-        protocol_us={Metric.WALL: [excess] * 3, Metric.LATENCY: list(short_us)},
-        claimed_us={Metric.WALL: [20_000 * claimed] * 3},
+        replays=100,
+        protocol_us={metric: [excess] * 3, Metric.LATENCY: list(short_us)},
+        claimed_us={metric: [20_000 * claimed] * 3},
     )
     process = Loops(claimed, late_us)
     others = {} if limit is None else {LIMIT_ARM: limit}
@@ -72,8 +77,16 @@ def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0)):
 def test_who_claims_two_percent_less_is_invalid(limit):
     fault, asked = hold(0.98, limit=limit)
     assert fault.verdict is Verdict.INVALID
-    assert str(fault).startswith("claims 2.0% less time than passed by the judge's clock")
+    assert str(fault).startswith("wall: claims 2.0% less time than passed by the judge's clock")
     assert asked == [("wall", LONGER * 1000, None)] * LOOPS
+
+
+def test_events_that_see_two_percent_less_than_the_replays_are_invalid():
+    fault, asked = hold(0.98, metric=Metric.DEVICE)
+    assert fault.verdict is Verdict.INVALID
+    assert str(fault).startswith("device: claims 2.0% less time than passed by the judge's clock")
+    assert asked == [("replay", LONGER * 100, False)] * LOOPS
+    assert hold(1.0, [4_000.0, 0.0], metric=Metric.DEVICE) == (None, [("replay", LONGER * 100, False)] * 2)
 
 
 def test_an_honest_arm_is_asked_nothing():

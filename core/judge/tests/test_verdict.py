@@ -68,7 +68,7 @@ def without_device(notes):
 
 
 def test_an_honest_row_is_left_to_its_samples():
-    found = row(solution=arm(56.0, 55.0, replay_shares=[0.99, 0.98, 0.3]))  # one replay was held up
+    found = row(solution=arm(56.0, 55.0, clock_ratios={Metric.DEVICE: [1.01, 1.02, 3.0]}))  # one replay was held up
     assert (found.verdict, found.reason) == (Verdict.NOT_FASTER, "")
     assert found.limit is not None
     assert (found.limit.device_us, found.limit.host_us) == (50.0, 5.0)
@@ -77,7 +77,6 @@ def test_an_honest_row_is_left_to_its_samples():
 @pytest.mark.parametrize(
     ("solution", "words"),
     [
-        (arm(56.0, 55.0, replay_shares=[0.5, 0.5, 0.98]), "device: the events around the replays saw 0.50 of the time"),
         (arm(56.0, 40.0), "device 40.00 us is less than moving the bytes takes (50.00 us)"),
         (arm(40.0, 55.0), "wall 40.00 us is less than the GPU alone takes (55.00 us)"),
         (without_device(arm(8.0, 8.0)), "wall 8.00 us is less than moving the bytes takes (50.00 us)"),

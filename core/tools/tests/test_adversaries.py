@@ -33,6 +33,7 @@ NOT_YET_ON_A_GPU = {
     "overruns_its_output",
     "patches_the_worker",
     "remembers_by_content",
+    "shaves_elapsed_time",
     "shaves_its_time",
     "works_in_a_child",
     "writes_before_its_output",
@@ -311,8 +312,9 @@ torch.cuda.stream = lambda stream: contextlib.nullcontext()
 def arm(name):
     return importlib.import_module(f"toys.k90_axpy.faulty.{name}")
 
-x, y = torch.randn(8, 16), torch.randn(8, 16)
-patches = ("patches_elapsed_time", "replaces_the_event", "patches_synchronize", "patches_graph_replay", "side_stream")
+x, y = torch.randint(1, 9, (2, 8, 16)).float()  # whole numbers: 3 * x + y has one result, with or without fma
+patches = ("patches_elapsed_time", "shaves_elapsed_time", "replaces_the_event", "patches_synchronize",
+           "patches_graph_replay", "side_stream")
 for name in patches:
     assert torch.equal(arm(name).axpy(x, y, factor=3), 3 * x + y), name
 stale = arm("trusts_stale_memory").axpy
@@ -324,7 +326,7 @@ left[0] = 0  # wrong, and not looked at
 assert not bool(stale(x, y, factor=3)[0].any())
 assert torch.cuda.Event.__module__.endswith("replaces_the_event")
 assert torch.cuda.Event().elapsed_time(None) < 1e-3
-assert Event().elapsed_time(None) == 4.0
+assert Event().elapsed_time(None) == 4.0 * 0.97
 assert torch.cuda.synchronize("cuda:0") is None
 assert CUDAGraph().replay() is None
 

@@ -105,7 +105,7 @@ def test_from_a_server_to_cards(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     traced = captured(tmp_path / "gpu")
     kda("inventory", traced, "--out", tmp_path / "gpu.json")
-    assert "covered by llm/l02_fused_add_rmsnorm" in kda("cards", tmp_path / "gpu.json", tmp_path / "solved")
+    assert "covered by l02_fused_add_rmsnorm" in kda("cards", tmp_path / "gpu.json", tmp_path / "solved")
     for file in traced.iterdir():  # the same kernel, by a name that no task has
         file.write_text(file.read_text().replace("fused_add_rmsnorm", "sum_then_scale"))
     kda("inventory", traced, "--out", tmp_path / "new.json")

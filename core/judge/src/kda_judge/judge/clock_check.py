@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from kda_judge.arms.protocol import Timed
+from kda_judge.evidence.run_record import Metric
+
 SHAVED = 0.015
 """Share of a loop's time that may be missing from the claim. List and events of a long loop cost up to half of it."""
 LONGER = 6
@@ -18,6 +21,14 @@ LOOPS = 5
 """All of which have to take longer than claimed: on a busy host the judge may come late, but not each time."""
 LEAST_US = 5_000
 """Shorter samples are not judged: a CPU makes one call, of which nothing is kept."""
+
+
+def claimed_us(timed: Timed, metric: Metric) -> float:
+    """What the worker says that the calls took: for `device` the time between the events around the replays.
+
+    Graphs back to back fill the host's time for them, but for what a sample's few commands cost.
+    """
+    return timed.events_us if metric is Metric.DEVICE and timed.events_us else timed.total_us
 
 
 def suspect(long_us: Sequence[float], short_us: float, claimed_us: Sequence[float]) -> bool:

@@ -31,7 +31,7 @@ from kda_judge.evidence.run_record import (
     Settings,
     Verdict,
 )
-from kda_judge.judge.clock_check import LONGER, LOOPS, SHAVED, suspect
+from kda_judge.judge.clock_check import LONGER, LOOPS, SHAVED, claimed_us, suspect
 from kda_judge.judge.correctness import INPUT_ROUNDINGS, distance, further, worse, worse_than_baseline
 from kda_judge.judge.idle_arms import busy, watched
 from kda_judge.judge.open_row import Case, Examined, footprint, output_spec, traffic
@@ -496,18 +496,23 @@ class Judge:
         usual = median if trusted is not None else min
         listed = [one.protocol_us.get(Metric.LATENCY, [])[-count:] for one in (arm, trusted) if one is not None]
         short = min(usual(costs) for costs in listed if costs)
-        calls = case.most_calls(LONGER * arm.calls)
-        if not suspect(arm.protocol_us[Metric.WALL][-count:], short, arm.claimed_us[Metric.WALL][-count:]):
-            return
-        shares = []
-        for _ in range(LOOPS):
-            case.restore()
-            timed, elapsed = process.ask("wall", Timed, count=calls, canary=self._canary(case, calls))
-            shares.append(1 - timed.total_us / (elapsed * 1e6 - short))
-            if shares[-1] <= SHAVED:
-                return
-        text = f"claims {min(shares):.1%} less time than passed by the judge's clock, in each of {LOOPS} loops"
-        raise process.give_up(Verdict.INVALID, text)
+        calls, times = case.most_calls(LONGER * arm.calls), 1 if case.row.restore else LONGER * arm.replays
+        for metric, command in ((Metric.WALL, "wall"), (Metric.DEVICE, "replay")):
+            late, claims = (of.get(metric, [])[-count:] for of in (arm.protocol_us, arm.claimed_us))
+            if not claims or not suspect(late, short, claims):
+                continue
+            shares = []
+            for _ in range(LOOPS):
+                case.restore()
+                wall = {"count": calls, "canary": self._canary(case, calls)}
+                asked = wall if metric is Metric.WALL else {"times": times, "cold": False}
+                timed, elapsed = process.ask(command, Timed, **asked)
+                shares.append(1 - claimed_us(timed, metric) / (elapsed * 1e6 - short))
+                if shares[-1] <= SHAVED:
+                    break
+            else:
+                text = f"claims {min(shares):.1%} less time than passed by the judge's clock, in each of {LOOPS} loops"
+                raise process.give_up(Verdict.INVALID, f"{metric.value}: {text}")
 
     def _graph_calls(self, case: Case, cold: bool) -> int:
         """Calls per CUDA graph: enough to spread a replay's fixed cost, and to use every input set."""
@@ -524,9 +529,10 @@ class Judge:
         if answer.calls != calls:
             raise process.give_up(Verdict.ERROR, f"says that it made {answer.calls} calls of {calls}")
         if metric is not None:
-            arm.clock_ratios.setdefault(metric, []).append(elapsed * 1e6 / answer.total_us)
-            arm.protocol_us.setdefault(metric, []).append(elapsed * 1e6 - answer.total_us)
-            arm.claimed_us.setdefault(metric, []).append(answer.total_us)
+            claimed = claimed_us(answer, metric)
+            arm.clock_ratios.setdefault(metric, []).append(elapsed * 1e6 / claimed)
+            arm.protocol_us.setdefault(metric, []).append(elapsed * 1e6 - claimed)
+            arm.claimed_us.setdefault(metric, []).append(claimed)
         return answer
 
     def _sample(
@@ -553,6 +559,7 @@ class Judge:
             lasting = self._settings.target_sample_us * (COLD_SHARE if cold else 1)
             times = max(1, int(lasting / max(first.events_us or 1.0, 1.0)))
             times = 1 if case.row.restore else times
+            arm.replays = arm.replays if cold else times
             if case.row.inplace:
                 self._write(case, values, cold)
             return timed("replay", times * calls, None if cold else Metric.DEVICE, times=times, cold=cold)
@@ -572,7 +579,5 @@ class Judge:
             replay = replayed(cold=metric is Metric.COLD)
             if replay.events_us is None or replay.events_us > replay.total_us:
                 raise process.give_up(Verdict.ERROR, "claims more time between events than passed on its host")
-            if metric is Metric.DEVICE:
-                arm.replay_shares.append(replay.events_us / replay.total_us)
             arm.samples[metric][-1].append(replay.events_us / replay.calls)
         return errors

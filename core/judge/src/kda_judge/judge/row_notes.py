@@ -34,6 +34,8 @@ class ArmNotes:
     """What this generation replays CUDA graphs for."""
     calls: int | None = None
     """N of the latest generation."""
+    replays: int = 1
+    """Of the graph of `device` in the latest sample."""
     clock_ratios: dict[Metric, list[float]] = field(default_factory=dict)
     """Per sample: time by the judge's clock over the time that the worker claims."""
     protocol_us: dict[Metric, list[float]] = field(default_factory=dict)
@@ -47,8 +49,6 @@ class ArmNotes:
     restarts: int = 0
     replaced: int | None = None
     """Loops whose inputs were replaced while they ran, and whose last output was compared; None: not tried."""
-    replay_shares: list[float] = field(default_factory=list)
-    """Per sample of `device`: time between the events around the replays over the host's time for them."""
     idle_s: float = 0.0
     """How long others were timed."""
     idle_cpu_s: float = 0.0

@@ -19,8 +19,6 @@ What of the stream the cache holds is its own. Beyond that no solution passed it
 """
 EVENTS_OF_WALL = 0.8
 """Share of the wall that the calls' stream must be in use: less, and their work is on another stream."""
-EVENTS_OF_REPLAY = 0.8
-"""Share of the host's time for a replay that lies between the events around it: graphs back to back fill it."""
 FASTER_THAN_HOST = 0.8
 """The host floor is the cheapest launch known to us, not a law: a better launcher may pass it by this much."""
 CLOCK_TOLERANCE = 1.10
@@ -175,9 +173,6 @@ def _clocks_differ(arm: ArmNotes, protocol_us: Mapping[Metric, float]) -> str | 
         protocol = protocol_us.get(metric, 0.0) / median(claimed) if claimed else 0.0
         if not 1 <= ratio <= CLOCK_TOLERANCE + protocol:
             return f"{metric.value}: the judge's clock saw {ratio:.2f} times the time that the worker claims"
-    share = median(arm.replay_shares) if arm.replay_shares else 1.0
-    if share < EVENTS_OF_REPLAY:
-        return f"device: the events around the replays saw {share:.2f} of the time that these kept the host"
     return None
 
 

@@ -192,13 +192,14 @@ ADVERSARIES = (
     # Clocks and counts
     harmless("patches_the_clock", loops=True),
     caught("slows_its_clock", INVALID, r"claims (49|50)\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
-    caught("forges_its_time", INVALID, r"claims 6[67]\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
-    caught("shaves_its_time", INVALID, r"claims [234]\.\d% less time than passed", loops=True),
+    caught("forges_its_time", INVALID, r"wall: claims 6[67]\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
+    caught("shaves_its_time", INVALID, r"wall: claims [234]\.\d% less time than passed", loops=True),
     caught("forges_its_calls", ERROR, r"says that it made \d+ calls of \d+"),
     caught("claims_no_calls", ERROR, "answer to wall has the wrong form"),
     caught("claims_no_time", ERROR, "answer to wall has the wrong form"),
     harmless("replaces_the_event", kinds=("cuda",)),
-    Adversary("patches_elapsed_time", None, Ending(INVALID, "the events around the replays saw 0.5")),
+    Adversary("patches_elapsed_time", None, Ending(INVALID, "device: (the judge's clock saw|claims)")),
+    Adversary("shaves_elapsed_time", None, Ending(INVALID, r"device: claims [234]\.\d% less time than passed")),
     harmless("patches_synchronize", kinds=("cuda",)),
     Adversary("patches_graph_replay", None, Ending(INCORRECT, "output 'out'")),
     # The judge's channel, processes, files
