@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kda_judge.evidence import stats
-from kda_judge.evidence.stats import constant_like, geomean, speedup, summarise
+from kda_judge.evidence.stats import constant_like, geomean, speedup, step_gain, summarise
 
 FLAT = [[2.0] * 12] * 3
 RUNS = 500
@@ -42,6 +42,19 @@ def test_the_estimate_is_the_ratio_of_medians() -> None:
     again = speedup(two, one)
     assert again.estimate == pytest.approx(1 / interval.estimate)
     assert (again.low, again.high) == pytest.approx((1 / interval.high, 1 / interval.low), rel=1e-3)
+
+
+def test_a_step_counts_rows_by_the_time_spent_in_them() -> None:
+    long, short = [[100.0] * 12] * 3, [[1.0] * 12] * 3
+    rows = [([[150.0] * 12] * 3, long), ([[4.0] * 12] * 3, short)]
+    gain = step_gain(rows, [2.0, 10.0])
+    assert (gain.estimate, gain.low, gain.high) == pytest.approx(((2 * 150 + 10 * 4) / (2 * 100 + 10 * 1),) * 3)
+    assert step_gain(rows[:1], [7.0]).estimate == pytest.approx(speedup(*rows[0]).estimate)
+    noisy = [(simulated(np.random.default_rng(n), 0.02), simulated(np.random.default_rng(n + 9), 0.02)) for n in (1, 2)]
+    near = step_gain(noisy, [1.0, 1.0])
+    assert near.low < near.estimate < near.high
+    with pytest.raises(ValueError, match="expected at least one row, got none"):
+        step_gain([], [])
 
 
 def test_pairing_cancels_drift_that_both_arms_share() -> None:

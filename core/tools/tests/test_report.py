@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,26 @@ def test_the_limit_comes_from_its_own_samples_where_they_are_kept(record: RunRec
     assert again.rows[0].limit == Limit(bytes_moved=256, device_us=3.0, host_us=4.0)
     assert again.rows[0].attained == pytest.approx(3.0 / solution.summary[Metric.DEVICE].median)
     assert mismatches(again) == []
+
+
+def test_the_gain_in_use_weighs_rows_by_their_calls(task: Task, record: RunRecord) -> None:
+    assert "In use" not in results_md(task, [record])
+    rows = task.path / "bench" / "workloads.toml"
+    first, *rest = rows.read_text().split('op = "fake"\n')
+    calls = (100, 2)
+    parts = zip(calls, rest, strict=True)
+    rows.write_text(first + "".join(f'op = "fake"\ncalls_a_step = {n}\n{text}' for n, text in parts))
+    baseline = record.rows[0].arms["baseline"]
+    slow = {"samples": {Metric.WALL: ((90.0,) * 12,) * 3, Metric.DEVICE: ((90.0,) * 12,) * 3}}
+    slowed = recompute(change_row(record, arms={**record.rows[0].arms, "baseline": baseline.model_copy(update=slow)}))
+    own, other = (slowed.rows[n].arms["solution"].summary[Metric.DEVICE].median for n in (0, 1))
+    theirs = slowed.rows[1].arms["baseline"].summary[Metric.DEVICE].median
+    gain = (100 * 90.0 + 2 * theirs) / (100 * own + 2 * other)
+    line = r"\*\*In use\*\*: on the device ([\d.]+) \[.*over baseline.*\((\d) of (\d) rows"
+    found = re.search(line, results_md(Task(task.path), [slowed]))
+    assert found is not None
+    assert float(found[1]) == pytest.approx(gain, rel=1e-3)
+    assert (found[2], found[3]) == ("2", str(len(record.rows)))
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def _row(row: RowResult, record: RunRecord) -> RowResult:
     }
     speedup: dict[Basis, dict[str, Interval]] = {}
     for basis in Basis if settings.decides is Basis.DEVICE else (settings.decides,):
-        ours = _samples(row, basis.arm(settings.subject), basis.metric)
-        theirs = {name: _samples(row, name, basis.metric) for name in settings.against}
+        ours = samples_of(row, basis.arm(settings.subject), basis.metric)
+        theirs = {name: samples_of(row, name, basis.metric) for name in settings.against}
         if found := {name: _interval(samples, ours) for name, samples in theirs.items() if samples and ours}:
             speedup[basis] = found
     update: dict[str, Any] = {"arms": arms, "speedup": speedup, "attained": None}
@@ -76,7 +76,7 @@ def _row(row: RowResult, record: RunRecord) -> RowResult:
         floors = {"host_us": measured.get(Metric.WALL), "device_us": measured.get(Metric.DEVICE)}
         limit = row.limit.model_copy(update={key: floor.median for key, floor in floors.items() if floor})
         update["limit"] = limit
-        if _samples(row, settings.subject, Metric.DEVICE):
+        if samples_of(row, settings.subject, Metric.DEVICE):
             update["attained"] = limit.device_us / arms[settings.subject].summary[Metric.DEVICE].median
     if row.verdict in MEASURED:
         update["verdict"], update["reason"] = _verdict(row, record, speedup)
@@ -102,7 +102,7 @@ def _verdict(row: RowResult, record: RunRecord, speedup: Mapping[Basis, Mapping[
         basis, note = Basis.WALL, f" (of wall: no CUDA graph of {graphless[0]}: {row.arms[graphless[0]].no_graph})"
     if opponent not in speedup.get(basis, {}):
         return Verdict.ERROR, f"no {basis.value} samples of {subject} and {opponent} to compare"
-    pairs = zip(_samples(row, opponent, basis.metric), _samples(row, subject, basis.metric), strict=False)
+    pairs = zip(samples_of(row, opponent, basis.metric), samples_of(row, subject, basis.metric), strict=False)
     verdict, words = measured_verdict(speedup[basis][opponent], sum(bool(theirs and ours) for theirs, ours in pairs))
     return verdict, words + note
 
@@ -112,14 +112,14 @@ def _headline(rows: Sequence[RowResult], record: RunRecord) -> Headline | None:
     rows = [row for row in rows if row.production and row.verdict in MEASURED]
     if not rows:
         return None
-    settings, device = record.settings, [_samples(row, record.settings.subject, Metric.DEVICE) for row in rows]
+    settings, device = record.settings, [samples_of(row, record.settings.subject, Metric.DEVICE) for row in rows]
 
     def mean(theirs: Sequence[Generations], ours: Sequence[Generations]) -> Interval | None:
         return stats.geomean(list(zip(theirs, ours, strict=True))) if all(theirs) and all(ours) else None
 
     def versus(opponent: str, basis: Basis) -> Interval | None:
-        ours = [_samples(row, basis.arm(settings.subject), basis.metric) for row in rows]
-        return mean([_samples(row, opponent, basis.metric) for row in rows], ours)
+        ours = [samples_of(row, basis.arm(settings.subject), basis.metric) for row in rows]
+        return mean([samples_of(row, opponent, basis.metric) for row in rows], ours)
 
     speedup = {
         basis: found
@@ -134,7 +134,7 @@ def _floor(row: RowResult, like: Generations) -> Generations:
     """The device's limit as an arm to compare with: its own samples, or the constant that a record without states."""
     if row.limit is None or not like:
         return ()
-    return _samples(row, LIMIT_ARM, Metric.DEVICE) or stats.constant_like(row.limit.device_us, like)
+    return samples_of(row, LIMIT_ARM, Metric.DEVICE) or stats.constant_like(row.limit.device_us, like)
 
 
 def _interval(opponent: Generations, subject: Generations) -> Interval:
@@ -143,7 +143,7 @@ def _interval(opponent: Generations, subject: Generations) -> Interval:
     return Interval(**{key: float(f"{value:.{DIGITS}g}") for key, value in interval.model_dump().items()})
 
 
-def _samples(row: RowResult, arm: str, metric: Metric) -> Generations:
+def samples_of(row: RowResult, arm: str, metric: Metric) -> Generations:
     """The arm's samples, or () when it has none at all or was not correct: a wrong arm has no speed."""
     if arm not in row.arms or not row.arms[arm].correctness.passed:
         return ()

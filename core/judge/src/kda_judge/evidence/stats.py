@@ -34,8 +34,8 @@ The draws come from the raw PCG64 stream, which numpy promises to keep, so a pub
 under any numpy version.
 """
 
-from collections.abc import Sequence
-from math import exp, isfinite, log
+from collections.abc import Callable, Sequence
+from math import exp, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,21 @@ def geomean(rows: Sequence[tuple[Generations, Generations]]) -> Interval:
     Raises:
         ValueError: no rows, a row without pairs, or no generation that all rows have.
     """
+    return _interval(rows, lambda theirs, ours: np.mean(np.log(theirs) - np.log(ours), axis=0))
+
+
+def step_gain(rows: Sequence[tuple[Generations, Generations]], calls: Sequence[float]) -> Interval:
+    """What the opponent's calls of a step take over what the subject's take, the rows called so often in a step.
+
+    `sum(calls * median(opponent)) / sum(calls * median(subject))`: a row counts by the time that models spend in it.
+    Raises as `geomean`.
+    """
+    weights = np.asarray(calls, dtype=np.float64)
+    return _interval(rows, lambda theirs, ours: np.log(weights @ theirs) - np.log(weights @ ours))
+
+
+def _interval(rows: Sequence[tuple[Generations, Generations]], combine: Callable[[Floats, Floats], Floats]) -> Interval:
+    """The interval of what `combine` makes of medians [rows, draws] of the opponent and the subject: logs [draws]."""
     if not rows:
         raise ValueError("rows: expected at least one row, got none")
     paired = [_pair(opponent, subject, index) for index, (opponent, subject) in enumerate(rows)]
@@ -104,14 +119,14 @@ def geomean(rows: Sequence[tuple[Generations, Generations]]) -> Interval:
     if not common:
         raise ValueError("rows: expected a generation that every row has samples of, got none")
     count = len(common)
-    estimate = float(np.mean([_log_ratio(np.concatenate(list(pairs.values()), axis=1)) for pairs in paired]))
-    single = np.mean([[_log_ratio(pairs[g]) for g in common] for pairs in paired], axis=0)
+    whole = [[np.concatenate(list(pairs.values()), axis=1)] for pairs in paired]
+    estimate = float(combine(*_medians(whole))[0])
+    single = combine(*_medians([[pairs[g] for g in common] for pairs in paired]))
 
     drawn = (np.random.PCG64(SEED).random_raw(RESAMPLES * count) % count).reshape(RESAMPLES, count).astype(np.intp)
-    resampled = np.zeros(RESAMPLES)
-    for index, pairs in enumerate(paired):
-        resampled += _resample([pairs[g] for g in common], drawn, index)
-    low, high = np.quantile(resampled / len(paired), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    resampled = [_resample([pairs[g] for g in common], drawn, index) for index, pairs in enumerate(paired)]
+    logs = combine(*(np.stack(medians) for medians in zip(*resampled, strict=True)))
+    low, high = np.quantile(logs, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     reach = _student_reach(single)
     centre = float(single.mean())
     return Interval(
@@ -159,13 +174,14 @@ def _checked(samples: Sequence[float], where: str) -> Floats:
     return values
 
 
-def _log_ratio(pairs: Floats) -> float:
-    """[2, pairs] -> log of the ratio of medians."""
-    return log(float(np.median(pairs[0]))) - log(float(np.median(pairs[1])))
+def _medians(paired: Sequence[Sequence[Floats]]) -> tuple[Floats, Floats]:
+    """Rows of draws of [2, pairs] -> the opponent's medians [rows, draws], and the subject's."""
+    found = np.array([[np.median(draw, axis=1) for draw in row] for row in paired])
+    return found[:, :, 0], found[:, :, 1]
 
 
-def _resample(generations: list[Floats], drawn: NDArray[np.intp], row: int) -> Floats:
-    """Log ratios [RESAMPLES] of one row under the generation draw [RESAMPLES, K].
+def _resample(generations: list[Floats], drawn: NDArray[np.intp], row: int) -> tuple[Floats, Floats]:
+    """Medians [RESAMPLES] of one row under the generation draw [RESAMPLES, K]: the opponent's, and the subject's.
 
     Every drawn generation gives as many pairs as the shortest one has, so that the draw stays one array.
     """
@@ -176,8 +192,7 @@ def _resample(generations: list[Floats], drawn: NDArray[np.intp], row: int) -> F
     within = (raw % counts.astype(np.uint64)[drawn][:, :, None]).astype(np.intp)
     picked = (starts[drawn][:, :, None] + within).reshape(RESAMPLES, -1)
     flat = np.concatenate(generations, axis=1)
-    ratios: Floats = np.log(_median(flat[0][picked])) - np.log(_median(flat[1][picked]))
-    return ratios
+    return _median(flat[0][picked]), _median(flat[1][picked])
 
 
 def _median(values: Floats) -> Floats:

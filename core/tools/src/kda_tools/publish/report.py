@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import gpu_state, gpu_watch, provenance
-from kda_judge.evidence.derive import MEASURED
+from kda_judge.evidence import gpu_state, gpu_watch, provenance, stats
+from kda_judge.evidence.derive import MEASURED, samples_of
 from kda_judge.evidence.run_record import Basis, Headline, Interval, Metric, RowResult, RunRecord
 from kda_tools.lab.compare_runs import MARGIN
 from kda_tools.publish.joined_runs import joined
@@ -123,6 +123,19 @@ def row_ratio(record: RunRecord, row: RowResult, basis: Basis, arm: str) -> floa
         return found.estimate
     own, other = (median(row, name, basis.metric) for name in (basis.arm(record.settings.subject), arm))
     return other / own if own and other else None
+
+
+def step_gain(record: RunRecord, calls: Mapping[str, float], arm: str) -> Interval | None:
+    """What `arm` takes on the device for the rows' calls of a step over what the subject takes; `calls` by row.
+
+    None where no row of the record has calls, or one that has them lacks samples.
+    """
+    subject = record.settings.subject
+    rows = [row for row in record.rows if row.id in calls]
+    found = [[samples_of(row, name, Metric.DEVICE) for name in (arm, subject)] for row in rows]
+    if not found or not all(theirs and ours for theirs, ours in found):
+        return None
+    return stats.step_gain([(theirs, ours) for theirs, ours in found], [calls[row.id] for row in rows])
 
 
 def bases(record: RunRecord) -> list[Basis]:

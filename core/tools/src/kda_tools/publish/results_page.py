@@ -1,6 +1,6 @@
 """A task's `docs/results.md`: one screen for each GPU, and below it, folded, what a careful reader asks for next."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
@@ -26,6 +26,7 @@ from kda_tools.publish.report import (
     slower_rows,
     speedup,
     stale,
+    step_gain,
 )
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME
 from kda_tools.publish.run_facts import facts, state
@@ -74,6 +75,7 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
     rows = len(record.rows)
     faster = sum(row.verdict is Verdict.FASTER for row in record.rows)
     found = [
+        *(("In use", words) for words in _in_use(task, record)),
         ("Limit", _limit(record)),
         ("Numerics", numerics(record, task.config.task.numerics)),
         ("Models", ", ".join(models_of(task, record)) or "no row names one"),
@@ -89,6 +91,18 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
     if stale(task, record):
         parts.append("**stale**: the code has changed since; `kda validate` says which part")
     return [*found, ("Exceptions", "; ".join(parts))]
+
+
+def _in_use(task: Task, record: RunRecord) -> Iterator[str]:
+    """The gain weighted by how often a step of the models calls each row; nothing where no row says so."""
+    calls = {row.id: row.calls_a_step for row in task.workloads if row.calls_a_step is not None}
+    gains = {arm: step_gain(record, calls, arm) for arm in record.settings.against}
+    if known := [f"{interval(gain)} over {arm_name(record, arm)}" for arm, gain in gains.items() if gain]:
+        counted = sum(row.id in calls for row in record.rows)
+        yield (
+            f"on the device {', '.join(known)}, every row weighted by its calls in a step of its model "
+            f"({counted} of {len(record.rows)} rows have them)"
+        )
 
 
 def models_of(task: Task, record: RunRecord) -> list[str]:
