@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from core.tools.tests.every_task import ROOT
 from kda_judge.arms.upstream import cache_folder
@@ -19,8 +20,8 @@ from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import provenance, record_log
 from kda_tools import cli
-from kda_tools.models import boot, drift, kernels, known_models, page, readme_block, run_step, standins, timing
-from kda_tools.models.calls import Log, Rows
+from kda_tools.models import boot, census, drift, kernels, known_models, page, readme_block, run_step, standins, timing
+from kda_tools.models.calls import Call, Log, Rows
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
 from kda_tools.models.protocol import Request, Timed
@@ -452,19 +453,68 @@ def test_a_claim_that_does_not_follow_from_its_samples_is_refused(tmp_path):
     assert "drift" in page.claims(good.model_copy(update={"drift": beyond}))
 
 
+# ---- calls without computing
+
+
+def call(row: str | None, count: int, task: str = "k01_a") -> Call:
+    return Call(task=task, op="f", inputs={}, count=count, row=row, production=True)
+
+
+def test_calls_of_a_row_add_up_within_a_request_and_the_first_request_decides():
+    found = census.by_row([[call("a", 2), call(None, 9), call("a", 3)], [call("a", 50), call("b", 7)]])
+    assert found == {("k01_a", "a"): 5, ("k01_a", "b"): 7}
+
+
+def test_rows_get_their_calls_and_nothing_else_changes():
+    text = (
+        '# rows\n\n[[workload]]\nid = "a"\nop = "f"\nproduction = true\ncalls_a_step = 1\nscalars = { eps = 1 }\n\n'
+        '[[workload]]\nid = "a2"\nop = "f"\n\n# another\n[[workload]]\nid = "b"\nop = "f"\ninputs.x = { shape = [1] }\n'
+    )
+    wanted = text.replace("calls_a_step = 1\n", "calls_a_step = 60\n")
+    wanted = wanted.replace('id = "b"\nop = "f"\n', 'id = "b"\nop = "f"\ncalls_a_step = 2\n')
+    assert census.with_calls(text, {"a": 60, "b": 2}) == wanted
+    assert census.with_calls(wanted, {"a": 60, "b": 2}) == wanted
+    with pytest.raises(UsageError, match="found none: c"):
+        census.with_calls(text, {"a": 1, "c": 1})
+
+
+def test_values_that_a_model_reads_are_zero():
+    with FakeTensorMode(), census._ReadsZero():
+        x = torch.ones(3)
+        assert (x[0].item(), (x > 0).any().item(), x.long().tolist()) == (0.0, False, [0, 0, 0])
+
+
+def test_the_rows_have_the_calls_that_a_real_class_makes(known):
+    """Qwen-Image and, whose release reads values, Z-Image: the whole models at their real sizes."""
+    wheels()
+    newest, first = ("0.5.23", "qwen-image"), ("0.5.12.post1", "zimage")
+    for release, name in (newest, first):
+        counts = census.by_row(run_step.find_calls(name, release, known, ROOT / known_models.FOLDER))
+        assert len(counts) >= 3
+        for (folder, row), count in counts.items():
+            (written,) = [one for one in Task(ROOT / "diffusion" / folder).workloads if one.id == row]
+            assert written.calls_a_step == count, f"{folder}, {row}: kda model calls --write"
+
+
 # ---- a real class
+
+
+def wheels() -> None:
+    """Skip where the packages or the wheels are missing that the classes of both releases need."""
+    for name in boot.NEEDED:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the package {name} is not installed: {boot.EXTRA}")
+    for pin in known_models.load_models(ROOT / known_models.FOLDER / "models.toml").releases.values():
+        if not (cache_folder(ROOT) / "wheels" / pin.wheel).is_file():
+            pytest.skip(f"{pin.wheel} is not in the cache: kda fetch")
 
 
 @pytest.fixture(scope="module")
 def narrow() -> dict:
     """What model_probe.py found with the pinned wheel's Qwen-Image, two heads wide."""
-    for name in boot.NEEDED:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"the package {name} is not installed: {boot.EXTRA}")
+    wheels()
     folder = ROOT / known_models.FOLDER
     pin = known_models.load_models(folder / "models.toml").releases["0.5.12.post1"]
-    if not (cache_folder(ROOT) / "wheels" / pin.wheel).is_file():
-        pytest.skip(f"{pin.wheel} is not in the cache: kda fetch")
     tree = boot.obtain(pin, folder / pin.files, offline=True)
     command = [sys.executable, str(Path(__file__).with_name("model_probe.py")), str(tree)]
     env = {"PATH": "", "PYTHONPATH": import_path(), "KDA_ROOT": str(ROOT), "HOME": str(tree)}

@@ -97,6 +97,43 @@ def step(
 
 
 @app.command()
+def calls(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Names that `kda model list` shows; none: all.")
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option("--release", metavar="VERSION", help="Release of SGLang; by default all.")
+    ] = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Write the calls of the latest release that calls a row into it: `calls_a_step`."),
+    ] = False,
+) -> None:
+    """Count a step's calls of the tasks' ops, at real sizes with all layers. Computes nothing and needs no GPU."""
+    from kda_judge.contract.tasks import find_tasks
+    from kda_tools.models.census import by_row, with_calls
+    from kda_tools.models.known_models import folder, load_models
+    from kda_tools.models.run_step import find_calls
+    from kda_tools.models.views import print_calls
+
+    known = load_models()
+    latest_first = [release] if release else list(reversed(known.releases))
+    found = []
+    for version in latest_first:
+        for name in models or known.models:
+            if release or version in known.releases_of(name):
+                requests = find_calls(name, version, known, folder())
+                print_calls(f"{name}, sglang {version}", requests)
+                found += requests
+    counts = by_row(found)
+    for task in find_tasks() if write else ():
+        path = task.path / "bench" / "workloads.toml"
+        if own := {row: count for (of, row), count in counts.items() if of == task.folder}:
+            path.write_text(with_calls(path.read_text(encoding="utf-8"), own), encoding="utf-8")
+            typer.echo(f"{relative(path)}: calls_a_step of {len(own)} rows")
+
+
+@app.command()
 def lock() -> None:
     """List the upstream files that the models may read, with their sha256."""
     from kda_judge.arms import upstream

@@ -57,8 +57,11 @@ class Built:
     """How many leading entries of `hidden_states`' second dimension a denoising step moves; 0: this is no denoiser."""
 
 
-def build(model: Model, layers: dict[str, int], request: Request) -> Built:
-    """The class with `layers` blocks of each kind and random weights, in eval mode, and its inputs."""
+def build(model: Model, layers: dict[str, int], request: Request, values: bool = True) -> Built:
+    """The class with `layers` blocks of each kind and random weights, in eval mode, and its inputs.
+
+    Without `values` the weights stay as they were made: of a fake tensor nothing else can be said.
+    """
     config = _configured(model, layers, request)
     default = torch.get_default_dtype()
     torch.set_default_dtype(request.dtype)
@@ -68,8 +71,10 @@ def build(model: Model, layers: dict[str, int], request: Request) -> Built:
             inputs = INPUTS[model.build](module, config, request)
     finally:
         torch.set_default_dtype(default)
-    randomise(module, request.seed)
-    module = module.to(request.device).eval().requires_grad_(False)
+    if values:
+        randomise(module, request.seed)
+        module = module.to(request.device)
+    module = module.eval().requires_grad_(False)
     if hasattr(module, "post_load_weights"):
         module.post_load_weights()  # type: ignore[operator]
     size = int(inputs["hidden_states"].shape[1])

@@ -56,6 +56,8 @@ class Model(Strict):
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
     sizes: Sizes
     """Of the production rows."""
+    more: tuple[Sizes, ...] = ()
+    """Other requests of the production rows: other texts, or what each of several GPUs holds."""
     tiny: Sizes
     """For a machine without a GPU."""
     tokens: Size

@@ -30,6 +30,8 @@ class Request(Strict):
     modes: tuple[str, ...]
     """What to time; empty without a GPU."""
     samples: Count
+    census: bool = False
+    """Only find the calls of a step, at any size and without computing it."""
 
 
 class Timed(Strict):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import kda_tools
 from kda_judge.contract import errors
@@ -165,6 +165,27 @@ def joined(parts: Sequence[Timed]) -> Mode:
     )
 
 
+def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> list[tuple[Call, ...]]:
+    """The calls of a step of the whole model, for each of its production requests; nothing is computed.
+
+    Raises:
+        UsageError: an unknown model or release.
+        UpstreamError: the wheel is not what its pin says, or the class does not import.
+    """
+    from kda_tools.models.boot import obtain
+
+    model, pin = known.model(name), known.pin(name, release)
+    tree = obtain(pin, folder / pin.files, offline=False)
+    unused: dict[str, Any] = {"exports": {}, "check": False, "denoise": 0, "modes": (), "samples": 1, "seed": 0}
+    requests = (
+        Request(
+            model=name, release=release, tree=str(tree), sizes=sizes, layers={}, arm="upstream", census=True, **unused
+        )
+        for sizes in (model.sizes, *model.more)
+    )
+    return [ask(request).calls for request in requests]
+
+
 def ask(request: Request) -> Answer:
     """The answer of one worker in a fresh process.
 
@@ -176,6 +197,8 @@ def ask(request: Request) -> Answer:
         question.write_text(request.model_dump_json(), encoding="utf-8")
         command = [sys.executable, "-m", "kda_tools.models.worker", str(question), str(answer)]
         env = {**os.environ, "PYTHONPATH": import_path()}
+        if request.census:
+            env["CUDA_VISIBLE_DEVICES"] = ""  # the same calls are found on every machine
         ran = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if not answer.is_file():
             last_lines = ran.stderr.decode(errors="replace").strip().splitlines()[-3:]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels
 from kda_tools.models.step_record import BOUND, Mode, StepRecord
 from kda_tools.terminal import console, say
@@ -28,18 +30,29 @@ def print_models(known_models: KnownModels) -> None:
     console().print(table)
 
 
+def print_calls(name: str, requests: Sequence[Sequence[Call]]) -> None:
+    """The calls of a step of a model, for each of its requests."""
+    for number, calls in enumerate(requests, start=1):
+        say(f"{name}, request {number} of {len(requests)}")
+        console().print(_calls(calls))
+
+
+def _calls(calls: Iterable[Call]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("task", "op", "calls", "inputs", "row"):
+        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+    for call in calls:
+        inputs = ", ".join(f"{name} {shape}" for name, shape in call.inputs.items())
+        row = f"{call.row}{'' if call.production else ' (no production row)'}" if call.row else "a new shape"
+        table.add_row(call.task, call.op, str(call.count), inputs, row)
+    return table
+
+
 def print_step(record: StepRecord) -> None:
     """A run: what ran, the calls and their rows, numerics, times."""
     out = console()
     say(heading(record))
-    table = Table(box=None, pad_edge=False)
-    for column in ("task", "op", "calls", "inputs", "row"):
-        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
-    for call in record.calls:
-        inputs = ", ".join(f"{name} {shape}" for name, shape in call.inputs.items())
-        row = f"{call.row}{'' if call.production else ' (no production row)'}" if call.row else "a new shape"
-        table.add_row(call.task, call.op, str(call.count), inputs, row)
-    out.print(table)
+    out.print(_calls(record.calls))
     for line in [*facts(record), *timings(record)]:
         out.print(Text(line))
 

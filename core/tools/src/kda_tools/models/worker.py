@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from kda_judge.contract import errors
 from kda_judge.contract.tasks import find_tasks
-from kda_tools.models import boot, builders, drift, known_models, standins
+from kda_tools.models import boot, builders, census, drift, known_models, standins
 from kda_tools.models.calls import Log, Rows
 from kda_tools.models.kernels import profiled
 from kda_tools.models.protocol import Answer, Request
@@ -36,10 +37,13 @@ def answer(request: Request) -> Answer:
     # Half precision of 16 bits on the CPU is bfloat16: it has kernels for all that models do.
     dtype = getattr(torch, model.dtype) if device.type == "cuda" else torch.bfloat16
     asked = builders.Request(request.sizes, request.release, request.seed, device, dtype)
-    needed = builders.weight_bytes(model, request.layers, asked)
-    check_memory(request.model, sum(request.layers.values()), needed, free_bytes(device))
     tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
     seams = Seams(tasks, request.release, solutions_of(tasks, request.exports), device)
+    if request.census:
+        real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
+        return Answer(calls=census.calls_of(model, real, seams, tasks))
+    needed = builders.weight_bytes(model, request.layers, asked)
+    check_memory(request.model, sum(request.layers.values()), needed, free_bytes(device))
     built = builders.build(model, request.layers, asked)
     seams.attach(built.module)
     stepper = Stepper(built, device, dtype, model.under_autocast(request.release))

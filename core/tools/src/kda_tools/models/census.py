@@ -1,0 +1,84 @@
+"""Which calls of the tasks' ops one step makes, found without computing it: with the real sizes and all layers.
+
+The tensors are PyTorch's fake ones, which have shapes, dtypes and strides but no values, so a model of any size takes
+seconds on any machine. Where a model reads a value, it gets 0: of SGLang's models these are positions, which shape
+nothing, and the question whether a mask of padding holds anything.
+
+As everywhere without a GPU, the fused ops outside of the tasks run in their native forms, which call no op of a task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task
+from kda_tools.models import builders
+from kda_tools.models.calls import Call, Log, Rows
+from kda_tools.models.known_models import Model
+from kda_tools.models.seams import Seams
+from kda_tools.models.stepping import Stepper
+
+ROW = "[[workload]]\n"
+KEY = "calls_a_step"
+
+
+class _ReadsZero(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Values that are read from fake tensors are 0."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return {torch.bool: bool, torch.float32: float}.get(args[0].dtype, int)(0)
+        return func(*args, **(kwargs or {}))
+
+
+def calls_of(model: Model, request: builders.Request, seams: Seams, tasks: Iterable[Task]) -> tuple[Call, ...]:
+    """The calls of one step of the whole model with the release's own functions."""
+    with FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
+        built = builders.build(model, model.shortened(0), request, values=False)
+        seams.attach(built.module)
+        stepper = Stepper(built, request.device, request.dtype, model.under_autocast(request.release))
+        seams.use("upstream")
+        stepper.step()
+        seams.find_places()  # some modules are imported by the first step
+        log = Log()
+        seams.use("upstream", log=log)
+        stepper.step()
+    return log.calls(Rows(tasks))
+
+
+def by_row(found: Iterable[Sequence[Call]]) -> dict[tuple[str, str], int]:
+    """Task and row -> calls in a step, of the first step here that makes any."""
+    known: dict[tuple[str, str], int] = {}
+    for calls in found:
+        counts: dict[tuple[str, str], int] = {}
+        for call in calls:
+            if call.row is not None:
+                counts[call.task, call.row] = counts.get((call.task, call.row), 0) + call.count
+        known = counts | known
+    return known
+
+
+def with_calls(text: str, counts: Mapping[str, int]) -> str:
+    """A `workloads.toml` whose rows have these calls a step; other rows stay as they are.
+
+    Raises:
+        UsageError: there is no such row.
+    """
+    head, *rows = text.split(ROW)
+    left = dict(counts)
+    for number, row in enumerate(rows):
+        named = re.search(r'^id = "(.*)"$', row, re.MULTILINE)
+        if named is not None and (count := left.pop(named[1], None)) is not None:
+            bare = re.sub(rf"^{KEY} = .*\n", "", row, flags=re.MULTILINE)
+            above = r"^(production = .*\n)" if "\nproduction = " in bare else r"^(op = .*\n)"
+            rows[number] = re.sub(above, rf"\g<1>{KEY} = {count}\n", bare, count=1, flags=re.MULTILINE)
+    if left:
+        raise UsageError(f"expected rows with these names, found none: {', '.join(left)}")
+    return ROW.join([head, *rows])
