@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -120,13 +121,38 @@ def test_bfloat16_is_widened_to_the_bit():
         assert not (wide.view(torch.int32) & 0xFFFF).any()
 
 
+@triton.jit
+def fuse(out, x, y, z, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.fma(tl.load(x + at), tl.load(y + at), tl.load(z + at)))
+
+
+@runs
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_fused_multiply_add_rounds_once(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, y, z = (torch.randn(1 << 12, generator=generator).to(dtype) for _ in range(3))
+    # A product halfway between two values: what is added decides, however small it is.
+    x[:3], y[:3] = 1 + torch.finfo(dtype).eps * 2 ** (8 if dtype == torch.float32 else 3), 1.5
+    z[:3] = torch.tensor([0, 1, -1]) * torch.finfo(dtype).tiny
+    out = torch.empty_like(x)
+    fuse[(1,)](out, x, y, z, N=1 << 12)
+    exact = [
+        Fraction(a) * Fraction(b) + Fraction(c) for a, b, c in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)
+    ]
+    around = torch.stack([torch.nextafter(out, out - sign) for sign in (1, -1)]).double()
+    for value, near, want in zip(out.tolist(), around.T.tolist(), exact, strict=True):
+        assert abs(Fraction(value) - want) <= min(abs(Fraction(one) - want) for one in near)
+    assert not torch.equal(out, x * y + z), "which rounds twice"
+
+
 @runs
 def test_a_second_call_changes_nothing():
     from triton.runtime.interpreter import InterpreterBuilder
 
-    before = InterpreterBuilder.cast_impl
+    before = InterpreterBuilder.cast_impl, InterpreterBuilder.create_fma
     triton_interpreter.convert_as_a_gpu_does()
-    assert InterpreterBuilder.cast_impl is before
+    assert (InterpreterBuilder.cast_impl, InterpreterBuilder.create_fma) == before
 
 
 @pytest.fixture

@@ -101,6 +101,27 @@ def test_fma_rounds_once():
     assert got[1] > got[0] == got[2]
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+def test_fma_of_16_bits_rounds_once(kind, dtype):
+    # (1 + e)(1 + e) is 1 + 2e + e^2: of the two units of 1 + 2e, what is added decides whether it becomes one or two.
+    eps = torch.finfo(dtype).eps
+    a, b, c = (torch.from_numpy(nearby(1024)).to(dtype) for _ in range(3))
+    a[:2], b[:2], c[:2] = 1 + eps, 1 + eps, torch.tensor([eps / 2, eps / 2 - eps**2], dtype=dtype)
+    c[2:512] *= eps
+    words = [x.view(torch.int16).numpy().view(U32) for x in (a, b, c)]
+    got = run(f"fma.rn.{kind}x2 %r11, %r1, %r2, %r3;", *words, blocks=16)
+    exact = [
+        Fraction(x) * Fraction(y) + Fraction(z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+    ]
+    values = torch.from_numpy(got.view(np.int16)).view(dtype)
+    around = torch.stack([torch.nextafter(values, values - sign) for sign in (1, -1)]).double()
+    for value, near, want in zip(values.tolist(), around.T.tolist(), exact, strict=True):
+        assert abs(Fraction(value) - want) <= min(abs(Fraction(x) - want) for x in near)
+    assert values[0] != values[1]
+    twice = (a.double() * b.double()).to(dtype).double() + c.double()
+    assert not torch.equal(values, twice.to(dtype))
+
+
 @pytest.mark.parametrize(
     ("instruction", "exact"),
     [

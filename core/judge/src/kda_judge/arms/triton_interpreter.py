@@ -1,8 +1,9 @@
-"""Triton's interpreter, made to convert bfloat16 as a GPU does.
+"""Triton's interpreter, made to convert bfloat16 and to multiply and add as a GPU does.
 
 A GPU rounds float32 to the nearest bfloat16, ties to even. The interpreter of Triton 3.6 to 3.9 cuts the lower half
 off: errors of bfloat16 outputs are twice as large, and an op with an inner rounding is another op. It also widens
-subnormal bfloat16 to other float32 values. Its float16 is NumPy's and right.
+subnormal bfloat16 to other float32 values. Its float16 is NumPy's and right. Its `tl.fma` rounds twice, and takes the
+bits of bfloat16 for integers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from kda_judge.arms import fused_rounding
 from kda_judge.contract.errors import MissingRequirement
 
 PROBE = (0x3F80_0001, 0x3F80_8000, 0x3F81_8000, 0xBF80_8001, 0x3FFF_8000, 0x7F7F_FFFF, 0x0000_8001, 0xFF80_0000)
@@ -32,8 +34,15 @@ def _probe(nearest, wide, values, COUNT: tl.constexpr):  # type: ignore[no-untyp
     tl.store(wide + at, rounded.to(tl.float32))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _fused_probe(out, values, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, COUNT)
+    value = tl.load(values + at)
+    tl.store(out + at, tl.fma(value, value, 1.0 - 2.0 * value))
+
+
 def convert_as_a_gpu_does() -> None:
-    """Replace the conversions of this process's interpreter; nothing where TRITON_INTERPRET=1 is not set.
+    """Replace conversions and `tl.fma` of this process's interpreter; nothing where TRITON_INTERPRET=1 is not set.
 
     Raises:
         MissingRequirement: this Triton's interpreter is built otherwise, and still does not convert as a GPU does.
@@ -41,6 +50,8 @@ def convert_as_a_gpu_does() -> None:
     if not knobs.runtime.interpret:
         return
     try:
+        if not _fuses_rightly():
+            _replace_fma()
         if _converts_rightly():
             return
         _replace_cast()
@@ -81,6 +92,33 @@ def _replace_cast() -> None:
         return cast(self, src, dst_type)
 
     InterpreterBuilder.cast_impl = cast_impl
+
+
+def _replace_fma() -> None:
+    """Make the interpreter's fused multiply-add round once."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    before = InterpreterBuilder.create_fma
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        kind = z.dtype.scalar
+        if kind == tl.bfloat16:
+            wide = fused_rounding.fma_to_odd(*(widened(one.data) for one in (x, y, z)))
+            return TensorHandle(nearest_bfloat16(wide), kind)
+        if kind == tl.float16:
+            wide = fused_rounding.fma_to_odd(*(one.data.astype(np.float32) for one in (x, y, z)))
+            return TensorHandle(wide.astype(np.float16), kind)
+        if kind == tl.float32:
+            return TensorHandle(fused_rounding.fma(x.data, y.data, z.data), kind)
+        return before(self, x, y, z)
+
+    InterpreterBuilder.create_fma = create_fma
+
+
+def _fuses_rightly() -> bool:
+    value, out = torch.tensor([1 + 2.0**-12] * 2), torch.zeros(2)
+    _fused_probe[(1,)](out, value, COUNT=2)
+    return out[0].item() == 2.0**-24
 
 
 def _converts_rightly() -> bool:

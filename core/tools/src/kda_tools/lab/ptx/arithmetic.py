@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kda_judge.arms import fused_rounding
 from kda_tools.lab.ptx import floats
 from kda_tools.lab.ptx.decode import F32, INTEGER, U16, U32, U64, Array, compute, dtype_of, halves, opcode, pack
 from kda_tools.lab.ptx.parse import Instruction, PtxError
@@ -43,7 +44,7 @@ def _float_extreme(machine: "Machine", where: Instruction, found: re.Match[str])
 
 @opcode(r"fma\.rn(\.ftz)?\.f32")
 def _fma(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
-    return compute(machine, where, F32, [F32] * 3, flushing(found[1], floats.fma))
+    return compute(machine, where, F32, [F32] * 3, flushing(found[1], fused_rounding.fma))
 
 
 @opcode(r"(neg|abs)(\.ftz)?\.f32")
@@ -64,16 +65,23 @@ def _approximate(machine: "Machine", where: Instruction, found: re.Match[str]) -
     return compute(machine, where, F32, [F32] * (len(where.operands) - 1), function)
 
 
-@opcode(r"(add|sub|mul|min|max)(?:\.rn)?\.(b?f16)(x2)?")
+@opcode(r"(add|sub|mul|min|max|fma)(?:\.rn)?\.(b?f16)(x2)?")
 def _float_narrow(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
     wide, narrow = floats.NARROW[found[2]]
+    operation = fused_rounding.fma_to_odd if found[1] == "fma" else FLOAT_BINARY[found[1]]
+    count = len(where.operands) - 1
 
-    def function(a: Array, b: Array) -> Array:
-        return narrow(FLOAT_BINARY[found[1]](wide(a), wide(b)))
+    def function(*xs: Array) -> Array:
+        return narrow(operation(*map(wide, xs)))
 
-    if not found[3]:
-        return compute(machine, where, U16, [U16, U16], function)
-    return compute(machine, where, U32, [U32, U32], lambda a, b: pack(*map(function, halves(a), halves(b))))
+    def both(*xs: Array) -> Array:
+        return pack(*(function(*half) for half in zip(*map(halves, xs), strict=True)))
+
+    return (
+        compute(machine, where, U32, [U32] * count, both)
+        if found[3]
+        else compute(machine, where, U16, [U16] * count, function)
+    )
 
 
 # --- integers and bits

@@ -1,7 +1,6 @@
 """Floating-point arithmetic as the ISA rounds it, on numpy arrays.
 
-float32 add, sub and mul are numpy's own. A product of two float32 is exact in float64, its sum with a third is not:
-`fma` rounds that sum to odd, so that the rounding to float32 is the only one. 16-bit sums and products are rounded
+float32 add, sub and mul are numpy's own, fma is `kda_judge.arms.fused_rounding`'s. 16-bit sums and products are rounded
 twice, through float32, which gives the same (Figueroa: p >= 2q + 2 digits suffice for one operation); so are quotients
 and roots, through float64.
 
@@ -35,20 +34,6 @@ APPROXIMATE: dict[str, Callable[..., Array]] = {
 def flush(x: Array) -> Array:
     """Subnormal float32 become zeros of their sign."""
     return np.where(np.abs(x) < TINY, np.copysign(np.float32(0), x), x)
-
-
-def fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c in float32, rounded once, to nearest even."""
-    product, addend = np.float64(a) * np.float64(b), np.float64(c)
-    total = np.atleast_1d(product + addend)
-    # What the sum lost (Knuth's two-sum); it is exact, since nothing overflows float64 here.
-    part = total - product
-    lost = (product - (total - part)) + (addend - part)
-    bits = total.view(np.int64)
-    inexact = np.isfinite(total) & (lost != 0) & ((bits & 1) == 0)
-    # Of the two neighbours around the exact sum, the odd one: away from zero where the loss has the sum's sign.
-    away = np.where((lost > 0) == (total > 0), 1, -1)
-    return np.where(inexact, bits + away, bits).view(np.float64).astype(np.float32).reshape(np.shape(product + addend))
 
 
 def approximate(name: str, *operands: Array, error: int) -> Array:
