@@ -5,6 +5,9 @@
 scale and shift broadcast from 0 to 4 dimensions; two scalars (0-D or [1]) that are both zero leave x as it is, whatever
 `scale_constant` is.
 
+With the op's setting `exact` it has upstream's bits: scale_constant + scale is rounded to scale's dtype, product and
+sum are computed in the wider dtype of their operands, as one fused multiply-add where that is one dtype.
+
 Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/triton/scale_shift.py` (Apache-2.0); the code is our
 own.
 
@@ -60,6 +63,36 @@ TUNED = Table(__file__, "scale_shift", Config)
 
 
 @triton.jit
+def to_common(value, other):
+    """`value` in the dtype that Triton computes in with one of `other`'s: float32, else float16, else bfloat16."""
+    if value.dtype == tl.float32 or other.dtype == tl.float32:
+        return value.to(tl.float32)
+    elif value.dtype == tl.float16 or other.dtype == tl.float16:
+        return value.to(tl.float16)
+    else:
+        return value
+
+
+@triton.jit
+def as_upstream(value, factor, offset, CONSTANT: tl.constexpr):
+    """`value * (CONSTANT + factor) + offset` of 16-bit or float32 operands, as the compiler rounds upstream's kernel.
+
+    It makes one fused multiply-add of product and sum where both have one dtype. That is written out here: it does not
+    depend on what stands around it, and Triton's interpreter does it, too. A sum or a product of 16 bits is taken
+    through float32, which gives the same, and which the compiler makes one instruction of.
+    """
+    constant = tl.cast(CONSTANT, factor.dtype).to(tl.float32)
+    factor = (constant + factor.to(tl.float32)).to(factor.dtype)
+    value, factor = to_common(value, factor), to_common(factor, value)
+    offset = to_common(offset, value)
+    if offset.dtype == value.dtype:
+        return tl.fma(value, factor, offset)
+    else:
+        product = to_common((value.to(tl.float32) * factor.to(tl.float32)).to(value.dtype), offset)
+        return (product.to(tl.float32) + offset.to(tl.float32)).to(offset.dtype)
+
+
+@triton.jit
 def scale_shift_kernel(
     y,  # [B * L, C]
     x,  # [B * L, C]
@@ -74,6 +107,7 @@ def scale_shift_kernel(
     SHIFT: tl.constexpr,
     CONSTANT: tl.constexpr,
     SCALARS: tl.constexpr,  # both operands are what upstream calls scalars
+    EXACT: tl.constexpr,  # upstream's bits
     C: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
@@ -92,15 +126,21 @@ def scale_shift_kernel(
 
     value = load_tile(x + first, col, inside, C, PARTIAL, "")
     shift_line = operand_line(shift, row, shift_group, SHIFT)
-    offset = load_operand_tile(shift_line, col, inside, C, PARTIAL, SHIFT).to(tl.float32)
+    offset = load_operand_tile(shift_line, col, inside, C, PARTIAL, SHIFT)
+    if not EXACT:
+        offset = offset.to(tl.float32)
     scale_line = operand_line(scale, row, scale_group, SCALE)
-    factor = load_operand_tile(scale_line, col, inside, C, PARTIAL, SCALE).to(tl.float32)
-
-    # Not `widen`: of 137 instructions 20 less, but where rows are masked a load behind the first wait.
-    result = (value.to(tl.float32) * (CONSTANT + factor) + offset).to(y.dtype.element_ty)
+    factor = load_operand_tile(scale_line, col, inside, C, PARTIAL, SCALE)
+    if EXACT:
+        result = as_upstream(value, factor, offset, CONSTANT).to(y.dtype.element_ty)
+    else:
+        factor = factor.to(tl.float32)
+        # Not `widen`: of 137 instructions 20 less, but where rows are masked a load behind the first wait.
+        result = (value.to(tl.float32) * (CONSTANT + factor) + offset).to(y.dtype.element_ty)
     if SCALARS:
         # Decided here, where upstream asks the host: no synchronisation, and a CUDA graph stays valid.
-        result = tl.where((factor == 0.0) & (offset == 0.0), value, result)
+        zero = (factor.to(tl.float32) == 0.0) & (offset.to(tl.float32) == 0.0)
+        result = tl.where(zero, value, result)
     store_tile(y + first, result, col, inside, C, PARTIAL, STORE)
 
 
@@ -129,7 +169,7 @@ class Call(NamedTuple):
         return all(operand.dim() < 2 and operand.numel() == 1 for operand in (self.scale, self.shift))
 
 
-def plan(call: Call) -> Launch:
+def plan(call: Call, exact: bool = False) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x = call.x
     batch, tokens, channels = x.shape
@@ -150,6 +190,7 @@ def plan(call: Call) -> Launch:
         SHIFT=shift.form,
         CONSTANT=float(call.scale_constant),
         SCALARS=call.scalars,
+        EXACT=exact,
         C=channels,
         ROWS=rows,
         COLS=cols,
@@ -158,6 +199,11 @@ def plan(call: Call) -> Launch:
         num_warps=config.warps,
         launch_pdl=pdl,
     )
+
+
+def exact_plan(call: Call) -> Launch:
+    """The same for upstream's bits."""
+    return plan(call, exact=True)
 
 
 def block(config: Config, channels: int, item_size: int) -> tuple[int, int]:
@@ -198,6 +244,16 @@ def _plain(call: Call) -> torch.Tensor:
     return y.contiguous()
 
 
+def _exact_plain(call: Call) -> torch.Tensor:
+    """Upstream's chain for devices without Triton: each operation rounds to the wider dtype of its operands."""
+    x, tokens = call.x, call.x.shape[1]
+    scale, shift = (per_token(operand, tokens) for operand in call.operands.values())
+    y = (x * (call.scale_constant + scale) + shift).to(x.dtype)
+    if call.scalars:
+        y = torch.where((scale == 0) & (shift == 0), x, y)
+    return y.contiguous()
+
+
 # --- public function
 
 OP = Op(
@@ -210,6 +266,7 @@ OP = Op(
     uncovered=_uncovered,
     outputs=("x",),
     contiguous=True,
+    exact=(exact_plan, _exact_plain),
 )
 
 

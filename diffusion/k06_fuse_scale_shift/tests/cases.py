@@ -2,6 +2,8 @@
 
 import torch
 
+from kda_judge.arms.fused_rounding import fma, fma_to_odd
+
 from ..bench import reference
 
 SCALE_SHIFT = "fuse_scale_shift_kernel"
@@ -71,6 +73,27 @@ def assert_select01(op, tensors, eps=1e-6):
     assert isinstance(got, tuple)
     _assert_close(got, expected, tensors["x"])
     assert len({tensor.data_ptr() for tensor in got} | {tensors["x"].data_ptr()}) == len(got) + 1
+
+
+def upstreams_bits(x, scale, shift, scale_constant=1.0):
+    """What upstream's kernel stores, for operands that broadcast with x as they are.
+
+    Its operations compute in the wider dtype of their operands; float16 with bfloat16 is float16 there. Product and sum
+    of one dtype are a fused multiply-add.
+    """
+    factor = torch.tensor(scale_constant, dtype=scale.dtype, device=scale.device) + scale
+    product = _common(x, factor)
+    total = _common(shift, torch.empty(0, dtype=product))
+    if total != product:
+        return ((x.to(product) * factor.to(product)).to(total) + shift.to(total)).to(x.dtype)
+    fused = fma if product == torch.float32 else fma_to_odd
+    y = fused(*(tensor.to(product).float().cpu().numpy() for tensor in (x, factor, shift)))
+    return torch.from_numpy(y).to(product).to(x.device, x.dtype)
+
+
+def _common(one, other):
+    dtypes = {one.dtype, other.dtype}
+    return next(dtype for dtype in (torch.float32, torch.float16, torch.bfloat16) if dtype in dtypes)
 
 
 def _assert_close(got, expected, x):

@@ -14,6 +14,7 @@ from .cases import (
     make_select01,
     name_of,
     normal,
+    upstreams_bits,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -114,6 +115,56 @@ def test_a_broadcast_zero_is_no_scalar():
     x = normal(2, 6, 96, device=DEVICE)
     zero = torch.zeros(1, 1, dtype=x.dtype, device=DEVICE)
     assert not fuse_scale_shift_kernel(x, zero, zero[0], 0.0).any()
+
+
+# --- the setting exact
+
+
+@pytest.fixture
+def exact():
+    scale_shift.OP.set_exact()
+    yield
+    scale_shift.OP.set_exact(False)
+
+
+@pytest.mark.parametrize("x", DTYPES)
+@pytest.mark.parametrize("scale", DTYPES)
+@pytest.mark.parametrize("shift", DTYPES)
+@pytest.mark.parametrize("constant", [0, 1, 0.3])
+def test_exact_gives_upstreams_bits(exact, x, scale, shift, constant):
+    tensors = [
+        normal(2, 3, 1000, dtype=x, device=DEVICE),
+        normal(1, 1, 1000, dtype=scale, device=DEVICE, seed=1),
+        normal(2, 3, 1000, dtype=shift, device=DEVICE, seed=2),
+    ]
+    got = fuse_scale_shift_kernel(*tensors, scale_constant=constant)
+    assert torch.equal(got, upstreams_bits(*tensors, constant))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_exact_is_another_rounding(exact, dtype):
+    tensors = [normal(2, 3, 1000, dtype=dtype, device=DEVICE, seed=seed) for seed in range(3)]
+    got = fuse_scale_shift_kernel(*tensors)
+    scale_shift.OP.set_exact(False)
+    assert not torch.equal(fuse_scale_shift_kernel(*tensors), got), "plans of the other setting are in use"
+
+
+@pytest.mark.parametrize("shape", FORMS, ids=str)
+def test_exact_in_every_broadcast_form(exact, shape):
+    tensors = make_scale_shift(scale=shape, device=DEVICE)
+    got = fuse_scale_shift_kernel(*tensors)
+    scale = tensors[1]
+    scale = scale.repeat_interleave(6 // shape[1], dim=1).squeeze(2) if len(shape) == 4 else scale
+    scale = scale.unsqueeze(1) if scale.dim() == 2 else scale.reshape(1, 1, -1) if scale.dim() < 2 else scale
+    assert torch.equal(got, upstreams_bits(tensors[0], scale, tensors[2]))
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (-0.0, 0.0), (0.5, 0.0), (0.0, 2.0)])
+def test_exact_of_two_scalars(exact, values):
+    x = normal(2, 6, 96, device=DEVICE)
+    scale, shift = (torch.tensor(value, dtype=x.dtype, device=DEVICE) for value in values)
+    want = upstreams_bits(x, scale.reshape(1), shift.reshape(1), 0.5) if any(values) else x
+    assert torch.equal(fuse_scale_shift_kernel(x, scale, shift, 0.5), want)
 
 
 # --- select01

@@ -48,6 +48,27 @@ def test_two_zero_scalars_leave_x_alone(arm):
     assert_scale_shift(arm, [x, zero + 2, zero], scale_constant=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [(2, 96), (1, 1, 96), (2, 6, 96), (2, 3, 1, 96)], ids=str)
+def test_exact_has_the_bits_of_the_eager_chain_where_no_kernel_runs(scale, dtype):
+    tensors = make_scale_shift(scale=scale, dtype=dtype)
+    want = eager.fuse_scale_shift_kernel(*tensors)
+    assert not torch.equal(fuse_scale_shift_kernel(*tensors), want)
+    scale_shift.OP.set_exact()
+    try:
+        assert torch.equal(fuse_scale_shift_kernel(*tensors), want)
+        assert torch.equal(torch.compile(fuse_scale_shift_kernel, backend="eager", fullgraph=True)(*tensors), want)
+        (launch,) = launches(SCALE_SHIFT, dict(zip(("x", "scale", "shift"), tensors, strict=True)), {})
+    finally:
+        scale_shift.OP.set_exact(False)
+    assert launch.constexprs["EXACT"]
+
+
+def test_select01_has_no_exact_mode():
+    with pytest.raises(ValueError, match=rf"^{SELECT01}: expected an op with an exact mode; docs/dispatch.md says why"):
+        select01.SELECT01.set_exact()
+
+
 @pytest.mark.parametrize("scale", [(), (2, 96), (1, 1, 96), (2, 6, 96), (2, 3, 1, 96)], ids=str)
 def test_eager_scale_shift(scale):
     tensors = make_scale_shift(scale=scale, dtype=torch.float32)

@@ -8,6 +8,8 @@ A solution says what is its own in five functions of a `Call`, the named tuple o
     plain(call)           the same maths in PyTorch, for all other calls; what is written in place, it writes
     ready(call)           optional: the call with a copy of what the kernels cannot read as it is
 
+A second plan and plain path may give upstream's bits, at other roundings; `Op.set_exact` chooses between the two.
+
 `Op` does the rest. A call whose signature is known goes to its **entry**, a function of the arguments that checks the
 signature, allocates the outputs and launches. Tracers (torch.compile, FakeTensorMode) see a custom op with a fake.
 
@@ -109,6 +111,11 @@ class Op(Generic[C]):
     """Arguments that the public function calls otherwise: own name -> public name."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Values of arguments that the public function has not; None without an entry."""
+    exact: tuple[Callable[[C], Launch | Chain], Callable[[C], Any]] | None = None
+    """The plan and the plain path that give upstream's bits: `plan` and `plain` themselves where these do, None where
+    nothing does. `set_exact` chooses them."""
+    own: tuple[Callable[[C], Launch | Chain], Callable[[C], Any]] = field(init=False, repr=False)
+    """`plan` and `plain` as they were given."""
     plans: Plans = field(default_factory=Plans, repr=False)
     """The entries that are known."""
     call: Callable[..., Any] = field(init=False, repr=False)
@@ -116,6 +123,7 @@ class Op(Generic[C]):
 
     def __post_init__(self) -> None:
         _every.add(self)
+        object.__setattr__(self, "own", (self.plan, self.plain))
         scope = {"is_dynamo_compiling": is_dynamo_compiling, "MISS": MISS, "plans": self.plans, "cold": self._cold}
         exec(CALL.format(names=", ".join(self.arguments._fields)), scope)  # type: ignore[attr-defined]
         object.__setattr__(self, "call", scope["call"])
@@ -166,6 +174,21 @@ class Op(Generic[C]):
         if isinstance(like, str):
             return int(call._fields.index(like))  # type: ignore[attr-defined]
         return torch.empty_like(like(call), device="meta", memory_format=self._layout)
+
+    # ---- the setting
+
+    def set_exact(self, exact: bool = True) -> None:
+        """Whether all calls from now on give the bits of upstream's own function; entries that are known are forgotten.
+
+        Raises:
+            ValueError: the op has no such mode.
+        """
+        chosen = self.exact if exact else self.own
+        if chosen is None:
+            raise ValueError(f"{self.name}: expected an op with an exact mode; docs/dispatch.md says why it has none")
+        for name, function in zip(("plan", "plain"), chosen, strict=True):
+            object.__setattr__(self, name, function)
+        self.plans.clear()
 
     # ---- what a call is
 
