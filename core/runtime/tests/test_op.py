@@ -196,6 +196,33 @@ def test_a_known_signature_goes_to_its_entry(monkeypatch):
         axpy(X, factor=2.0)
 
 
+def test_the_setting_exact_chooses_plan_and_plain_path_for_all_calls(monkeypatch):
+    def exact_plan(call):
+        return plan(call._replace(factor=10 * call.factor))
+
+    def exact_plain(call):
+        return plain(call._replace(factor=100 * call.factor))
+
+    op = Op("tens", Call, kernel=KERNEL, plan=plan, plain=plain, uncovered=uncovered, outputs=("x",))
+    with pytest.raises(ValueError, match=r"^tens: expected an op with an exact mode; docs/dispatch\.md says why"):
+        op.set_exact()
+    op = Op(
+        "powers", Call, kernel=KERNEL, plan=plan, plain=plain, uncovered=uncovered, outputs=("x",),
+        exact=(exact_plan, exact_plain),
+    )  # fmt: skip
+    monkeypatch.setattr(Op, "_on_gpu", lambda self, call: True)
+    monkeypatch.setattr(
+        module, "make_entry", lambda chain, *_: lambda *a: chain.run(*a[:3]) if a[1].dim() == 2 else MISS
+    )
+    for exact, factors in ((False, (1, 1)), (True, (10, 100)), (False, (1, 1))):
+        op.set_exact(exact)
+        for x, factor in zip((X, X[None]), factors, strict=True):
+            assert torch.equal(op.call(None, x, None, 1.0), factor * x), "the entry of the other setting is in use"
+            assert torch.equal(op.registered(None, x, None, 1.0), factor * x)
+    op.set_exact()
+    forget_plans(Path(__file__).parent)
+
+
 def test_plans_of_other_folders_are_left_alone():
     AXPY.plans.add((X,), (), print)
     forget_plans(Path(__file__).parent / "elsewhere")

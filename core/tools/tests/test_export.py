@@ -46,6 +46,18 @@ def test_gives_the_bits_of_the_solution(task, tmp_path):
     assert calls >= kernels > 0
 
 
+def test_an_exact_export_gives_the_bits_of_the_exact_solution(tmp_path):
+    (task,) = (task for task in TASKS if task.op == "fuse_scale_shift")
+    package = export(task, tmp_path / "exported", "plain", runtime=False, exact=True)
+    assert "With upstream's bits: `fuse_scale_shift_kernel`." in (package / "README.md").read_text(encoding="utf-8")
+    assert compare(task, package, exact=True)
+    with pytest.raises(UsageError, match=r"row '.*', output 'y': \d+ of \d+ elements have other bits"):
+        compare(task, package)
+    with pytest.raises(UsageError, match="--exact: k01_norm_infer: no op of it has an exact mode"):
+        export(NORM, tmp_path / "other", "plain", runtime=False, exact=True)
+    assert not (tmp_path / "other").exists()
+
+
 def test_other_bits_are_refused(tmp_path):
     package = export(NORM, tmp_path / "exported", "plain", runtime=False)
     kernels = package / "_kda" / "triton_rows.py"

@@ -478,6 +478,24 @@ def test_the_grid_of_exact_kernels_runs_without_a_gpu(releases: dict[Layout, Pat
     assert [row.id for row in grid.taken] == ["qwen-19x24x128"], grid.lines()
 
 
+def test_a_port_with_exact_bits_is_of_the_ops_that_can(releases: dict[Layout, Path]) -> None:
+    """k06's scale and shift can, its LayerNorms cannot: they stay SGLang's."""
+    port = make_port(find_task("fuse_scale_shift"), find_tree(releases[Layout.FACADE]), exact=True)
+    texts = port.patch.texts()
+    package = "sglang/kernels/kda_kernels/fuse_scale_shift"
+    assert "(fuse_scale_shift_kernel,):\n    _function.kda_op.set_exact()" in texts[f"{package}/kernel/__init__.py"]
+    assert f"{package}/exact.py" in texts
+    assert "try_fuse_scale_shift_kernel" in texts[f"{package}/__init__.py"]
+    assert not any("try_fuse_layernorm" in text for text in texts.values())
+    assert "BitExactFusionGate" in texts["sglang/kernels/ops/diffusion/sites/kda_fuse_scale_shift_site.py"]
+    assert not any("denoising" in path for path in texts), "no level of a request decides"
+    with check_port.arm(port) as folder:
+        grid = check_port.run_grid(port, folder, ["qwen-19x3072-row", "*select01*"], "cpu")
+    assert ([row.id for row in grid.taken], grid.failed) == (["qwen-19x3072-row"], ()), grid.lines()
+    with pytest.raises(UsageError, match="--exact: k05_norm_scale_shift: no op of it has an exact mode"):
+        make_port(find_task("norm_scale_shift"), find_tree(releases[Layout.FACADE]), exact=True)
+
+
 RECORDER = """
 import importlib, sys
 sys.path.insert(0, {folder!r})
@@ -545,8 +563,8 @@ def test_the_grid_runs_through_the_ported_function(
     assert "CPU, in Triton's interpreter: 1 of 1 rows right, done by the port's kernels\n" in err
     collect = package_files.package_files
 
-    def broken(task: Task, layout: Layout, package: str, new: bool) -> dict[str, str]:
-        files = collect(task, layout, package, new)
+    def broken(task: Task, layout: Layout, package: str, new: bool, exact: bool) -> dict[str, str]:
+        files = collect(task, layout, package, new, exact)
         name = f"{KERNEL}/ltx2_rotary.py"
         assert "tl.fma(-b" in files[name]
         return {**files, name: files[name].replace("tl.fma(-b", "tl.fma(b")}

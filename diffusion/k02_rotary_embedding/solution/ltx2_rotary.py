@@ -177,6 +177,7 @@ OP = Op(
     check=_check,
     uncovered=_uncovered,
     outputs=("x",),
+    exact=(plan, _plain),
 )
 
 

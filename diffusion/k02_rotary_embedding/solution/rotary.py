@@ -174,6 +174,7 @@ OP = Op(
     check=_check,
     uncovered=_uncovered,
     outputs=("x",),
+    exact=(plan, _plain),
 )
 
 

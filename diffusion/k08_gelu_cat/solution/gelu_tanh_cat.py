@@ -256,6 +256,7 @@ OP = Op(
     uncovered=_uncovered,
     outputs=(output_of,),
     contiguous=True,
+    exact=(plan, _plain),
 )
 
 

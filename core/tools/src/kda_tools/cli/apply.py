@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kda_judge.contract.errors import UsageError
-from kda_tools.cli.base import Json, app, writable
+from kda_tools.cli.base import Exact, Json, app, writable
 
 FORMS = ("portable", "runtime")
 
@@ -27,6 +27,7 @@ def apply(
             "--form", help="portable: the plain export, with torch and triton only. runtime: with kda-runtime."
         ),
     ] = "portable",
+    exact: Exact = False,
     gpus: Annotated[
         int, typer.Option(min=0, help="How many idle GPUs to choose; 0, or a CUDA_VISIBLE_DEVICES that is set: none.")
     ] = 1,
@@ -48,6 +49,7 @@ def apply(
     tasks = apply_site.chosen_tasks(all_tasks(), ops or [])
     writable(json)
     plan = [*apply_site.replacements(tasks), *apply_site.sites(tasks)]
+    plan = apply_site.exact_only(tasks, plan) if exact else plan
     if not plan:
         raise UsageError(f"--ops: {', '.join(task.op for task in tasks)} has no arm on a release of sglang to replace")
     functions: dict[str, list[str]] = {}
@@ -56,7 +58,9 @@ def apply(
     known = list(functions)
     demand_release(program[0], known, absent_ok=True)
     runtime = form == "runtime"
-    solutions = {op: collect(task, runtime).files for task in tasks if (op := task.op) in {one.task for one in plan}}
+    solutions = {
+        op: collect(task, runtime, exact).files for task in tasks if (op := task.op) in {one.task for one in plan}
+    }
     with TemporaryDirectory(prefix="kda-apply-") as temporary:
         site, counts = Path(temporary) / "site", Path(temporary) / "counts"
         counts.mkdir()

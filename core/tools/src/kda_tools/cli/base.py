@@ -56,6 +56,9 @@ MOST = 10_000
 """Generations, samples or rounds that may be asked for."""
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="Op or folder: qknorm_rope, diffusion/k03_qknorm_rope.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Upstream's bits: the ops that have such a mode, `Op.set_exact`, and in it.")
+]
 Rows = Annotated[
     list[str] | None,
     typer.Option("--rows", metavar="PATTERN", help="Only rows whose name matches, such as 'qwen*'; may be repeated."),

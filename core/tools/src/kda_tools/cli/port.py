@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from kda_judge.contract.errors import ExitCode, UsageError
-from kda_tools.cli.base import DeviceName, Rows, TaskName, command_line, relative
+from kda_tools.cli.base import DeviceName, Exact, Rows, TaskName, command_line, relative
 from kda_tools.cli.base import app as kda
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def tree(
             "--checks", metavar="FILE", help="Write what grid and tests said there; take it from there if it is there."
         ),
     ] = None,
+    exact: Exact = False,
     quick: Annotated[bool, typer.Option("--quick", help="A thinned grid, and a first look at the times.")] = False,
     limit_s: Annotated[
         float | None, typer.Option("--limit-s", min=1, metavar="SECONDS", help="Begin no row of the grid after these.")
@@ -72,7 +73,7 @@ def tree(
             typer.echo(f"as before: {path}")
         return
     insertions.demand_none(place.repository, found.op)
-    port = make_port(found, place)
+    port = make_port(found, place, exact)
     typer.echo(port.patch.difference(), nl=False)
     for path in port.strangers:
         typer.echo(f"note: {path} is not the file of sglang {place.layout.value}; read its part of the patch", err=True)

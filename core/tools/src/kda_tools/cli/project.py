@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kda_judge.contract.errors import ExitCode, UsageError
-from kda_tools.cli.base import TaskName, app, relative
+from kda_tools.cli.base import Exact, TaskName, app, relative
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -149,6 +149,7 @@ def export(
         bool,
         typer.Option("--runtime", help="Depend on kda-runtime and its launcher instead of torch and triton alone."),
     ] = False,
+    exact: Exact = False,
     check: Annotated[bool, typer.Option(help="Compare with the solution bit by bit on a sample of rows.")] = True,
 ) -> None:
     """Write a solution as a folder that works without this repository."""
@@ -160,10 +161,10 @@ def export(
     if form not in FORMS:
         raise UsageError(f"--form: expected {' or '.join(FORMS)}, got {form!r}")
     found = find_task(task)
-    package = write(found, folder, form, runtime)
+    package = write(found, folder, form, runtime, exact)
     if check:
         try:
-            typer.echo(compare(found, package))
+            typer.echo(compare(found, package, exact))
         except UsageError:
             discard(folder)
             raise

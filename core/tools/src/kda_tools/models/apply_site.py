@@ -12,6 +12,7 @@ import ast
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
 from kda_tools.models import apply_counts, apply_hook, deferred_gelu
 from kda_tools.models.chain_sites import sites_of
+from kda_tools.project.export.sources import exact_ops
 
 PACKAGE = "sglang"
 """The framework whose functions are replaced."""
@@ -108,6 +110,22 @@ def sites(tasks: Iterable[Task]) -> list[Replacement]:
         for task in tasks
         for site in sites_of(task)
     ]
+
+
+def exact_only(tasks: Iterable[Task], plan: Iterable[Replacement]) -> list[Replacement]:
+    """Those of the plan whose solution can give upstream's bits.
+
+    Raises:
+        UsageError: none can.
+    """
+    ops: set[str] = set()
+    for task in tasks:
+        with suppress(UsageError):
+            ops.update(exact_ops(task))
+    found = [one for one in plan if one.function in ops]
+    if not found:
+        raise UsageError(f"--exact: expected a task with an exact mode, got {', '.join(task.op for task in tasks)}")
+    return found
 
 
 def _of_arm(task: Task, path: Path, pin: Pin) -> Iterable[Replacement]:

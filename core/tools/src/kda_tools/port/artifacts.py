@@ -15,6 +15,7 @@ from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
 from kda_tools.models import denoise_compare
 from kda_tools.port.package_files import TIERS
+from kda_tools.port.package_files import tier as tier_of
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
 from kda_tools.port.ports_page import section_md
@@ -85,7 +86,7 @@ def collect(task: Task, given: Given) -> Artifacts:
     if profile is not None:
         made.files["profile.md"] = profile_md(profile)
     made.files["models.md"] = _models(given, made)
-    made.files["numerics.md"] = _numerics(task, run)
+    made.files["numerics.md"] = _numerics(_tier(task), run)
     made.files["provenance.json"] = origin_json(task, {})
     if not given.pictures:
         made.missing.append("no generated image or clip was given: --picture FILE")
@@ -146,8 +147,12 @@ def _models(given: Given, made: Artifacts) -> str:
     return "```\n" + "\n".join(denoise_compare.text(one, other, lines)) + "\n```\n"
 
 
-def _numerics(task: Task, run: RunRecord | None) -> str:
-    tier = task.config.task.numerics
+def _tier(task: Task) -> str:
+    """That of the last port that was measured, else the contract's."""
+    return tier_of(task, exact=any(one.exact for one in records(task)[-1:]))
+
+
+def _numerics(tier: str, run: RunRecord | None) -> str:
     text = f"Declared: **{tier}**, {TIERS[tier]}.\n"
     if run is None:
         return text
@@ -171,7 +176,7 @@ def _description(
         f"# Faster {ops}\n",
         f"{task.config.task.title}. Models: {', '.join(task.config.task.models)}.\n",
         WHAT_CHANGES,
-        f"## Numerics\n\n{_numerics(task, None)}",
+        f"## Numerics\n\n{_numerics(_tier(task), None)}",
         f"## Why it is faster\n\n{causes(profile) if profile else 'Not profiled.'}\n",
         METHOD,
     ]

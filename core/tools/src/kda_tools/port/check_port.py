@@ -69,7 +69,7 @@ def run_grid(
     """
     request = Request(task=port.task, rows=rows, subject=NAME, device=device, allow_busy=True, ports={NAME: folder})
     session = grid_session(open_session(request))
-    chosen = grid_rows(session, full=False, thin=thin)
+    chosen = tuple(row for row in grid_rows(session, full=False, thin=thin) if row.op not in port.left)
     return _sorted(session, run(session, chosen, measure=False, limit_s=limit_s), len(chosen))
 
 

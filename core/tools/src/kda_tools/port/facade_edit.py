@@ -74,8 +74,8 @@ from sglang.kernels.ops.diffusion.sites.bitexact_gate import BitExactFusionGate
 '''
 
 
-def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], new: bool) -> None:
-    """Add to `patch` all that the tree's facade, its levels and its tables have to know of the port.
+def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], new: bool, tier: str) -> None:
+    """Add to `patch` all that the tree's facade, its levels and its tables have to know of the port of this tier.
 
     Raises:
         UsageError: a table is not where the release has it.
@@ -95,13 +95,13 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
         Insertion(_end_of(text, "_SPECS", where), entries),
         Insertion(_end_of(text, "_EXPORTS", where), exported),
     )
-    _edit_readme(patch, prefix, task, functions)
+    _edit_readme(patch, prefix, task, functions, tier)
     if not new:
-        _mount(patch, prefix, task, functions)
+        _mount(patch, prefix, task, functions, tier)
 
 
-def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str]) -> None:
-    tier, gate = task.config.task.numerics, gate_name(task.op)
+def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str], tier: str) -> None:
+    gate = gate_name(task.op)
     site = f"{prefix}sglang/kernels/ops/diffusion/sites/kda_{task.op}_site.py"
     names = ", ".join(f"`{name}`" for name in functions)
     template = EXACT_SITE if tier == "exact" else SITE
@@ -124,7 +124,7 @@ def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str]) -> N
         )
 
 
-def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str]) -> None:
+def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str], tier: str) -> None:
     """One more row of the table of provenance, behind its last one."""
     lines = patch.read(prefix + KDA_README).splitlines()
     rows = [number for number, line in enumerate(lines) if line.startswith("|")]
@@ -132,7 +132,7 @@ def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str]
         raise UsageError(f"{patch.base / prefix / KDA_README}: expected the table of kernel families, found none")
     names = ", ".join(f"`{name}`" for name in functions)
     row = (
-        f"| {task.config.task.title} ({names}; {task.config.task.numerics}) | `{task.op}/` | "
+        f"| {task.config.task.title} ({names}; {tier}) | `{task.op}/` | "
         f"KDA-Pilot task {task.folder}; see the package README |\n"
     )
     patch.insert(prefix + KDA_README, Insertion(rows[-1] + 1, row))

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
-from types import ModuleType
 from typing import Any
 
 from kda_judge.contract.tasks import Task, checkout_root
@@ -17,7 +16,7 @@ from kda_tools.port import tree_files
 from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import Layout
 from kda_tools.project.export.readme import origin_json, readme
-from kda_tools.project.export.sources import VENDORED, collect
+from kda_tools.project.export.sources import VENDORED, collect, exact_ops
 
 KERNEL = "kernel"
 """The export's folder in the package."""
@@ -121,33 +120,48 @@ def {name}{signature}:
 '''
 
 
-def package_files(task: Task, layout: Layout, package: str, new: bool) -> dict[str, str]:
-    """The text of every file of the package `package` (dotted) by its path in it; `new`: the tree has no such ops."""
-    exported = collect(task, runtime=False).files
-    solution = task.load("solution")
-    functions = dispatched(task, solution)
+def package_files(task: Task, layout: Layout, package: str, new: bool, exact: bool = False) -> dict[str, str]:
+    """The text of every file of the package `package` (dotted) by its path in it; `new`: the tree has no such ops.
+
+    `exact`: of the ops that can give upstream's bits, alone.
+    """
+    exported = collect(task, runtime=False, exact=exact).files
+    functions = dispatched(task, exact)
     replayed = layout is Layout.FACADE and not set(INVISIBLE) & set(exported)
     files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
     template = "taken_recorded.py" if layout is Layout.FACADE else "taken_eager.py"
     files["taken.py"] = (Path(str(tree_files.__file__)).parent / template).read_text(encoding="utf-8")
-    exact = is_gated_by_bits(task, layout, new)
-    if exact:
+    numerics = tier(task, exact)
+    gated = is_gated_by_bits(numerics, layout, new)
+    if gated:
         files["exact.py"] = (Path(str(tree_files.__file__)).parent / "exact.py").read_text(encoding="utf-8")
-    files["__init__.py"] = _init(task, layout, functions, new, replayed, exact)
-    files["README.md"] = readme(task, package, "plain", f"from {package} import {', '.join(_exported(functions, new))}")
+    files["__init__.py"] = _init(task, layout, functions, new, replayed, numerics)
+    files["README.md"] = readme(
+        task, package, "plain", f"from {package} import {', '.join(_exported(functions, new))}", exact
+    )
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return {**files, "provenance.json": origin_json(task, hashes)}
 
 
-def dispatched(task: Task, solution: ModuleType) -> list[Callable[..., Any]]:
-    """The public functions with an op of their own; others end in one of these, in SGLang's code as in ours."""
+def dispatched(task: Task, exact: bool = False) -> list[Callable[..., Any]]:
+    """The public functions with an op of their own; others end in one of these, in SGLang's code as in ours.
+
+    `exact`: those that can give upstream's bits.
+    """
+    solution = task.load("solution")
+    wanted = exact_ops(task) if exact else task.config.ops
     found = [getattr(solution, name) for name in solution.__all__ if hasattr(getattr(solution, name), "kda_op")]
-    return [one for one in found if one.kda_op.name == one.__name__ and one.__name__ in task.config.ops]
+    return [one for one in found if one.kda_op.name == one.__name__ and one.__name__ in wanted]
 
 
-def is_gated_by_bits(task: Task, layout: Layout, new: bool) -> bool:
-    """Whether the port compares its bits with SGLang's own instead of waiting for a request's quality level."""
-    return layout is Layout.FACADE and not new and task.config.task.numerics == "exact"
+def tier(task: Task, exact: bool) -> str:
+    """Which of SGLang's tiers a port is of: `exact` where that was asked for, else what the contract states."""
+    return "exact" if exact else task.config.task.numerics
+
+
+def is_gated_by_bits(numerics: str, layout: Layout, new: bool) -> bool:
+    """Whether a port of this tier compares its bits with SGLang's own, and waits for no request's quality level."""
+    return layout is Layout.FACADE and not new and numerics == "exact"
 
 
 def gate_name(op: str) -> str:
@@ -160,16 +174,15 @@ def _exported(functions: list[Callable[..., Any]], new: bool) -> list[str]:
 
 
 def _init(
-    task: Task, layout: Layout, functions: list[Callable[..., Any]], new: bool, replayed: bool, exact: bool
+    task: Task, layout: Layout, functions: list[Callable[..., Any]], new: bool, replayed: bool, numerics: str
 ) -> str:
-    facade = layout is Layout.FACADE
-    tier = task.config.task.numerics
+    facade, exact = layout is Layout.FACADE, is_gated_by_bits(numerics, layout, new)
     gate = NEW if new else EXACT if exact else GATED.format(op=task.op) if facade else UNGATED
     text = HEAD.format(
         task=task.folder,
         commit=provenance.git_state(checkout_root()).commit or "unknown",
         title=task.config.task.title,
-        told="\n\n".join(fill(part, WIDTH) for part in (ABOUT, f"Numerics: {tier}, {TIERS[tier]}. {gate}")),
+        told="\n\n".join(fill(part, WIDTH) for part in (ABOUT, f"Numerics: {numerics}, {TIERS[numerics]}. {gate}")),
     )
     if facade:
         if not new:

@@ -42,6 +42,8 @@ class PortRecord(Strict):
     """The pinned release whose layout the tree has."""
     strangers: tuple[str, ...]
     """Modules of the tree that were not byte for byte that release's."""
+    exact: bool = False
+    """The kernels gave upstream's bits, as was asked for; ops that cannot were left out."""
     checks: Checks
     run: RunRecord
     """The arm `ported` beside the solution and the upstream arms, interleaved in one session."""
@@ -104,6 +106,8 @@ def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool
     against: list[str] = [
         name for name in map(str, ("baseline", "upstream_latest", "solution")) if name in port.task.config.arms
     ]
+    if port.left and not rows:
+        rows = [row.id for row in port.task.workloads if row.op not in port.left]
     request = Request(
         task=port.task,
         rows=rows,
@@ -120,6 +124,8 @@ def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool
 
 def keep(port: Port, checked: Checks, measured: RunRecord) -> PortRecord:
     """Append the line."""
-    made = PortRecord(layout=port.tree.layout.value, strangers=port.strangers, checks=checked, run=measured)
+    made = PortRecord(
+        layout=port.tree.layout.value, strangers=port.strangers, exact=port.exact, checks=checked, run=measured
+    )
     record_log.append(log(port.task), made)
     return made

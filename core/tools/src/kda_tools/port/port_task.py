@@ -11,7 +11,7 @@ from kda_tools.port.dispatch_edit import dispatch
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch
 from kda_tools.port.layouts import FAMILY, Layout, Tree, hosts, locked, module_path
-from kda_tools.port.package_files import dispatched, package_files
+from kda_tools.port.package_files import dispatched, package_files, tier
 from kda_tools.port.proof_files import proof_files
 
 
@@ -28,6 +28,18 @@ class Port:
     """The tree has no such ops: nothing is dispatched, and nobody calls them yet."""
     strangers: tuple[str, ...]
     """Modules that are not byte for byte the pinned release's."""
+    exact: bool = False
+    """Asked for with upstream's bits: of the ops that can give them, alone."""
+
+    @property
+    def tier(self) -> str:
+        """Which of SGLang's tiers it is of."""
+        return tier(self.task, self.exact)
+
+    @property
+    def left(self) -> frozenset[str]:
+        """Ops of the task that are not ported."""
+        return frozenset(one.__name__ for one in dispatched(self.task)) - set(self.modules)
 
     @property
     def package(self) -> str:
@@ -35,8 +47,8 @@ class Port:
         return self.tree.package(self.task.op).replace("/", ".")
 
 
-def make_port(task: Task, tree: Tree) -> Port:
-    """The patch; nothing is written.
+def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
+    """The patch; nothing is written. `exact`: with upstream's bits, see `Port.exact`.
 
     Raises:
         UsageError: the task is of another family, or the tree is not what it has to be for it; names the file.
@@ -52,7 +64,7 @@ def make_port(task: Task, tree: Tree) -> Port:
         raise UsageError(
             f"{task.folder}: sglang {tree.layout.value} has no function of it, so there is no place for it"
         )
-    functions = {one.__name__: one for one in dispatched(task, task.load("solution"))}
+    functions = {one.__name__: one for one in dispatched(task, exact)}
     place = tree.package(task.op)
     package = place.replace("/", ".")
     modules = dict.fromkeys(functions, package)
@@ -62,7 +74,7 @@ def make_port(task: Task, tree: Tree) -> Port:
     base = tree.repository
     prefix = "" if tree.root == base else f"{tree.root.relative_to(base).as_posix()}/"
     patch = Patch(base)
-    for name, text in package_files(task, tree.layout, package, new).items():
+    for name, text in package_files(task, tree.layout, package, new, exact).items():
         patch.created[f"{prefix}{place}/{name}"] = text
     strangers = []
     pins = locked(task, tree.layout)
@@ -74,8 +86,8 @@ def make_port(task: Task, tree: Tree) -> Port:
         mine = [function for name, function in functions.items() if modules[name] == module]
         patch.insert(prefix + path, *dispatch(patch.read(prefix + path), where, package, mine))
     if tree.layout is Layout.FACADE:
-        edit_facade(patch, tree, task, list(functions), new)
-    test, benchmark = proof_files(task, tree.layout, modules)
+        edit_facade(patch, tree, task, list(functions), new, tier(task, exact))
+    test, benchmark = proof_files(task, tree.layout, modules, tier(task, exact))
     patch.created[tree.test(task.op).relative_to(base).as_posix()] = test
     patch.created[tree.benchmark(task.op).relative_to(base).as_posix()] = benchmark
-    return Port(task, tree, patch, modules, new, tuple(strangers))
+    return Port(task, tree, patch, modules, new, tuple(strangers), exact)

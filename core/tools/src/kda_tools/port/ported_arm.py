@@ -57,7 +57,7 @@ def write_arm(port: Port, folder: Path) -> Path:
     plan = {
         "version": port.tree.layout.value,
         "gate": [site, gate_name(port.task.op)] if gated else None,
-        "exact": is_gated_by_bits(port.task, port.tree.layout, port.new),
+        "exact": is_gated_by_bits(port.tier, port.tree.layout, port.new),
         "functions": functions(port),
         "left": tree_files.LEFT,
     }

@@ -135,7 +135,7 @@ if __name__ == "__main__":
 '''
 
 
-def proof_files(task: Task, layout: Layout, modules: dict[str, str]) -> tuple[str, str]:
+def proof_files(task: Task, layout: Layout, modules: dict[str, str], tier: str) -> tuple[str, str]:
     """Test and benchmark. `modules`: op -> the dotted module that its public function is in, of those dispatched.
 
     Raises:
@@ -159,10 +159,10 @@ def proof_files(task: Task, layout: Layout, modules: dict[str, str]) -> tuple[st
         ci=CI[layout, "test"],
     )
     test = test.replace("import torch\n", "import torch\n" + _imports_of(eager), 1)
-    gate = _mounting(task, layout, new)
+    gate = _mounting(task, layout, new, tier)
     skip = 'if not torch.cuda.is_available():\n    pytest.skip("CUDA required", allow_module_level=True)\n'
     test += skip + gate + _tables(task, modules, covered) + INPUTS + _eager(eager, modules)
-    exact = is_gated_by_bits(task, layout, new)
+    exact = is_gated_by_bits(tier, layout, new)
     test += TEST.format(
         first=FIRST.format(gate=gate_name(task.op)) if exact else "",
         spy=SPY if not new else "    taken.append(True)  # new ops: there is no other code",
@@ -205,12 +205,12 @@ def _kernels_take(solution: object, row: Workload) -> bool:
         return False
 
 
-def _mounting(task: Task, layout: Layout, new: bool) -> str:
+def _mounting(task: Task, layout: Layout, new: bool, tier: str) -> str:
     if layout is Layout.JIT_KERNEL or new:
         return ""
     gate = gate_name(task.op)
     facade = FACADE.removesuffix("/__init__.py").replace("/", ".")
-    mounted = "" if task.config.task.numerics == "exact" else f"{gate}.mount(None)\n"
+    mounted = "" if tier == "exact" else f"{gate}.mount(None)\n"
     return f'\n{gate} = importlib.import_module("{facade}").{gate}\n{mounted}'
 
 

@@ -19,6 +19,7 @@ from kda_judge.contract.task_import import import_path, register
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload, shrink
 from kda_judge.evidence.gpu_state import has_gpu
+from kda_tools.project.export.sources import exact_ops
 
 SAMPLE = 8
 """Rows of every op, spread over its frozen rows and its grid."""
@@ -26,8 +27,10 @@ LARGEST = 1 << 28
 """Elements of a row's inputs on a GPU."""
 
 
-def compare(task: Task, export: Path) -> str:
+def compare(task: Task, export: Path, exact: bool = False) -> str:
     """What was compared, in words; in a process of its own, on a GPU or in Triton's interpreter.
+
+    `exact`: with the solution's exact modes.
 
     Raises:
         UsageError: a call of the export gave other bits, or none.
@@ -36,7 +39,7 @@ def compare(task: Task, export: Path) -> str:
     where = "on a GPU"
     if not has_gpu():
         env["TRITON_INTERPRET"], where = "1", "in Triton's interpreter"
-    command = [sys.executable, "-m", __name__, str(task.path), str(export)]
+    command = [sys.executable, "-m", __name__, str(task.path), str(export), *(["exact"] if exact else [])]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise UsageError(
@@ -46,7 +49,7 @@ def compare(task: Task, export: Path) -> str:
     return f"{counts['calls']} calls give the solution's bits {where}, {counts['kernels']} of them by the kernels"
 
 
-def main(task: Task, export: Path) -> dict[str, int]:
+def main(task: Task, export: Path, exact: bool = False) -> dict[str, int]:
     """Compare in this process.
 
     Raises:
@@ -65,6 +68,8 @@ def main(task: Task, export: Path) -> dict[str, int]:
     torch.set_grad_enabled(False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ours, theirs = task.load("solution"), register(f"exported_{task.op}", export)
+    for name in exact_ops(task) if exact else ():
+        getattr(ours, name).kda_op.set_exact()
     calls = kernels = 0
     for row in _sample(task, device):
         op = task.config.ops[row.op]
@@ -116,6 +121,6 @@ def _demand_equal(where: str, one: Any, other: Any) -> None:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(main(Task(Path(sys.argv[1])), Path(sys.argv[2]))))
+        print(json.dumps(main(Task(Path(sys.argv[1])), Path(sys.argv[2]), exact=len(sys.argv) > 3)))
     except AssertionError as difference:
         sys.exit(str(difference))

@@ -9,7 +9,7 @@ from typing import Any
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import ledger, provenance
 from kda_judge.evidence.run_record import Metric, RunRecord
-from kda_tools.project.export.sources import VENDORED
+from kda_tools.project.export.sources import VENDORED, exact_ops
 from kda_tools.publish.family_map import inputs
 from kda_tools.publish.report import BASELINE, LATEST, SUBJECT, line, median, microseconds, pin_name, published, stale
 
@@ -19,14 +19,17 @@ LAUNCHERS = {
     "runtime": "It needs torch, triton and the package kda-runtime, whose launcher costs the host less than Triton's.",
 }
 
+BITS = "With upstream's bits: {ops}. The times below were measured without that setting.\n"
 
-def readme(task: Task, name: str, launcher: str, call: str) -> str:
-    """The README of an export whose import name is `name`; `call` is the line that imports it."""
+
+def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False) -> str:
+    """The README of an export whose import name is `name`; `call` is the line that imports it; see `collect`."""
     solution = task.load("solution")
     latest = published(task, ledger.read(task.ledger))
     parts = [
         f"# {name}\n\n{task.config.task.title}. Exported from the task {task.folder} of KDA-Pilot, Apache-2.0.\n",
         LAUNCHERS[launcher] + " `provenance.json` says which files of which commit this is.\n",
+        *([BITS.format(ops=", ".join(f"`{op}`" for op in exact_ops(task)))] if exact else []),
         "## How to call it\n",
         f"```python\n{call}\n```\n",
         *(_function(getattr(solution, op)) for op in task.config.ops),

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.provenance import RUNTIME, library
 
 VENDORED = "_kda"
 """The folder of an export that holds what it needs of the runtime."""
+EXACT = """
+for _function in ({names},):
+    _function.kda_op.set_exact()  # upstream's bits, as was asked of this export
+"""
 LEFT_OUT = frozenset({"bound.py", "native.py", "native.c"})
 """The C launcher: without it calls take Triton's own, which is what a framework without the runtime has."""
 
@@ -26,8 +31,28 @@ class Sources:
     """The names of the public functions."""
 
 
-def collect(task: Task, runtime: bool) -> Sources:
-    """The solution's modules and tables; beside them the runtime's, unless `runtime` stays a dependency."""
+def exact_ops(task: Task) -> tuple[str, ...]:
+    """The public functions that can give upstream's bits (`Op.set_exact`).
+
+    Raises:
+        UsageError: none of them can.
+    """
+    solution = task.load("solution")
+    held = {name: getattr(getattr(solution, name), "kda_op", None) for name in task.config.ops}
+    found = tuple(name for name, op in held.items() if op is not None and op.name == name and op.exact is not None)
+    if not found:
+        raise UsageError(f"--exact: {task.folder}: no op of it has an exact mode; its docs/dispatch.md says why")
+    return found
+
+
+def collect(task: Task, runtime: bool, exact: bool = False) -> Sources:
+    """The solution's modules and tables; beside them the runtime's, unless `runtime` stays a dependency.
+
+    `exact`: the ops that can give upstream's bits.
+
+    Raises:
+        UsageError: no op can.
+    """
     solution = task.path / "solution"
     files = {}
     for path in sorted(solution.rglob("*")):
@@ -36,6 +61,8 @@ def collect(task: Task, runtime: bool) -> Sources:
             text = path.read_text(encoding="utf-8")
             depth = len(name.parts) - 1
             files[name.as_posix()] = text if runtime or path.suffix != ".py" else _relative(text, depth, VENDORED)
+    if exact:
+        files["__init__.py"] += EXACT.format(names=", ".join(exact_ops(task)))
     if not runtime:
         (folder,) = map(Path, find_spec(RUNTIME).submodule_search_locations)  # type: ignore[union-attr,arg-type]
         for part in sorted({"__init__.py", *library(solution)} - LEFT_OUT):

@@ -22,8 +22,10 @@ VERSION = 1
 FORMS = ("plain", "hf")
 
 
-def export(task: Task, folder: Path, form: str, runtime: bool) -> Path:
+def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = False) -> Path:
     """Write the export into `folder`, which must be new or empty; returns the package in it.
+
+    `exact`: with upstream's bits, where an op can give them.
 
     Raises:
         UsageError: the folder holds something, its name cannot be imported, or the wish is impossible.
@@ -35,7 +37,7 @@ def export(task: Task, folder: Path, form: str, runtime: bool) -> Path:
     name = folder.resolve().name if form == "plain" else f"kda_{task.op}"
     if not name.isidentifier() or iskeyword(name):
         raise UsageError(f"{folder}: expected a folder whose name Python can import (letters, digits, _)")
-    sources = collect(task, runtime)
+    sources = collect(task, runtime, exact)
     files = dict(sources.files)
     files["__init__.py"] = files["__init__.py"].replace(
         '"""The optimised arm: public callables with exactly the upstream signatures."""',
@@ -49,10 +51,10 @@ def export(task: Task, folder: Path, form: str, runtime: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if form == "plain":
         call = f"from {name} import {ops}"
-        files["README.md"] = readme(task, name, "runtime" if runtime else "plain", call)
+        files["README.md"] = readme(task, name, "runtime" if runtime else "plain", call, exact)
         return _write(folder, files)
     call = f'from kernels import get_kernel\n\n{name} = get_kernel("ORGANISATION/{name}", version={VERSION})'
-    card = f"---\ntags:\n- kernels\nlicense: apache-2.0\n---\n\n{readme(task, name, 'plain', call)}"
+    card = f"---\ntags:\n- kernels\nlicense: apache-2.0\n---\n\n{readme(task, name, 'plain', call, exact)}"
     _write(folder, {"README.md": card})
     for variant, backend in VARIANTS.items():
         built = _write(folder / "build" / variant, files)
