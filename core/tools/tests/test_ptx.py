@@ -6,14 +6,18 @@ ahead has ended.
 """
 
 import dataclasses
+from itertools import product
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from core.tools.tests.every_task import TASKS
 from core.tools.tests.test_conformance import Case
 from kda_judge.arms.input_values import Family, make
 from kda_judge.contract.workloads import shrink
+from kda_runtime.launch import Launch
 from kda_runtime.tuned_table import Table
 from kda_tools.lab.inspect.arm_alone import with_strides
 from kda_tools.lab.ptx import kernels
@@ -114,6 +118,35 @@ def task_of(op):
     """The task with this name."""
     (task,) = (task for task in TASKS if task.op == op)
     return task
+
+
+@triton.jit
+def multiply_and_add(y, x, scale, shift, CONSTANT: tl.constexpr, N: tl.constexpr):
+    """In Triton's own dtypes, as upstream's kernel has it: the compiler chooses where product and sum fuse."""
+    col = tl.arange(0, N)
+    tl.store(y + col, tl.load(x + col) * (CONSTANT + tl.load(scale + col)) + tl.load(shift + col))
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@pytest.mark.parametrize("dtypes", list(product(DTYPES, repeat=3)), ids=str)
+@pytest.mark.parametrize("constant", [0, 1])
+def test_the_exact_mode_of_k06_rounds_where_the_compiler_does(dtypes, constant):
+    task = task_of("fuse_scale_shift")
+    public = task.load("solution").fuse_scale_shift_kernel
+    generator = torch.Generator().manual_seed(0)
+    x, scale, shift = (torch.randn(1, 1, 1024, generator=generator).to(dtype) for dtype in dtypes)
+    want = torch.empty_like(x)
+    launch = Launch.make(multiply_and_add, (1,), want, x, scale, shift, CONSTANT=constant, N=1024, num_warps=4)
+    kernels.run_launch(launch, (want, x, scale, shift))
+    public.kda_op.set_exact()
+    try:
+        with on_the_machine(task) as launched:
+            assert torch.equal(public(x, scale, shift, constant), want)
+    finally:
+        public.kda_op.set_exact(False)
+    assert launched[0].constexprs["EXACT"]
 
 
 def test_k03_in_both_of_its_configurations():
