@@ -14,6 +14,7 @@ import pytest
 from kda_judge.contract.errors import ExitCode, LedgerError, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import record_log
+from kda_judge.judge.open_row import RESTORED_SETS
 from kda_runtime import tuned_table
 from kda_runtime.tuned_table import Line, Table
 from kda_tools.lab.tune import Sweep
@@ -428,8 +429,8 @@ class FakeWatch:
         self.walls: list[tuple[int, float]] = []
         self.room = 1000
 
-    def capture(self, call: Callable[[], Any]) -> Callable[[], float]:
-        call()
+    def capture(self, call: Callable[..., Any], sets: Sequence[Any]) -> Callable[[], float]:
+        call(*sets[0])
         blocks = self.module.LAST.blocks
         return lambda: self._sample(blocks)
 
@@ -441,7 +442,7 @@ class FakeWatch:
     def copy(self, bytes_moved: int, in_place: bool) -> Callable[[], float]:
         return lambda: 5.0 + in_place
 
-    def wall(self, call: Callable[[], Any], device_us: float) -> float:
+    def wall(self, call: Callable[..., Any], sets: Sequence[Any], device_us: float) -> float:
         """Only a call before this one can have chosen."""
         blocks = self.module.LAST.blocks
         self.walls.append((blocks, device_us))
@@ -510,8 +511,11 @@ def test_a_sample_of_wall_time_is_of_many_short_calls_or_few_long_ones(
         return 3.0 * len(calls), None, None
 
     monkeypatch.setattr(clocks.Clock, "wall", wall)
-    assert GraphWatch().wall(lambda: "called", device_us) == 3.0
+    assert GraphWatch().wall(lambda x: x, [("called",)], device_us) == 3.0
     assert made == ["called"] * calls
+    made.clear()
+    assert GraphWatch().wall(lambda x: x, [(n,) for n in range(20)], device_us) == 3.0
+    assert made == [*range(20)][:calls], "each of several sets once"
 
 
 def test_candidates_that_do_not_fit_together_are_timed_in_parts(tuning_task: Task) -> None:
@@ -577,6 +581,39 @@ def test_an_op_in_place_gets_fresh_inputs_for_every_candidate(tuning_task: Task)
     (table,), _ = measured(tuning_task, watch, found[:1])
     assert [failure.candidate for failure in table.rows[0].wrong] == [4]
     assert table.rows[0].copy_us == 6.0
+
+
+@pytest.mark.parametrize(("restore", "sets"), [(False, 1), (True, RESTORED_SETS)])
+def test_an_op_in_place_is_timed_on_the_values_as_drawn(tuning_task: Task, restore: bool, sets: int) -> None:
+    """Each sample, of the device and of the wall, as the judge's own: not on what the calls before have left."""
+    import torch
+
+    _, found, plain = trials_of(tuning_task)
+    seen: list[list[torch.Tensor]] = []
+
+    class Watch(FakeWatch):
+        def _run(self, call: Callable[..., Any], given: Sequence[Any]) -> None:
+            seen.append([x.clone() for x, *_ in given])
+            assert len({x.data_ptr() for x, *_ in given}) == len(given)
+            for arguments in given:
+                call(*arguments)
+
+        def capture(self, call: Callable[..., Any], sets: Sequence[Any]) -> Callable[[], float]:
+            sample = super().capture(call, sets)
+            return lambda: self._run(call, sets) or sample()
+
+        def wall(self, call: Callable[..., Any], sets: Sequence[Any], device_us: float) -> float:
+            time_us = super().wall(call, sets, device_us)
+            self._run(call, sets)
+            return time_us
+
+    watch = Watch(plain.module)
+    (one, *_) = (one for one in found if one.row.op == "axpy_")
+    measured(tuning_task, watch, [replace(one, row=one.row.model_copy(update={"restore": restore}))])
+    assert len(seen) == len(watch.samples) + len(watch.walls)
+    assert {len(values) for values in seen} == {sets}
+    drawn = seen[0][0]
+    assert all(torch.equal(x, drawn) for values in seen for x in values)
 
 
 def test_a_call_that_does_not_ask_the_table_is_an_error(tuning_task: Task) -> None:

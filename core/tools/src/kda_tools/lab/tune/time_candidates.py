@@ -2,7 +2,8 @@
 
 Device time is that of a CUDA graph of calls, replayed. All candidates of a row are timed round by round, the order
 reversed from one to the next, with the streaming copy among them, so that drift hits all; the median over the rounds
-counts and their interquartile range is the spread.
+counts and their interquartile range is the spread. What an op writes in place is restored before each sample, as the
+judge does it; where a row asks for it (`restore`), every call of a sample has a set of inputs of its own.
 
 Wall time is that of calls one after the other, as a caller makes them, in a few rounds of their own after those: the
 host's work between device samples would change them. `host` says what it is for.
@@ -52,6 +53,7 @@ GRAPH_BYTES = 64 << 20
 DIGITS = 5
 """Significant digits of a recorded time; a round's spread is seen in the third or fourth."""
 
+Arguments = tuple[Any, ...]
 Sample = Callable[[], float]
 """One sample: device microseconds per call."""
 
@@ -59,14 +61,20 @@ Sample = Callable[[], float]
 class Stopwatch(Protocol):
     """How calls are timed."""
 
-    def capture(self, call: Callable[[], Any]) -> Sample:
-        """Prepare to time a call; it must not depend on anything that changes afterwards."""
+    def capture(self, call: Callable[..., Any], sets: Sequence[Arguments]) -> Sample:
+        """Prepare to time calls with these arguments; it must not depend on anything that changes afterwards.
+
+        Of several sets, a sample uses each once. Preparing may use them, too.
+        """
 
     def copy(self, moved: Traffic, in_place: bool) -> Sample:
         """Prepare to time the device's floor: a stream of as many bytes."""
 
-    def wall(self, call: Callable[[], Any], device_us: float) -> float:
-        """One sample of microseconds per call by the host's clock, of a call that takes the device so long."""
+    def wall(self, call: Callable[..., Any], sets: Sequence[Arguments], device_us: float) -> float:
+        """One sample of microseconds per call by the host's clock, of calls that take the device so long.
+
+        Of several sets, it uses each once at most.
+        """
 
     def together(self, output_bytes: int) -> int:
         """How many calls with outputs of this size can be prepared at the same time."""
@@ -78,27 +86,28 @@ class Stopwatch(Protocol):
 class GraphWatch:
     """Times with CUDA graphs and events."""
 
-    def capture(self, call: Callable[[], Any]) -> Sample:
-        """A graph of `GRAPH_CALLS` calls, replayed for about `SAMPLE_US`."""
+    def capture(self, call: Callable[..., Any], sets: Sequence[Arguments]) -> Sample:
+        """A graph of `GRAPH_CALLS` calls, replayed for about `SAMPLE_US`; of several sets one of each, once."""
         from kda_judge.arms.clocks import Graph
 
-        graph = Graph(call, [()] * GRAPH_CALLS, {})
+        graph = Graph(call, sets if len(sets) > 1 else [*sets] * GRAPH_CALLS, {})
         graph.replay(1)
-        times = max(1, round(SAMPLE_US / max(graph.replay(1)[1], 1.0)))
+        times = 1 if len(sets) > 1 else max(1, round(SAMPLE_US / max(graph.replay(1)[1], 1.0)))
         return lambda: graph.replay(times)[1] / (times * graph.calls)
 
     def copy(self, moved: Traffic, in_place: bool) -> Sample:
         """The judge's own."""
         from kda_judge.arms.limit_arm import fastest_stream
 
-        return self.capture(fastest_stream(moved, in_place))
+        return self.capture(fastest_stream(moved, in_place), [()])
 
-    def wall(self, call: Callable[[], Any], device_us: float) -> float:
+    def wall(self, call: Callable[..., Any], sets: Sequence[Arguments], device_us: float) -> float:
         """Calls back to back, with the judge's clock for the column `wall`."""
         from kda_judge.arms.clocks import Clock
 
         calls = max(1, min(WALL_CALLS, round(WALL_US / device_us)))
-        return Clock("cuda").wall(call, [()] * calls, {})[0] / calls
+        given = sets[:calls] if len(sets) > 1 else [*sets] * calls
+        return Clock("cuda").wall(call, given, {})[0] / len(given)
 
     def together(self, output_bytes: int) -> int:
         """As many as fit into the free memory; a graph holds two generations of outputs."""
@@ -168,6 +177,7 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
                     ready[place] = outcome
             for turn in range(rounds):
                 for place in _in_turn(ready, turn):
+                    case.restore()
                     samples.setdefault(place, []).append(ready[place]())
                 copies.append(copy())
             for turn in range(WALL_ROUNDS):
@@ -215,10 +225,12 @@ class _Attempt:
         module = task.load(task.config.arms["solution"].module)
         self._values = make(trial.row, Family.NORMAL, task.config.bench.seeds[0], device)
         self._expected = ask_oracle(load_reference(task), self._op, trial.row, self._values)
-        places = case.input_sets[0]
-        self._arguments = [case.arena.view(places[name]) if name in places else None for name in self._op.inputs]
+        self._sets = [
+            tuple(case.arena.view(places[name]) if name in places else None for name in self._op.inputs)
+            for places in case.input_sets[: case.spec.hot]
+        ]
         op = tensors_first(getattr(module, trial.row.op), self._op.inputs, self._op.by_name)
-        self._call = functools.partial(op, *self._arguments, **trial.row.scalars)
+        self._call = functools.partial(op, **trial.row.scalars)
 
     def prepare(self, place: int, watch: Stopwatch) -> Sample | str:
         """How to time candidate `place`, or why it is wrong."""
@@ -229,7 +241,7 @@ class _Attempt:
                 failure = self._wrong()
                 if not asked:
                     raise UsageError(f"row {row.id!r}: {row.op} did not ask the table {table.name!r} on this device")
-                return failure or watch.capture(self._call)
+                return failure or watch.capture(self._call, self._sets)
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001  a configuration may fail in any way; the others still count
@@ -245,8 +257,9 @@ class _Attempt:
     def wall(self, place: int, watch: Stopwatch, device_us: float) -> float:
         """A sample of candidate `place` by the host's clock: of later calls, for which the first one made the plan."""
         with self._trial.sweep.table.forced(self._trial.sweep.candidates[place]):
-            self._call()
-            return watch.wall(self._call, device_us)
+            self._call(*self._sets[0])
+            self._case.restore()
+            return watch.wall(self._call, self._sets, device_us)
 
     def _wrong(self) -> str | None:
         """What is wrong with the outputs of one call on fresh inputs, or None."""
@@ -267,10 +280,10 @@ class _Attempt:
             if name not in row.inplace
         ]
         del poison
-        result = self._call()
+        result = self._call(*self._sets[0])
         returned = iter(result if isinstance(result, (tuple, list)) else (result,))
         for (name, spec), want in zip(specs.items(), self._expected, strict=True):
-            got = self._arguments[self._op.inputs.index(name)] if name in row.inplace else next(returned, None)
+            got = self._sets[0][self._op.inputs.index(name)] if name in row.inplace else next(returned, None)
             form = f"{spec.dtype} {list(spec.shape)}"
             if not isinstance(got, torch.Tensor) or _form(got) != form:
                 return f"output {name!r}: expected {form}, got {_form(got)}"
