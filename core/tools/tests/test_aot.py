@@ -6,7 +6,7 @@ import sys
 import pytest
 import triton
 
-from core.tools.tests.every_task import every_task
+from core.tools.tests.every_task import TASKS, every_task
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
@@ -16,6 +16,7 @@ from kda_tools import cli
 from kda_tools.lab.inspect import aot
 from kda_tools.lab.inspect.aot import compile_task, meta_tensors
 from kda_tools.lab.inspect.occupancy import Occupancy, Resource
+from kda_tools.lab.inspect.sass import contents
 
 SOLUTION = """
 import triton
@@ -71,6 +72,31 @@ def test_every_task_compiles_for_all_of_its_targets(task: Task) -> None:
     assert len(set(map(frozenset, rows.values()))) == 1
     spilled = {(one.name, one.target, one.spill_bytes) for one in kernels if one.spill_bytes}
     assert spilled <= SPILLED.get(triton.__version__, set())
+
+
+def exact_of(task: Task) -> list[tuple[Task, str]]:
+    """The task's ops whose exact mode is a plan of its own."""
+    solution = task.load("solution")
+    ops = {name: getattr(getattr(solution, name), "kda_op", None) for name in task.config.ops}
+    return [(task, name) for name, op in ops.items() if op and op.exact and op.exact[0] is not op.own[0]]
+
+
+@pytest.mark.parametrize(("task", "name"), [one for task in TASKS for one in exact_of(task)])
+def test_upstreams_bits_cost_no_instruction(task: Task, name: str) -> None:
+    solution = task.load("solution")
+    op = getattr(solution, name).kda_op
+    rows = [row for row in task.workloads if row.op == name and row.production]
+    for row in (rows[0], rows[-1]):
+        for target in task.config.targets.values():
+            counts, launches = [], []
+            for exact in (False, True):
+                op.set_exact(exact)
+                (launch,) = solution.launches(name, meta_tensors(row), row.scalars)
+                launches.append(launch)
+                counts.append(contents(launch.compile(target.capability).cubin).code.instructions)
+            op.set_exact(False)
+            assert launches[0].variant != launches[1].variant
+            assert counts[0] >= counts[1], row.id
 
 
 def test_equal_variants_are_compiled_once_per_target(fake):

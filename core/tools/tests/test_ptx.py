@@ -8,6 +8,7 @@ ahead has ended.
 import dataclasses
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -20,7 +21,7 @@ from kda_judge.contract.workloads import shrink
 from kda_runtime.launch import Launch
 from kda_runtime.tuned_table import Table
 from kda_tools.lab.inspect.arm_alone import with_strides
-from kda_tools.lab.ptx import kernels
+from kda_tools.lab.ptx import floats, kernels
 from kda_tools.lab.ptx.kernels import modules_of, on_the_machine
 from kda_tools.lab.ptx.parse import PtxError, without
 from kda_tools.lab.ptx.run import DEFAULT, Options
@@ -144,6 +145,26 @@ def test_the_exact_mode_of_k06_rounds_where_the_compiler_does(dtypes, constant):
     try:
         with on_the_machine(task) as launched:
             assert torch.equal(public(x, scale, shift, constant), want)
+    finally:
+        public.kda_op.set_exact(False)
+    assert launched[0].constexprs["EXACT"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_the_exact_mode_of_l01_is_upstreams_instructions(dtype):
+    """Their roundings and their flushes to zero, one after the other; what is approximate is the machine's there."""
+    task = task_of("silu_and_mul")
+    public = task.load("solution").silu_and_mul
+    x = torch.randn(3, 2048, generator=torch.Generator().manual_seed(0)).mul(30).to(dtype)
+    x[0, :4] = torch.tensor([-100.0, 100.0, 0.0, 2.0**-130])
+    gate, up = (half.float().numpy() for half in x.chunk(2, dim=-1))
+    power = floats.approximate("ex2", floats.flush(floats.flush(gate) * np.float32(-1.442695)), error=0)
+    quotient = floats.approximate("div", floats.flush(gate), floats.flush(power) + np.float32(1), error=0)
+    want = torch.from_numpy(floats.flush(floats.flush(quotient) * floats.flush(up))).to(dtype)
+    public.kda_op.set_exact()
+    try:
+        with on_the_machine(task) as launched:
+            assert torch.equal(public(x), want)
     finally:
         public.kda_op.set_exact(False)
     assert launched[0].constexprs["EXACT"]

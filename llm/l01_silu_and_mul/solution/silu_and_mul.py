@@ -5,6 +5,9 @@
 Rows that nobody reads are left out: those of an expert -1, and in the block-padded layout those behind its end and the
 padding.
 
+With the op's setting `exact` it is computed by the instructions of upstream's build, which is one with
+`--use_fast_math`, and so has its bits.
+
 Source of the semantics: SGLang 0.5.23, `kernels/ops/activation/activation.py` (Apache-2.0); the code is our own.
 
 Idea: the op only streams, so a program does nothing but load one or a few 16-byte vectors of each half a thread, all
@@ -21,7 +24,7 @@ import triton
 import triton.language as tl
 
 from kda_runtime.checks import Expect, capability, given, pdl_works, unfit
-from kda_runtime.launch import Launch
+from kda_runtime.launch import Launch, is_interpreted
 from kda_runtime.op import Op
 from kda_runtime.triton_rows import follow_the_kernel_ahead, load_tile, store_tile, vector_width, widen
 from kda_runtime.tuned_table import Table
@@ -55,6 +58,17 @@ TUNED = Table(__file__, "silu_and_mul", Config)
 # --- kernel
 
 
+UPSTREAMS: tl.constexpr = tl.constexpr("""{
+    .reg .f32 value;
+    mul.ftz.f32 value, $1, 0fBFB8AA3B;
+    ex2.approx.ftz.f32 value, value;
+    add.ftz.f32 value, value, 0f3F800000;
+    div.approx.ftz.f32 value, $1, value;
+    mul.ftz.f32 $0, value, $2;
+}""")
+"""What nvcc 13 makes of `gate / (1.0f + expf(-gate)) * up` with `--use_fast_math`; the first constant is -log2(e)."""
+
+
 @triton.jit(do_not_specialize=["rows", "valid"])
 def silu_and_mul_kernel(
     y,  # [ROWS, N]
@@ -68,6 +82,7 @@ def silu_and_mul_kernel(
     N: tl.constexpr,
     BLOCK: tl.constexpr,  # columns of a program
     ROWS: tl.constexpr,  # rows of a program
+    EXACT: tl.constexpr,  # upstream's bits
     PDL: tl.constexpr,
     LOAD: tl.constexpr,
     STORE: tl.constexpr,
@@ -92,7 +107,10 @@ def silu_and_mul_kernel(
     gate = widen(load_tile(x + row * (2 * N), col, inside, N, PARTS * BLOCK > N, LOAD))  # [ROWS, BLOCK]
     up = widen(load_tile(x + row * (2 * N) + N, col, inside, N, PARTS * BLOCK > N, LOAD))
 
-    value = gate / (1 + tl.exp(-gate)) * up
+    if EXACT:
+        value = tl.inline_asm_elementwise(UPSTREAMS, "=f,f,f", [gate, up], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        value = gate / (1 + tl.exp(-gate)) * up
 
     store_tile(y + row * N, value, col, inside, N, PARTS * BLOCK > N, STORE)
 
@@ -123,7 +141,7 @@ def block_of(width: int, item_size: int, most: int) -> int:
     return divisor if divisor * item_size >= LINE_BYTES else min(triton.next_power_of_2(width), most)
 
 
-def plan(call: Call) -> Launch:
+def plan(call: Call, exact: bool = False) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, y = call.input, gate_of(call)
     width = y.shape[-1]
@@ -149,12 +167,18 @@ def plan(call: Call) -> Launch:
         N=width,
         BLOCK=block,
         ROWS=tile,
+        EXACT=exact and not is_interpreted(silu_and_mul_kernel),  # which knows no machine code, and no other bits
         PDL=pdl,
         LOAD=config.load,
         STORE=config.store,
         num_warps=config.warps,
         launch_pdl=pdl,
     )
+
+
+def exact_plan(call: Call) -> Launch:
+    """The same for upstream's bits."""
+    return plan(call, exact=True)
 
 
 def _ready(call: Call) -> Call:
@@ -228,6 +252,7 @@ OP = Op(
     contiguous=True,
     into="out",
     integers=("expert_ids", "sorted_token_ids", "num_tokens_post_padded"),
+    exact=(exact_plan, _plain),
 )
 
 
