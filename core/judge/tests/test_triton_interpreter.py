@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kda_judge.arms import triton_interpreter
+from kda_judge.arms.float8 import nearest_e4m3, widened_e4m3
 from kda_judge.contract.errors import MissingRequirement
 
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -102,6 +103,47 @@ def test_kernels_round_to_nearest(dtype):
     same(z, x.to(dtype))
 
 
+def of_float8():
+    """Float32 values: each of float8_e4m3fn, ties and their neighbours, what saturates, and normal ones."""
+    exact = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    finite = exact[~exact.isnan()].sort().values
+    ties = (finite[1:] + finite[:-1]) / 2
+    beside = [torch.nextafter(ties, torch.full_like(ties, sign * torch.inf)) for sign in (1, -1)]
+    large = torch.tensor([448.0, 464.0, 465.0, 1e30, torch.inf, torch.nan, -1e9, -torch.inf, 2.0**-10, 2.0**-11, 1e-40])
+    drawn = torch.from_numpy(np.random.default_rng(0).standard_normal(1 << 10, dtype=np.float32)) * 100
+    return torch.cat([exact, ties, *beside, large, drawn])
+
+
+def test_float8_is_the_nearest_and_saturates():
+    x = of_float8()
+    got = torch.from_numpy(nearest_e4m3(x.numpy()))
+    want = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    nan = x.isnan()
+    assert torch.equal(got[~nan], want.view(torch.uint8)[~nan])
+    assert (got[nan] == 0x7F).all()
+    bits = torch.arange(256, dtype=torch.uint8)
+    wide, known = torch.from_numpy(widened_e4m3(bits.numpy())), bits.view(torch.float8_e4m3fn).float()
+    assert torch.equal(wide.isnan(), known.isnan())
+    assert torch.equal(wide.nan_to_num(7), known.nan_to_num(7))
+
+
+@runs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_round_to_float8_and_back(dtype):
+    x = of_float8().to(dtype)
+    x = x[: len(x) // 512 * 512]
+    y, z = torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    convert[(len(x) // 512,)](y, z, x, N=512)
+    want = x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
+    known = ~x.isnan()
+    for got in (y, z):
+        assert torch.equal(got.view(torch.uint8)[known], want.view(torch.uint8)[known])
+        assert got.float()[~known].isnan().all()
+    back = torch.empty_like(x)
+    convert[(len(x) // 512,)](back, torch.empty_like(x), y, N=512)
+    assert torch.equal(back[known], y[known].to(dtype))
+
+
 @runs
 def test_what_asks_to_be_cut_off_is():
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(1 << 12, dtype=np.float32))
@@ -150,9 +192,12 @@ def test_a_fused_multiply_add_rounds_once(dtype):
 def test_a_second_call_changes_nothing():
     from triton.runtime.interpreter import InterpreterBuilder
 
-    before = InterpreterBuilder.cast_impl, InterpreterBuilder.create_fma
+    def now():
+        return InterpreterBuilder.cast_impl, InterpreterBuilder.create_fma, InterpreterBuilder.create_fp_to_fp
+
+    before = now()
     triton_interpreter.convert_as_a_gpu_does()
-    assert (InterpreterBuilder.cast_impl, InterpreterBuilder.create_fma) == before
+    assert now() == before
 
 
 @pytest.fixture

@@ -186,6 +186,20 @@ def test_narrow_floats_round_to_nearest_even(kind, dtype):
     np.testing.assert_array_equal(floats.to_bf16(np.array([1 + 2**-8, 1 + 3 * 2**-8], F32)), [0x3F80, 0x3F82])
 
 
+def test_float8_rounds_to_nearest_even_and_saturates():
+    bits = random_bits(4096)
+    # Ties of float8_e4m3fn: a sign, three digits, a half of the last one, and all exponents that it has.
+    bits[:2048] = (bits[:2048] & U32(0x80700000)) | U32(0x00080000) | (U32(117) + np.arange(2048, dtype=U32) % 19 << 23)
+    value = torch.from_numpy(bits.view(F32).copy())
+    both = run("cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2; cvt.u32.u16 %r11, %h1;", bits, bits[::-1].copy(), blocks=128)
+    for got, given in ((both >> 8, value), (both & 0xFF, value.flip(0))):
+        got = torch.from_numpy(got.astype(np.uint8)).view(torch.float8_e4m3fn).float()
+        want = given.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        assert torch.equal(got.isnan(), given.isnan())
+        assert torch.equal(got.nan_to_num(), want.nan_to_num())
+    assert len(torch.unique(want.nan_to_num())) > 200, "most of its numbers"
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "max"])
 def test_arithmetic_of_narrow_pairs(kind, dtype, name):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kda_judge.arms.float8 import nearest_e4m3
 from kda_tools.lab.ptx import floats
 from kda_tools.lab.ptx.decode import (
     CACHE,
@@ -118,6 +119,14 @@ def _narrow(machine: "Machine", where: Instruction, found: re.Match[str]) -> Ste
     if found[2]:  # the first operand becomes the upper half
         return compute(machine, where, U32, [F32, F32], lambda high, low: pack(narrow(low), narrow(high)))
     return compute(machine, where, U16, [F32], narrow)
+
+
+@opcode(r"cvt\.rn\.satfinite\.e4m3x2\.f32")
+def _narrow_to_float8(machine: "Machine", where: Instruction, _found: re.Match[str]) -> Step:
+    def two(high: Array, low: Array) -> Array:  # the first operand becomes the upper byte
+        return np.asarray(nearest_e4m3(high).astype(U16) << U16.type(8) | nearest_e4m3(low))
+
+    return compute(machine, where, U16, [F32, F32], two)
 
 
 @opcode(r"cvt(?:\.ftz)?\.f32\.(b?f16)")
