@@ -197,7 +197,7 @@ def test_float8_rounds_to_nearest_even_and_saturates():
         want = given.clamp(-448, 448).to(torch.float8_e4m3fn).float()
         assert torch.equal(got.isnan(), given.isnan())
         assert torch.equal(got.nan_to_num(), want.nan_to_num())
-    assert len(torch.unique(want.nan_to_num())) > 200, "most of its numbers"
+    assert len(torch.unique(want.nan_to_num())) > 150, "most of its numbers"
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
