@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from kda_judge.arms.triton_interpreter import convert_as_a_gpu_does
 from kda_judge.arms.upstream import activate
@@ -41,7 +42,12 @@ def calls():
 
 def main(arm, tree, version):
     """Print how many calls agree; exit with the first that does not."""
-    convert_as_a_gpu_does()
+    if DEVICE == "cpu":
+        # A GPU's compiler makes one fused multiply-add of upstream's product and sum, which the interpreter rounds both.
+        # To be compared there, `tl.fma` has to round both, too.
+        rounds_twice = InterpreterBuilder.create_fma
+        convert_as_a_gpu_does()
+        InterpreterBuilder.create_fma = rounds_twice
     activate(Path(tree), version)
     upstream, solution = import_from(TASK, arm), import_from(TASK, "solution")
     compared = 0
