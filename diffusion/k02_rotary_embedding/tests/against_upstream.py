@@ -43,8 +43,8 @@ def calls():
 def main(arm, tree, version):
     """Print how many calls agree; exit with the first that does not."""
     if DEVICE == "cpu":
-        # A GPU's compiler makes one fused multiply-add of upstream's product and sum, which the interpreter rounds both.
-        # To be compared there, `tl.fma` has to round both, too.
+        # A GPU's compiler makes one fused multiply-add of upstream's product and sum. The interpreter rounds both,
+        # so `tl.fma` has to round both, too, to be compared there.
         rounds_twice = InterpreterBuilder.create_fma
         convert_as_a_gpu_does()
         InterpreterBuilder.create_fma = rounds_twice
