@@ -17,7 +17,10 @@ TASK = Path("diffusion/k03_qknorm_rope")
 KERNEL, TABLE = TASK / "solution" / "qknorm_rope.py", TASK / "solution" / "tuned.toml"
 LOADS = "    # Loads of all tiles first:"
 SHARED = re.compile(r"    # What all heads share: .*?\n    cos_b, sin_b = [^\n]*\n\n", re.DOTALL)
-SMALL, LARGE = ("qwen-19*", "qwen-47*", "qwen-edit-1*", "zimage-32*"), ("*-4096*", "*-8424*", "*-4128*", "*-7904*")
+SMALL, LARGE = (
+    ("qwen-19*", "qwen-47*", "qwen-edit-1*", "zimage-32*", "flux-512*"),
+    ("*-4096*", "*-4608*", "*-8424*", "*-4128*", "*-7904*"),
+)
 DIRECTION = (
     "give up the order of the loads, which the scheduler hides, and try how many heads a program takes, since the "
     "profile shows registers to spare"
