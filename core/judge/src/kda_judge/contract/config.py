@@ -79,7 +79,7 @@ class Op(Strict):
     per_row: tuple[str, ...] = ()
     """Outputs that are like no input: every row says their shape and dtype, as `outputs.NAME` (contiguous)."""
     returns: Literal["outputs", "none", "argument"] = "outputs"
-    """What the callable returns. In place: None, or the one tensor that it wrote into (`argument`)."""
+    """What the callable returns. In place: None, or the tensors that it wrote into, in order (`argument`)."""
     by_name: bool = False
     """Tensors are passed by keyword, as scalars are: in upstream's signature a scalar stands before one of them."""
     rules: dict[str, Rule] = {}
@@ -127,8 +127,8 @@ class Op(Strict):
             raise ValueError(
                 "an op that works in place must return nothing: returns = 'none', or what it wrote: 'argument'"
             )
-        if self.returns == "argument" and not (len(self.outputs) == 1 and self.outputs[0] in self.inputs):
-            raise ValueError(f"returns = 'argument': expected one output, which is an input, got {list(self.outputs)}")
+        if self.returns == "argument" and not set(self.outputs) <= set(self.inputs):
+            raise ValueError(f"returns = 'argument': expected outputs that are inputs, got {list(self.outputs)}")
         return self
 
     def tolerated(self, name: str) -> bool:

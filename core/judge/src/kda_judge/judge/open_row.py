@@ -239,10 +239,11 @@ class Case:
         """What is wrong with the form of the returned value, or None."""
         want = self.spec.outputs
         if self.op.returns == "argument":
-            written = self.row.inputs[self.op.outputs[0]]
+            written = [self.row.inputs[name] for name in self.op.outputs]
             shapes = [(got.in_arena, got.shape, got.dtype) for got in called.outputs]
-            fits = shapes == [(True, written.shape, written.dtype)]
-            return None if fits else f"expected {self.op.outputs[0]!r}, which it wrote into, got {called.returned}"
+            fits = shapes == [(True, one.shape, one.dtype) for one in written]
+            names = " and ".join(map(repr, self.op.outputs))
+            return None if fits else f"expected {names}, which it wrote into, got {called.returned}"
         if self.spec.returns_none:
             return (
                 None if called.returned == "None" else f"expected None (the op works in place), got {called.returned}"

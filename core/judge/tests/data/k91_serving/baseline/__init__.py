@@ -53,3 +53,7 @@ def tally(counts, ids):
 
 def total(x, scale, out):
     return out.copy_(x.sum(1) * scale)
+
+
+def moments(x, mean, most):
+    return mean.copy_(x.mean(1)), most.copy_(x.amax(1))

@@ -54,6 +54,10 @@ def total(x, out, *, scale):
     return (x.double().sum(1) * scale,)
 
 
+def moments(x, mean, most):
+    return x.double().mean(1), x.double().amax(1)
+
+
 def keys(row, values):
     """What stands at an index: a score, or the expert of a token's slot."""
     if row.op == "topk":

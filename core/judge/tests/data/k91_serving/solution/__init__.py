@@ -2,9 +2,9 @@
 
 import torch
 
-from ..baseline import GROUP, dequantise, mean, route, softmax, store, tally, total
+from ..baseline import GROUP, dequantise, mean, moments, route, softmax, store, tally, total
 
-__all__ = ["align", "dequantise", "mean", "quantise", "route", "softmax", "store", "tally", "topk", "total"]
+__all__ = ["align", "dequantise", "mean", "moments", "quantise", "route", "softmax", "store", "tally", "topk", "total"]
 
 
 def quantise(x, *, to):
