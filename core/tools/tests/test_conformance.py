@@ -59,8 +59,10 @@ class Case:
         op = op or getattr(self.solution, self.row.op)
         returned = self._tensors_first(op)(*arguments.values(), **self.row.scalars)
         if self.row.inplace:
-            written = [arguments[self.row.inplace[0]]] if self.contract.returns == "argument" else [None]
-            assert returned is written[0]
+            written = [arguments[name] for name in self.contract.outputs] if self.contract.returns == "argument" else []
+            got = list(returned) if isinstance(returned, tuple) else [returned] * len(written)
+            assert all(one is other for one, other in zip(got, written, strict=True))
+            assert written or returned is None
             return [self.judged_part(name, arguments) for name in self.contract.outputs]
         return list(returned) if isinstance(returned, tuple) else [returned]
 
@@ -231,7 +233,9 @@ def test_the_registered_op_is_truthful(case, layout):
     with Recorder():
         case.assert_close(case.call(arguments), want)
     ((func, args, kwargs),) = recorded
-    torch.library.opcheck(func, args, kwargs)
+    # PyTorch compares results by arithmetic that it has not got for float8: what was written is compared above.
+    float8 = any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float8_e4m3fn for arg in args)
+    torch.library.opcheck(func, args, kwargs, **{"test_utils": "test_faketensor"} if float8 else {})
 
 
 @each()
