@@ -128,8 +128,8 @@ def test_arm_imports_from_its_locked_files_alone(task, arm):
         if "sglang" not in module.split("."):
             assert own.get(name), f"{name} is upstream's own, or a chain of upstream's"
         theirs = [tuple(parameter) for parameter in found["parameters"][name]]
-        # Under our stand-in for the framework's registration, where there is one.
-        assert found["registered"][name] in (None, [parameter for parameter, *_ in theirs])
+        # Under our stand-in for the framework's registration, where there is one; it may know fewer arguments.
+        assert set(found["registered"][name] or ()) <= {parameter for parameter, *_ in theirs}
         if arm == "baseline":
             ours = inspect.signature(getattr(solution, name)).parameters.values()
             assert [(p.name, p.kind.name, repr(p.default)) for p in ours] == theirs

@@ -83,7 +83,7 @@ def row(
         inputs={
             "input": TensorSpec(shape=(tokens, wide), dtype=dtype, stride=(wide + gap, 1) if gap else None),
             "output_q": TensorSpec(
-                shape=(tokens, width), dtype="float8_e4m3fn", stride=(width + gap, 1) if gap else None
+                shape=(tokens, width), dtype="float8_e4m3fn", stride=(width + gap // 2, 1) if gap else None
             ),
             "output_s": TensorSpec(
                 shape=(tokens, groups), dtype="float32", stride=(1, (tokens + 3) // 4 * 4) if columns else None

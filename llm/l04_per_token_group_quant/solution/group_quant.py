@@ -147,6 +147,7 @@ def plan(call: Call) -> Launch:
     capacity = config.warps * 32 * VECTOR * config.vectors // call.group_size  # in groups
     beside = min(groups & -groups, config.beside, capacity)
     tile = min(capacity // beside, triton.next_power_of_2(rows))
+    held = tile * beside * call.group_size // (32 * VECTOR)  # warps that the program's elements fill
     pdl = config.pdl and pdl_works(group_quant_kernel, major)
     return Launch.make(
         group_quant_kernel,
@@ -166,7 +167,7 @@ def plan(call: Call) -> Launch:
         ACTIVATION=call.activation,
         PDL=pdl,
         LOAD=config.load,
-        num_warps=config.warps,
+        num_warps=min(config.warps, max(held, 1)),
         launch_pdl=pdl,
     )
 

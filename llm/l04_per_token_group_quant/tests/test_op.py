@@ -138,23 +138,26 @@ def test_full_graph_compilation_with_new_outputs():
 
 
 @pytest.mark.parametrize(
-    ("config", "rows", "width", "group", "beside", "tile"),
+    ("config", "rows", "width", "group", "beside", "tile", "warps"),
     [
-        (Config(4), 4096, 7168, 128, 4, 4),
-        (Config(4, 2), 4096, 7168, 128, 4, 8),
-        (Config(4, beside=1), 4096, 7168, 128, 1, 16),
-        (Config(1, beside=64), 1, 7168, 128, 4, 1),
-        (Config(1), 4096, 384, 128, 1, 4),
-        (Config(4), 3, 2048, 256, 4, 2),
-        (Config(4), 1, 2048, 16, 4, 1),
+        (Config(4), 4096, 7168, 128, 4, 4, 4),
+        (Config(4, 2), 4096, 7168, 128, 4, 8, 4),
+        (Config(4, beside=1), 4096, 7168, 128, 1, 16, 4),
+        (Config(1, beside=64), 1, 7168, 128, 4, 1, 1),
+        (Config(1), 4096, 384, 128, 1, 4, 1),
+        (Config(4), 3, 2048, 256, 4, 2, 4),
+        (Config(4), 1, 7168, 128, 4, 1, 1),
+        (Config(8, beside=8), 1, 7168, 128, 8, 1, 2),
+        (Config(4), 1, 2048, 16, 4, 1, 1),
     ],
 )
-def test_a_program_takes_whole_groups(config, rows, width, group, beside, tile):
+def test_a_program_takes_whole_groups_and_no_more_warps_than_they_fill(config, rows, width, group, beside, tile, warps):
     q, s = outputs(rows, width, group, device="meta")
     x = torch.empty(rows, width, dtype=torch.bfloat16, device="meta")
     with TUNED.forced(config):
         launch = plan(Call(q, s, x, group, ""))
     assert (launch.constexprs["BESIDE"], launch.constexprs["ROWS"]) == (beside, tile)
+    assert launch.options["num_warps"] == warps
     assert launch.grid == (-(-rows // tile) * (width // group // beside), 1, 1)
     # Rows are masked exactly where the last program is not full.
     assert launch.args[3] == (rows if rows % tile else None)
