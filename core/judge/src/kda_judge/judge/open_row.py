@@ -242,8 +242,8 @@ class Case:
             written = [self.row.inputs[name] for name in self.op.outputs]
             shapes = [(got.in_arena, got.shape, got.dtype) for got in called.outputs]
             fits = shapes == [(True, one.shape, one.dtype) for one in written]
-            names = " and ".join(map(repr, self.op.outputs))
-            return None if fits else f"expected {names}, which it wrote into, got {called.returned}"
+            named = " and ".join(map(repr, self.op.outputs))
+            return None if fits else f"expected {named}, which it wrote into, got {called.returned}"
         if self.spec.returns_none:
             return (
                 None if called.returned == "None" else f"expected None (the op works in place), got {called.returned}"

@@ -11,7 +11,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
-from kda_tools.port.row_source import INPUTS, operands, rows_text, tolerances
+from kda_tools.port.row_source import INPUTS, OFF, operands, rows_text, tensors_passed, tolerances
 from kda_tools.project.export.sources import collect
 
 MARK = ".kda-ako.json"
@@ -73,19 +73,15 @@ def outputs(row, function):
     made = function(*given, **scalars)
     if row["inplace"]:
         names = OPERANDS[row["op"]]
-        return tuple(given[names.index(name)] for name in row["inplace"])
+        return tuple(given[names.index(name)] for name in OUTPUTS[row["op"]])
     return as_tuple(made)
 
 
 def correct(row, function, reference):
     """Why the outputs are wrong, or None."""
-    for number, (one, other) in enumerate(zip(outputs(row, function), outputs(row, reference))):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
-            return f"output {{number}}: {{one.dtype}} {{tuple(one.shape)}}, not {{other.dtype}} {{tuple(other.shape)}}"
-        atol, rtol = TOLERANCES[str(one.dtype).removeprefix("torch.")]
-        off = (one.double() - other.double()).abs() - (atol + rtol * other.double().abs())
-        if not bool((off <= 0).all()):  # NaN is not
-            return f"output {{number}}: off by up to {{off.max().item():.3g}} more than allowed"
+    for name, one, other in zip(OUTPUTS[row["op"]], outputs(row, function), outputs(row, reference)):
+        if (why := off(name, one, other)) is not None:
+            return why
     return None
 
 
@@ -173,13 +169,14 @@ def export(task: Task, folder: Path) -> list[Path]:
     texts = {f"{side}/{package}/{name}": text for side in ("input", "solution") for name, text in files.items()}
     texts |= {f"{side}/{op}.py": kernel for side in ("input", "solution")}
     texts["input/reference.py"] = (task.path / "baseline" / "eager.py").read_text(encoding="utf-8")
-    texts[f"bench/bench_{op}.py"] = BENCH.format(
+    bench = BENCH.format(
         title=task.config.task.title,
         op=op,
         package=package,
-        tables=operands(task, names) + tolerances(task) + rows_text(task, rows),
-        inputs=INPUTS.replace('device="cuda"', "device=DEVICE"),
+        tables=operands(task, names) + tolerances(task, names) + rows_text(task, rows),
+        inputs=INPUTS.replace('device="cuda"', "device=DEVICE") + OFF,
     )
+    texts[f"bench/bench_{op}.py"] = tensors_passed(task, names, bench)
     texts["context/card.md"] = (task.path / "prompt.md").read_text(encoding="utf-8")
     for page in ("dispatch.md", "results.md", "profile.md"):
         if (path := task.path / "docs" / page).is_file():

@@ -47,10 +47,9 @@ def try_name(function: Callable[..., Any]) -> str:
     return f"try_{function.__name__}"
 
 
-def in_place(function: Callable[..., Any]) -> bool:
-    """Whether a public function returns nothing."""
-    op: Any = function.kda_op  # type: ignore[attr-defined]
-    return not op.outputs
+def returns_nothing(function: Callable[..., Any]) -> bool:
+    """Whether a public function works in place and hands nothing back."""
+    return inspect.signature(function).return_annotation in (None, "None")
 
 
 def _after_imports(tree: ast.Module, text: str) -> int:
@@ -85,7 +84,7 @@ def _front(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> 
     else:
         lines.append(f"{inner}{call}")
     lines += [f"{inner}if kda_result is not None:"]
-    lines += [f"{inner}{pad}return" if in_place(function) else f"{inner}{pad}return kda_result"]
+    lines += [f"{inner}{pad}return" if returns_nothing(function) else f"{inner}{pad}return kda_result"]
     return "".join(f"{pad}{line}\n" for line in lines)
 
 

@@ -81,6 +81,9 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
         UsageError: a table is not where the release has it.
     """
     prefix = "" if tree.root == patch.base else f"{tree.root.relative_to(patch.base).as_posix()}/"
+    _edit_readme(patch, prefix, task, functions, tier)
+    if not tree.has_levels(task):
+        return  # another backend of an op that has one would make SGLang ask which it is
     owner = f"sglang.kernels.kda_kernels.{task.op}"
     entries = "".join(
         f'    (\n        "diffusion.{name}",\n        KernelBackend.KDA,\n'
@@ -95,7 +98,6 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
         Insertion(_end_of(text, "_SPECS", where), entries),
         Insertion(_end_of(text, "_EXPORTS", where), exported),
     )
-    _edit_readme(patch, prefix, task, functions, tier)
     if not new:
         _mount(patch, prefix, task, functions, tier)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,8 +13,10 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
 
-FAMILY = "diffusion"
-"""The family of tasks whose places in a tree are known."""
+DIFFUSION = "diffusion"
+"""The family whose ops have a facade and quality levels where a release has them."""
+FAMILIES = (DIFFUSION, "llm")
+"""The families of tasks whose places in a tree are known."""
 FACADE = "sglang/kernels/ops/diffusion/__init__.py"
 """The import surface and the registry's entries, where a release has one."""
 
@@ -37,23 +40,36 @@ class Tree:
     """The folder that holds `test/`: above `python/` in a checkout, else the root."""
     layout: Layout
 
-    def package(self, op: str) -> str:
+    def package(self, task: Task) -> str:
         """Where a port's package lies below the root."""
         if self.layout is Layout.FACADE:
-            return f"sglang/kernels/kda_kernels/{op}"
-        return f"sglang/jit_kernel/diffusion/kda_{op}"
+            return f"sglang/kernels/kda_kernels/{task.op}"
+        return f"sglang/jit_kernel/{_group(task)}kda_{task.op}"
 
-    def test(self, op: str) -> Path:
+    def test(self, task: Task) -> Path:
         """The file of a port's test."""
         if self.layout is Layout.FACADE:
-            return self.repository / f"test/registered/kernels/ops/diffusion/test_kda_{op}.py"
-        return self.root / f"sglang/jit_kernel/tests/diffusion/test_kda_{op}.py"
+            return self.repository / f"test/registered/kernels/ops/{_group(task)}test_kda_{task.op}.py"
+        return self.root / f"sglang/jit_kernel/tests/{_group(task)}test_kda_{task.op}.py"
 
-    def benchmark(self, op: str) -> Path:
+    def benchmark(self, task: Task) -> Path:
         """The file of a port's benchmark."""
         if self.layout is Layout.FACADE:
-            return self.repository / f"test/registered/kernels/benchmark/diffusion/bench_kda_{op}.py"
-        return self.root / f"sglang/jit_kernel/benchmark/diffusion/bench_kda_{op}.py"
+            return self.repository / f"test/registered/kernels/benchmark/{_group(task)}bench_kda_{task.op}.py"
+        return self.root / f"sglang/jit_kernel/benchmark/{_group(task)}bench_kda_{task.op}.py"
+
+    def module_path(self, module: str) -> str:
+        """A module's file below the root."""
+        return module_path(module, lambda path: (self.root / path).is_file())
+
+    def has_levels(self, task: Task) -> bool:
+        """Whether a facade knows the task's ops, and quality levels decide which of them run."""
+        return self.layout is Layout.FACADE and task.family == DIFFUSION
+
+
+def _group(task: Task) -> str:
+    """The folder of the task's family among tests and kernels: language models' ops have none of their own."""
+    return f"{DIFFUSION}/" if task.family == DIFFUSION else ""
 
 
 def find_tree(path: Path) -> Tree:
@@ -97,7 +113,7 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
     """
     found = [one for one in replacements([task]) if one.version == tree.layout.value]
     for one in found:
-        path = tree.root / module_path(one.module)
+        path = tree.root / tree.module_path(one.module)
         if not path.is_file():
             raise UsageError(
                 f"{path}: expected the module of {one.function} as in {PACKAGE} {one.version}, got no file"
@@ -105,9 +121,11 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
     return found
 
 
-def module_path(module: str) -> str:
-    """A module's file below the root."""
-    return f"{module.replace('.', '/')}.py"
+def module_path(module: str, is_there: Callable[[str], bool]) -> str:
+    """A module's file below the root: a package's is its `__init__.py`."""
+    place = module.replace(".", "/")
+    package = f"{place}/__init__.py"
+    return package if is_there(package) else f"{place}.py"
 
 
 def locked(task: Task, layout: Layout) -> dict[str, str]:

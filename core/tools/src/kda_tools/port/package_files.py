@@ -14,7 +14,7 @@ from kda_judge.evidence import provenance
 from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
 from kda_tools.port.dispatch_edit import WIDTH, try_name
-from kda_tools.port.layouts import Layout
+from kda_tools.port.layouts import DIFFUSION, Tree
 from kda_tools.project.export.readme import origin_json, readme
 from kda_tools.project.export.sources import VENDORED, collect, exact_ops
 
@@ -52,7 +52,7 @@ EXACT = (
     "On wherever they can run, each signature after its first call gave the bits of SGLang's own function: `exact.py`. "
     + IN_FRONT
 )
-UNGATED = "This release has no quality levels: the kernels are on wherever they can run. " + IN_FRONT
+UNGATED = "{whom} no quality levels: the kernels are on wherever they can run. " + IN_FRONT
 NEW = "No model calls these ops yet: whoever does mounts them behind a site of that level."
 ABOUT = (
     f"`{KERNEL}/` is the export of a task of KDA-Pilot: README.md says what was measured, provenance.json which files "
@@ -80,10 +80,10 @@ def _open(*tensors: torch.Tensor | None) -> bool:
 OPEN_JIT = '''
 @cache
 def _is_cuda() -> bool:
-    """Asked late: the platform may be a plug-in's."""
-    from sglang.multimodal_gen.runtime.platforms import current_platform
+    """Asked late: {why}."""
+    from {module} import {name}
 
-    return bool(current_platform.is_cuda())
+    return bool({name}{call}())
 
 
 def _open(*tensors: torch.Tensor | None) -> bool:
@@ -92,6 +92,21 @@ def _open(*tensors: torch.Tensor | None) -> bool:
         return False
     return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
 '''
+ASKED = {
+    True: {
+        "why": "the platform may be a plug-in's",
+        "module": "sglang.multimodal_gen.runtime.platforms",
+        "name": "current_platform",
+        "call": ".is_cuda",
+    },
+    False: {
+        "why": "its package imports much",
+        "module": "sglang.srt.utils.common",
+        "name": "is_cuda",
+        "call": "",
+    },
+}
+"""Whom diffusion models, and whom language models, ask about the GPU."""
 TRY = '''
 def {try_name}{signature}:
     """`{name}`, or None for a call that the kernels do not take."""
@@ -120,22 +135,23 @@ def {name}{signature}:
 '''
 
 
-def package_files(task: Task, layout: Layout, package: str, new: bool, exact: bool = False) -> dict[str, str]:
-    """The text of every file of the package `package` (dotted) by its path in it; `new`: the tree has no such ops.
+def package_files(
+    task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool, exact: bool = False
+) -> dict[str, str]:
+    """The text of every file of the package by its path; `functions` are ported, `new`: the tree has none of them.
 
-    `exact`: of the ops that can give upstream's bits, alone.
+    `exact`: with upstream's bits.
     """
     exported = collect(task, runtime=False, exact=exact).files
-    functions = dispatched(task, exact)
-    replayed = layout is Layout.FACADE and not set(INVISIBLE) & set(exported)
+    package = tree.package(task).replace("/", ".")
+    replayed = tree.has_levels(task) and not set(INVISIBLE) & set(exported)
     files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
-    template = "taken_recorded.py" if layout is Layout.FACADE else "taken_eager.py"
+    template = "taken_recorded.py" if tree.has_levels(task) else "taken_eager.py"
     files["taken.py"] = (Path(str(tree_files.__file__)).parent / template).read_text(encoding="utf-8")
     numerics = tier(task, exact)
-    gated = is_gated_by_bits(numerics, layout, new)
-    if gated:
+    if is_gated_by_bits(numerics, tree, task, new):
         files["exact.py"] = (Path(str(tree_files.__file__)).parent / "exact.py").read_text(encoding="utf-8")
-    files["__init__.py"] = _init(task, layout, functions, new, replayed, numerics)
+    files["__init__.py"] = _init(task, tree, functions, new, replayed, numerics)
     files["README.md"] = readme(
         task, package, "plain", f"from {package} import {', '.join(_exported(functions, new))}", exact
     )
@@ -159,9 +175,9 @@ def tier(task: Task, exact: bool) -> str:
     return "exact" if exact else task.config.task.numerics
 
 
-def is_gated_by_bits(numerics: str, layout: Layout, new: bool) -> bool:
+def is_gated_by_bits(numerics: str, tree: Tree, task: Task, new: bool) -> bool:
     """Whether a port of this tier compares its bits with SGLang's own, and waits for no request's quality level."""
-    return layout is Layout.FACADE and not new and numerics == "exact"
+    return tree.has_levels(task) and not new and numerics == "exact"
 
 
 def gate_name(op: str) -> str:
@@ -173,11 +189,10 @@ def _exported(functions: list[Callable[..., Any]], new: bool) -> list[str]:
     return [one.__name__ if new else try_name(one) for one in functions]
 
 
-def _init(
-    task: Task, layout: Layout, functions: list[Callable[..., Any]], new: bool, replayed: bool, numerics: str
-) -> str:
-    facade, exact = layout is Layout.FACADE, is_gated_by_bits(numerics, layout, new)
-    gate = NEW if new else EXACT if exact else GATED.format(op=task.op) if facade else UNGATED
+def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool, replayed: bool, numerics: str) -> str:
+    facade, exact = tree.has_levels(task), is_gated_by_bits(numerics, tree, task, new)
+    ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
+    gate = NEW if new else EXACT if exact else GATED.format(op=task.op) if facade else ungated
     text = HEAD.format(
         task=task.folder,
         commit=provenance.git_state(checkout_root()).commit or "unknown",
@@ -190,7 +205,7 @@ def _init(
             site = f"sglang.kernels.ops.diffusion.sites.kda_{task.op}_site"
             text += f"from {site} import (\n    {gate_name(task.op)},\n)\n"
         if exact:
-            text += "from .exact import checked, own\n\n" + _hosts(task, layout)
+            text += "from .exact import checked, own\n\n" + _hosts(task, tree)
     else:
         text = text.replace("from typing import Any\n", "from functools import cache\nfrom typing import Any\n", 1)
     wrapper = "whole" if new else "taken"
@@ -206,15 +221,17 @@ def _init(
     if new:
         text += "\n" + GRADIENTS
     else:
-        text += "\n" + (OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT)
+        text += "\n" + (
+            OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT.format(**ASKED[task.family == DIFFUSION])
+        )
     for function in functions:
         text += "\n" + _function(function, new)
     return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted(_exported(functions, new))) + "]\n"
 
 
-def _hosts(task: Task, layout: Layout) -> str:
+def _hosts(task: Task, tree: Tree) -> str:
     """Source of a table: op -> the module of SGLang's own function."""
-    held = [one for one in replacements([task]) if one.version == layout.value and one.function in task.config.ops]
+    held = [one for one in replacements([task]) if one.version == tree.layout.value and one.function in task.config.ops]
     return "_HOSTS = {\n" + "".join(f'    "{one.function}": "{one.module}",\n' for one in held) + "}\n"
 
 

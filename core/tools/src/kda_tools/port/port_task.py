@@ -10,7 +10,7 @@ from kda_judge.contract.tasks import Task
 from kda_tools.port.dispatch_edit import dispatch
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch
-from kda_tools.port.layouts import FAMILY, Layout, Tree, hosts, locked, module_path
+from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, hosts, locked
 from kda_tools.port.package_files import dispatched, package_files, tier
 from kda_tools.port.proof_files import proof_files
 
@@ -44,7 +44,7 @@ class Port:
     @property
     def package(self) -> str:
         """The package of the port, dotted."""
-        return self.tree.package(self.task.op).replace("/", ".")
+        return self.tree.package(self.task).replace("/", ".")
 
 
 def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
@@ -53,19 +53,22 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     Raises:
         UsageError: the task is of another family, or the tree is not what it has to be for it; names the file.
     """
-    if task.family != FAMILY:
+    if task.family not in FAMILIES:
         raise UsageError(
-            f"{task.folder}: expected a task of {FAMILY}/, whose places and quality levels in SGLang are known here, "
-            f"got one of {task.family}/; `kda export {task.op}` gives its kernels as files of their own"
+            f"{task.folder}: expected a task of {' or '.join(FAMILIES)}, whose places in SGLang are known here, got "
+            f"one of {task.family}; `kda export {task.op}` gives its kernels as files of their own"
         )
     found = hosts(task, tree)
     new = not found
-    if new and tree.layout is not Layout.FACADE:
+    if new and not tree.has_levels(task):
         raise UsageError(
             f"{task.folder}: sglang {tree.layout.value} has no function of it, so there is no place for it"
         )
     functions = {one.__name__: one for one in dispatched(task, exact)}
-    place = tree.package(task.op)
+    if task.family != DIFFUSION:  # its arms may have functions of their own beside the release's
+        held = {one.function for one in found}
+        functions = {name: function for name, function in functions.items() if name in held}
+    place = tree.package(task)
     package = place.replace("/", ".")
     modules = dict.fromkeys(functions, package)
     modules |= {one.function: one.module for one in found if one.function in functions}
@@ -74,12 +77,12 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     base = tree.repository
     prefix = "" if tree.root == base else f"{tree.root.relative_to(base).as_posix()}/"
     patch = Patch(base)
-    for name, text in package_files(task, tree.layout, package, new, exact).items():
+    for name, text in package_files(task, tree, list(functions.values()), new, exact).items():
         patch.created[f"{prefix}{place}/{name}"] = text
     strangers = []
     pins = locked(task, tree.layout)
     for module in dict.fromkeys(modules.values()) if not new else ():
-        path = module_path(module)
+        path = tree.module_path(module)
         where = tree.root / path
         if hashlib.sha256(where.read_bytes()).hexdigest() != pins[path]:
             strangers.append(path)
@@ -87,7 +90,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         patch.insert(prefix + path, *dispatch(patch.read(prefix + path), where, package, mine))
     if tree.layout is Layout.FACADE:
         edit_facade(patch, tree, task, list(functions), new, tier(task, exact))
-    test, benchmark = proof_files(task, tree.layout, modules, tier(task, exact))
-    patch.created[tree.test(task.op).relative_to(base).as_posix()] = test
-    patch.created[tree.benchmark(task.op).relative_to(base).as_posix()] = benchmark
+    test, benchmark = proof_files(task, tree, modules, tier(task, exact))
+    patch.created[tree.test(task).relative_to(base).as_posix()] = test
+    patch.created[tree.benchmark(task).relative_to(base).as_posix()] = benchmark
     return Port(task, tree, patch, modules, new, tuple(strangers), exact)

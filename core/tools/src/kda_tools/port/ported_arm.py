@@ -8,20 +8,17 @@ from pathlib import Path
 from kda_judge.contract.errors import UsageError
 from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
-from kda_tools.port.layouts import Layout, locked
+from kda_tools.port.layouts import locked
 from kda_tools.port.package_files import gate_name, is_gated_by_bits
 from kda_tools.port.port_task import Port
 
 NAME = "ported"
 """What the arm is called in a run's record."""
-BESIDE = {
-    Layout.JIT_KERNEL: (),
-    Layout.FACADE: tuple(
-        f"sglang/kernels/ops/diffusion/{name}"
-        for name in ("common/fast_launch.py", "common/platform.py", "sites/quality_gate.py", "sites/bitexact_gate.py")
-    ),
-}
-"""Files of the release that a port's package imports, whether or not the op's own module does."""
+BESIDE = tuple(
+    f"sglang/kernels/ops/diffusion/{name}"
+    for name in ("common/fast_launch.py", "common/platform.py", "sites/quality_gate.py", "sites/bitexact_gate.py")
+)
+"""Files of a release with levels that a port's package imports, whether or not the op's own module does."""
 
 
 def write_arm(port: Port, folder: Path) -> Path:
@@ -33,8 +30,8 @@ def write_arm(port: Port, folder: Path) -> Path:
     texts = port.patch.texts()
     base = port.patch.base
     prefix = "" if port.tree.root == base else f"{port.tree.root.relative_to(base).as_posix()}/"
-    package = f"{prefix}{port.tree.package(port.task.op)}/"
-    wanted = dict.fromkeys([*locked(port.task, port.tree.layout), *BESIDE[port.tree.layout]])
+    package = f"{prefix}{port.tree.package(port.task)}/"
+    wanted = dict.fromkeys([*locked(port.task, port.tree.layout), *(BESIDE if port.tree.has_levels(port.task) else ())])
     files: dict[str, bytes] = {}
     for path in wanted:
         if prefix + path in texts:
@@ -52,12 +49,12 @@ def write_arm(port: Port, folder: Path) -> Path:
         target = folder / "tree" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    gated = port.tree.layout is Layout.FACADE and not port.new
+    gated = port.tree.has_levels(port.task) and not port.new
     site = f"sglang.kernels.ops.diffusion.sites.kda_{port.task.op}_site"
     plan = {
         "version": port.tree.layout.value,
         "gate": [site, gate_name(port.task.op)] if gated else None,
-        "exact": is_gated_by_bits(port.tier, port.tree.layout, port.new),
+        "exact": is_gated_by_bits(port.tier, port.tree, port.task, port.new),
         "functions": functions(port),
         "left": tree_files.LEFT,
     }

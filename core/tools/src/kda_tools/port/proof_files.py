@@ -6,9 +6,9 @@ import ast
 
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload
-from kda_tools.port.layouts import FACADE, Layout
+from kda_tools.port.layouts import FACADE, Layout, Tree
 from kda_tools.port.package_files import gate_name, is_gated_by_bits
-from kda_tools.port.row_source import INPUTS, operands, rows_text, tolerances
+from kda_tools.port.row_source import INPUTS, OFF, operands, rows_text, tensors_passed, tolerances
 
 CI = {
     (Layout.JIT_KERNEL, "test"): 'register_cuda_ci(est_time=60, suite="stage-b-kernel-unit-1-gpu-large")',
@@ -54,12 +54,10 @@ def test_as_the_eager_chain(row, monkeypatch):
     expected = EAGER[row["op"]](*expected_in, **scalars)
     if row["inplace"]:
         names = OPERANDS[row["op"]]
-        made = [given[names.index(n)] for n in row["inplace"]]
-        expected = [expected_in[names.index(n)] for n in row["inplace"]]
-    pairs = zip(_tuple(made), _tuple(expected), strict=True)
-    for one, other in pairs:
-        atol, rtol = TOLERANCES[str(one.dtype).removeprefix("torch.")]
-        torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
+        made = [given[names.index(n)] for n in OUTPUTS[row["op"]]]
+        expected = [expected_in[names.index(n)] for n in OUTPUTS[row["op"]]]
+    for name, one, other in zip(OUTPUTS[row["op"]], _tuple(made), _tuple(expected), strict=True):
+        assert (why := off(name, one, other)) is None, why
 
 
 def _tuple(value):
@@ -135,7 +133,7 @@ if __name__ == "__main__":
 '''
 
 
-def proof_files(task: Task, layout: Layout, modules: dict[str, str], tier: str) -> tuple[str, str]:
+def proof_files(task: Task, tree: Tree, modules: dict[str, str], tier: str) -> tuple[str, str]:
     """Test and benchmark. `modules`: op -> the dotted module that its public function is in, of those dispatched.
 
     Raises:
@@ -156,13 +154,13 @@ def proof_files(task: Task, layout: Layout, modules: dict[str, str], tier: str) 
         task=task.folder,
         imports="import sys\n\nimport pytest",
         more_imports="",
-        ci=CI[layout, "test"],
+        ci=CI[tree.layout, "test"],
     )
     test = test.replace("import torch\n", "import torch\n" + _imports_of(eager), 1)
-    gate = _mounting(task, layout, new, tier)
+    gate = _mounting(task, tree, new, tier)
     skip = 'if not torch.cuda.is_available():\n    pytest.skip("CUDA required", allow_module_level=True)\n'
-    test += skip + gate + _tables(task, modules, covered) + INPUTS + _eager(eager, modules)
-    exact = is_gated_by_bits(tier, layout, new)
+    test += skip + gate + _tables(task, modules, covered) + INPUTS + OFF + _eager(eager, modules)
+    exact = is_gated_by_bits(tier, tree, task, new)
     test += TEST.format(
         first=FIRST.format(gate=gate_name(task.op)) if exact else "",
         spy=SPY if not new else "    taken.append(True)  # new ops: there is no other code",
@@ -173,13 +171,14 @@ def proof_files(task: Task, layout: Layout, modules: dict[str, str], tier: str) 
         task=task.folder,
         imports="import sys\n",
         more_imports="import triton\n\nfrom sglang.utils import is_in_ci\n",
-        ci=CI[layout, "benchmark"],
+        ci=CI[tree.layout, "benchmark"],
     )
     benchmark += gate + _tables(task, modules, production or frozen) + INPUTS
     if new:
         benchmark = benchmark.replace("import torch\n", "import torch\n" + _imports_of(eager), 1)
         benchmark += _eager(eager, modules)
-    return test, benchmark + (NEW_BENCHMARK if new else BENCHMARK)
+    benchmark += NEW_BENCHMARK if new else BENCHMARK
+    return tensors_passed(task, modules, test), tensors_passed(task, modules, benchmark)
 
 
 def _thin(task: Task) -> list[Workload]:
@@ -205,8 +204,8 @@ def _kernels_take(solution: object, row: Workload) -> bool:
         return False
 
 
-def _mounting(task: Task, layout: Layout, new: bool, tier: str) -> str:
-    if layout is Layout.JIT_KERNEL or new:
+def _mounting(task: Task, tree: Tree, new: bool, tier: str) -> str:
+    if not tree.has_levels(task) or new:
         return ""
     gate = gate_name(task.op)
     facade = FACADE.removesuffix("/__init__.py").replace("/", ".")
@@ -217,7 +216,7 @@ def _mounting(task: Task, layout: Layout, new: bool, tier: str) -> str:
 def _tables(task: Task, modules: dict[str, str], rows: list[Workload]) -> str:
     hosts = "".join(f'    "{op}": importlib.import_module("{module}"),\n' for op, module in modules.items())
     named = f"\nHOSTS = {{\n{hosts}}}\nPORTED = {{op: getattr(HOSTS[op], op) for op in HOSTS}}\n"
-    return named + operands(task, modules) + tolerances(task) + rows_text(task, rows)
+    return named + operands(task, modules) + tolerances(task, modules) + rows_text(task, rows)
 
 
 def _imports_of(eager: str) -> str:

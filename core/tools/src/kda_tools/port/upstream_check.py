@@ -234,8 +234,8 @@ def _function(
     now = was if was in places else next(iter(places), None)
     signature = "-"
     if now is not None:
-        then = _arguments(old.read(module_path(was)).decode(), name)
-        place = module_path(now) if module_path(now) in new.namelist() else f"{now.replace('.', '/')}/__init__.py"
+        then = _arguments(old.read(module_path(was, old.namelist().__contains__)).decode(), name)
+        place = module_path(now, new.namelist().__contains__)
         signature = _difference(then, _arguments(new.read(place).decode(), name))
     return Function(task, name, pin, was, now, signature)
 

@@ -35,7 +35,7 @@ def _say_cuda() -> None:
         sglang_standins._library.impl(op_name, op_func, "CPU")
 
     answers: Any = sglang_standins.STANDINS["sglang.srt.utils.common"]
-    answers["direct_register_custom_op"] = register
+    answers["direct_register_custom_op"], answers["is_cuda"] = register, lambda: True
 
 
 def _or_raise(attempt: Callable[..., Any]) -> Callable[..., Any]:

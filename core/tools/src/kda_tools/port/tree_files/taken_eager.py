@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ def taken(public: Any) -> Callable[..., Any]:
     def leave(_call: Any) -> None:
         raise NotTakenError
 
-    object.__setattr__(op, "plain", leave)  # the dataclass is frozen, for everybody but this
+    for one in list(sys.modules[type(op).__module__]._every):  # a function may end in several ops
+        object.__setattr__(one, "plain", leave)  # the dataclass is frozen, for everybody but this
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
