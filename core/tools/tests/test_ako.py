@@ -107,6 +107,21 @@ def test_the_benchmark_runs_by_itself_and_finds_a_wrong_kernel(ako: Path) -> Non
     assert "more than allowed" in done.stdout
 
 
+def test_outputs_with_rules_are_compared_by_them(tmp_path: Path) -> None:
+    """Float8 and its scales, in place: neighbouring numbers are as good, others are not."""
+    export(find_task("per_token_group_quant"), tmp_path)
+    command = [sys.executable, "-s", "bench/bench_per_token_group_quant.py"]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    path = tmp_path / "solution" / "kda_per_token_group_quant" / "group_quant.py"
+    for factor, right in (("1.0", True), ("1.01", True), ("1.4", False)):
+        before = path.read_text()
+        path.write_text(before.replace("(groups * (LARGEST", f"(groups * {factor} * (LARGEST"))
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        path.write_text(before)
+        assert (done.returncode == 0) == right, done.stdout + done.stderr
+        assert right or "output_q: off by up to" in done.stdout
+
+
 def test_the_best_version_and_the_log_come_back(task: Task, ako: Path) -> None:
     assert "kda_runtime" not in (ako / "solution" / "kda_rotary_embedding" / "rotary.py").read_text()
     before = (task.path / "solution" / "rotary.py").read_text()
