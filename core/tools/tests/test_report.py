@@ -64,7 +64,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
     rows = task.path / "bench" / "workloads.toml"
     rows.write_text(rows.read_text().replace("production = true\n", 'production = true\nmodels = ["some-model"]\n'))
     (tmp_path / "fam" / "README.md").write_text(
-        "".join(f"<!-- kda:{name}:begin -->\n<!-- kda:{name}:end -->\n" for name in ("tasks", "models", "shapes"))
+        "".join(f"<!-- kda:{name}:begin -->\n<!-- kda:{name}:end -->\n" for name in ("tasks", "models"))
     )
     return task
 
@@ -626,7 +626,6 @@ def test_publish_writes_everything_once(task: Task, record: RunRecord, tmp_path:
         ("README.md", "NVIDIA H200", "1.997", "1.998"),
         ("fam/README.md", "| [k99_fake]", "1.997", "1.998"),
         ("fam/README.md", "| some-model |", "(2)", "(3)"),
-        ("fam/README.md", "| small-4x8 |", "[4, 8]", "[4, 9]"),
     ],
 )
 def test_one_edited_digit_is_found_with_its_line(

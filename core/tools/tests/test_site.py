@@ -36,7 +36,7 @@ WIDTHS = (320,)
 """CSS pixels of a small phone, the narrowest that a page has to fit."""
 ALIKE = ("row", "baseline_source.html", "grid.html", "profile.html", "sanitize.html", "tuning.html")
 PAGE = "fam/k99_fake/docs/results.html"
-BLOCKS = ("tasks", "models", "shapes")
+BLOCKS = ("tasks", "models")
 WHITE = Colour(255, 255, 255)
 PAINTED = """() => {
   const probe = document.createElement("canvas").getContext("2d", {willReadFrequently: true});

@@ -161,7 +161,7 @@ def _models_page(releases: Sequence[Release], known: Iterable[Known], tasks: Seq
             patterns.setdefault(model, set()).add(one.entry.id)
     everywhere = {name for name in set().union(*patterns.values()) if _share(name, patterns) > 0.5}
     names = ", ".join(f"`{name}`" for name in sorted(everywhere))
-    parts = [HEADER + REACHED.format(latest=latest.release, everywhere=names)]
+    parts = [HEADER + REACHED.format(latest=latest.release, everywhere=names or "none")]
     parts.append(line("model's module", "patterns of the catalogue") + "|---|---|\n")
     for model in sorted(patterns):
         own = ", ".join(f"`{name}`" for name in sorted(patterns[model] - everywhere))

@@ -3,12 +3,10 @@
 from collections.abc import Iterable
 
 from kda_judge.contract.tasks import Task
-from kda_judge.contract.workloads import TensorSpec, Workload
 from kda_tools.publish.report import NONE, STALE, interval, line, published, stale
 from kda_tools.publish.tables import SHOWN, Ledgers, against_pins, all_pins
 from kda_tools.publish.task_notes import leftovers
 
-SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NOT_MEASURED = "not measured"
 
 
@@ -19,18 +17,20 @@ def blocks(ledgers: Ledgers) -> dict[str, str]:
     """
     ledgers = [(task, records) for task, records in ledgers if not leftovers(task)]
     tasks = [task for task, _ in ledgers]
-    return {"tasks": _tasks(ledgers), "models": _models(tasks), "shapes": "\n".join(map(_shapes, tasks))}
+    return {"tasks": _tasks(ledgers), "models": _models(tasks)}
 
 
 def _tasks(ledgers: Ledgers) -> str:
-    """One line per task, and per GPU where several were measured: what it computes, and the headline."""
+    """One line per task, and per GPU where several were measured: what it computes and where, and the headline."""
     found = [(task, published(task, records)) for task, records in ledgers]
     pins = all_pins(record for _, latest in found for record in latest.values())
-    head = ["task", "computes", "production rows", "GPU", *(f"vs {pin}" for pin in pins), "attained"]
+    head = ["task", "computes", "functions", "production rows", "GPU", *(f"vs {pin}" for pin in pins), "attained"]
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for task, latest in found:
         rows = sum(row.production for row in task.workloads)
-        first = [f"[{task.folder}]({task.folder}/docs/results.md)", task.config.task.title, str(rows)]
+        functions = ", ".join(f"`{op}`" for op in task.config.ops)
+        names = f"[{task.folder}]({task.folder}/docs/results.md), [card]({task.folder}/prompt.md)"
+        first = [names, task.config.task.title, functions, str(rows)]
         for record in latest.values():
             assert record.machine.before is not None
             assert record.headline is not None
@@ -54,29 +54,3 @@ def _models(tasks: Iterable[Task]) -> str:
         places = (f"[{task}]({task}/docs/results.md) ({count})" for task, count in calls[model].items())
         lines.append(line(model, ", ".join(places)))
     return "".join(lines)
-
-
-def _shapes(task: Task) -> str:
-    """Callables and every production row: who calls it with what."""
-    rows = [row for row in task.workloads if row.production]
-    several = len(task.config.ops) > 1
-    head = ["row", *(["callable"] if several else []), "models", "inputs"]
-    lines = [line(*head), "|---" * len(head) + "|\n"]
-    for row in rows:
-        cells = [row.id, *([f"`{row.op}`"] if several else []), ", ".join(row.models), inputs(row)]
-        lines.append(line(*cells))
-    ops = ", ".join(f"`{op}`" for op in task.config.ops)
-    return f"### {task.folder}\n\n{ops} · [card]({task.folder}/prompt.md)\n\n{''.join(lines)}"
-
-
-def inputs(row: Workload) -> str:
-    """`q, k: bf16 [19, 24, 128]; positions: int64 [19]`: inputs of equal kind together, in the row's order."""
-    kinds: dict[str, list[str]] = {}
-    for name, spec in row.inputs.items():
-        kinds.setdefault(_kind(spec), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
-
-
-def _kind(spec: TensorSpec) -> str:
-    strides = f" strides {list(spec.stride)}" if spec.stride is not None else ""
-    return f"{SHORT.get(spec.dtype, spec.dtype)} {list(spec.shape)}{strides}"

@@ -10,8 +10,8 @@ from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import ledger, provenance
 from kda_judge.evidence.run_record import Metric, RunRecord
 from kda_tools.project.export.sources import VENDORED, exact_ops
-from kda_tools.publish.family_map import inputs
 from kda_tools.publish.report import BASELINE, LATEST, SUBJECT, line, median, microseconds, pin_name, published, stale
+from kda_tools.publish.row_inputs import inputs
 
 LAUNCHERS = {
     "plain": f"It needs torch and triton; `{VENDORED}/` holds the little that its kernels share. Calls launch through "

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult, RunRecord
 from kda_tools.publish import report
-from kda_tools.publish.family_map import inputs
 from kda_tools.publish.report import median
+from kda_tools.publish.row_inputs import inputs
 from kda_tools.publish.site.html_tables import Cell, Line, number_cell, speedup_cell, table, template, time_cell
 from kda_tools.publish.site.strips import strips
 
