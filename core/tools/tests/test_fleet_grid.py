@@ -97,6 +97,35 @@ def test_a_grid_on_two_workers_of_which_one_is_killed(checkout: Path, monkeypatc
         run(Wish(job=Job.VALIDATE, resume=out))
 
 
+def test_sigterm_keeps_what_came_and_resume_does_the_rest(checkout: Path) -> None:
+    (checkout / "toys" / "k90_axpy" / "bench" / "grid.py").write_text(GRID)
+    out = checkout / "run"
+    running = fleet(checkout, "validate", "axpy", "--out", str(out), "--gpus", "1")
+    try:
+        events = out / "events.jsonl"
+        for _ in range(1200):
+            time.sleep(0.05)
+            if events.is_file() and '"finished"' in events.read_text():
+                break
+        running.send_signal(signal.SIGTERM)
+        said, err = running.communicate(timeout=200)
+    finally:
+        running.kill()
+    assert running.returncode == ExitCode.INTERRUPTED, err
+    assert f"--resume {out}" in said
+    with RunFolder(out).open() as folder:
+        kept = [one.piece for one in folder.results]
+    assert kept
+    resumed = fleet(checkout, "validate", "--resume", str(out), "--gpus", "1")
+    said, err = resumed.communicate(timeout=200)
+    assert resumed.returncode == ExitCode.OK, err
+    assert "axpy: 3 of 3 rows agree with the oracle, on the CPU" in said
+    with RunFolder(out).open() as folder:
+        assert [one.piece for one in folder.results][: len(kept)] == kept
+        rows = [row.id for one in folder.results for row in RunRecord.model_validate_json(one.line).rows]
+    assert sorted(rows) == ["extra", "inplace-64x16", "out-64x16"]
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
