@@ -450,6 +450,7 @@ def test_list_shows_every_task(checkout: Path, kda: Kda) -> None:
     (line,) = [line for line in answer.out.splitlines() if "axpy" in line]
     for cell in ("toys/k90_axpy", "A task for tests", " 2 "):
         assert cell in line
+    assert not [line for line in answer.out.splitlines() if line.endswith(" ")], "a table fills its lines up"
 
 
 def test_list_cuts_no_name_on_a_narrow_terminal(kda: Kda, monkeypatch: pytest.MonkeyPatch) -> None:

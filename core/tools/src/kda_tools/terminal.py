@@ -1,6 +1,8 @@
 """The terminal that commands print to."""
 
 import os
+import re
+import sys
 
 from rich.console import Console
 from rich.text import Text
@@ -9,10 +11,26 @@ PLAIN_WIDTH = 200
 """Columns when output is not a terminal and COLUMNS says nothing: tables must not wrap in a log."""
 
 
+class _Bare:
+    """Standard output for whoever is no terminal: without the spaces that fill a table's lines up."""
+
+    @property
+    def encoding(self) -> str:
+        return sys.stdout.encoding
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(" +\n", "\n", text))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 def console() -> Console:
     """The console of standard output."""
     plain = Console()
-    return plain if plain.is_terminal or os.environ.get("COLUMNS") else Console(width=PLAIN_WIDTH)
+    if plain.is_terminal:
+        return plain
+    return Console(file=_Bare(), width=None if os.environ.get("COLUMNS") else PLAIN_WIDTH)  # type: ignore[arg-type]
 
 
 def say(text: str) -> None:
