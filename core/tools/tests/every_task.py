@@ -27,7 +27,8 @@ def calls_of_chains(task, arm):
     if not functions:
         return {}
     assert plain <= {"torch", "triton"}, plain
-    assert all(str(node.module).startswith("sglang.") for node in froms), [node.module for node in froms]
+    package = task.config.upstream[task.config.arms[arm].upstream].module
+    assert all(str(node.module).startswith(f"{package}.") for node in froms), [node.module for node in froms]
     assert not [name for name, node in functions.items() if node.decorator_list], "a function that is compiled"
     names = {
         name: {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} for name, node in functions.items()

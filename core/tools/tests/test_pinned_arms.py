@@ -28,12 +28,13 @@ if not torch.cuda.is_available():
     torch.cuda.is_available = lambda: True
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(warp_size=32)
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.get_device_module = lambda *_: torch.cuda
 from kda_judge.arms.upstream import activate
 from kda_judge.contract.task_import import import_from
 
 def loaded():
-    files = (getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name.startswith("sglang."))
+    files = (getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name.startswith(f"{package}."))
     return sorted({str(Path(file).relative_to(tree)) for file in files if file})
 
 def parameters(function):
@@ -51,8 +52,8 @@ def registered(name):
     overloads = getattr(getattr(torch.ops.sglang, name, None), "default", None)
     return overloads and [argument.name for argument in overloads._schema.arguments]
 
-tree, version, task, module, *names = sys.argv[1:]
-activate(Path(tree), version)
+tree, version, package, task, module, *names = sys.argv[1:]
+activate(Path(tree), version, package)
 try:
     arm = import_from(Path(task), module)
     public = {name: getattr(arm, name) for name in arm.__all__}
@@ -62,7 +63,7 @@ try:
     for name in names:
         importlib.import_module(name)
 except ModuleNotFoundError as error:
-    if error.name.startswith("sglang"):
+    if error.name.startswith(package):
         raise
     sys.exit(json.dumps({"missing": error.name}))
 print(json.dumps({
@@ -109,7 +110,16 @@ def test_arm_imports_from_its_locked_files_alone(task, arm):
         pytest.skip(f"the wheel cannot be had: {error}")
     python = sorted(name for name in read_lock(task.path / pin.files) if name.endswith(".py"))
     modules = map(module_of, python)
-    command = [sys.executable, "-c", CODE, str(tree), pin.version, str(task.path), task.config.arms[arm].module]
+    command = [
+        sys.executable,
+        "-c",
+        CODE,
+        str(tree),
+        pin.version,
+        pin.module,
+        str(task.path),
+        task.config.arms[arm].module,
+    ]
     env = os.environ | {"PYTHONPATH": import_path()}
     ran = subprocess.run([*command, *modules], env=env, capture_output=True, text=True, check=False)
     if ran.stderr.startswith('{"missing"'):
@@ -125,7 +135,7 @@ def test_arm_imports_from_its_locked_files_alone(task, arm):
     assert set(task.config.ops) <= set(found["modules"])
     own = calls_of_chains(task, arm)
     for name, module in found["modules"].items():
-        if "sglang" not in module.split("."):
+        if pin.module not in module.split("."):
             assert own.get(name), f"{name} is upstream's own, or a chain of upstream's"
         theirs = [tuple(parameter) for parameter in found["parameters"][name]]
         # Under our stand-in for the framework's registration, where there is one; it may know fewer arguments.

@@ -372,7 +372,7 @@ def _processes(session: Session, measure: bool, answered: Callable[[str, float],
 def arm_spec(session: Session, name: str) -> ArmSpec:
     """What the process of arm `name` is started with; brings its pinned upstream files into the cache."""
     task, arm = session.request.task, session.config.arms[name]
-    root = version = None
+    root = version = pin = None
     if arm.upstream is not None:
         pin = session.config.upstream[arm.upstream]
         check_python(pin, name)
@@ -384,6 +384,7 @@ def arm_spec(session: Session, name: str) -> ArmSpec:
         device=session.device,
         upstream_root=root,
         upstream_version=version,
+        upstream_module=pin.module if pin else "sglang",
         compiled=arm.compiled,
         replayed=name == REPLAYED_ARM,
     )

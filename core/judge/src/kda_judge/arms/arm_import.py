@@ -28,7 +28,7 @@ def import_arm(arm: ArmSpec) -> ModuleType:
     if arm.upstream_root is not None:
         from kda_judge.arms.upstream import activate
 
-        activate(Path(arm.upstream_root), str(arm.upstream_version))
+        activate(Path(arm.upstream_root), str(arm.upstream_version), arm.upstream_module)
     return import_from(Path(arm.folder), arm.module)
 
 

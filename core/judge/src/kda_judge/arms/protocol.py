@@ -41,6 +41,8 @@ class ArmSpec(Strict):
     """`cuda:0` or `cpu`."""
     upstream_root: str | None = None
     upstream_version: str | None = None
+    upstream_module: str = "sglang"
+    """The package that is imported from there."""
     compiled: bool = False
     limit: bool = False
     """The worker measures the machine's limits instead of an arm."""

@@ -21,6 +21,7 @@ from kda_judge.contract.config import SHA256, Pin
 from kda_judge.contract.errors import MissingRequirement, UpstreamError
 
 REFRESH = "run `kda fetch --refresh` to extract it afresh"
+STANDS_IN = "; what else they import of sglang is a stand-in in `kda_judge.arms.sglang_standins`"
 FIRST_PYTHON = {"sglang 0.5.23": (3, 11)}
 """What the wheels say in Requires-Python, where that is more than this package asks for."""
 
@@ -107,8 +108,7 @@ def baseline_source(pin: Pin, lock: Path) -> str:
         f"- wheel: `{pin.wheel}`\n"
         f"- sha256: `{pin.wheel_sha256}`\n"
         f"- licence: {pin.licence}\n"
-        f"- files: {len(entries)}, extracted unchanged; what else they import of {pin.package} is a stand-in "
-        "in `kda_judge.arms.sglang_standins`\n\n"
+        f"- files: {len(entries)}, extracted unchanged{STANDS_IN if pin.package == 'sglang' else ''}\n\n"
         f"| file | sha256 |\n|---|---|\n{rows}"
     )
 
@@ -180,7 +180,7 @@ def check_wheel(wheel: Path, pin: Pin) -> None:
         path = f"{pin.package}-{pin.version}.dist-info/METADATA"
         text = archive.read(path).decode() if path in archive.namelist() else ""
     metadata = HeaderParser().parsestr(text)
-    if (metadata["Name"], metadata["Version"]) != (pin.package, pin.version):
+    if (str(metadata["Name"]).replace("-", "_"), metadata["Version"]) != (pin.package, pin.version):
         raise UpstreamError(
             f"{wheel}: expected metadata of {pin.package} {pin.version}, got {metadata['Name']} {metadata['Version']}"
         )
@@ -205,16 +205,18 @@ def _extract(wheel: Path, entries: Mapping[str, str], folder: Path, lock: Path) 
             target.chmod(0o444)
 
 
-def activate(root: Path, version: str) -> None:
-    """Make `import sglang...` in this fresh process come from `root` and the stand-ins, never from an installed SGLang.
+def activate(root: Path, version: str, module: str = "sglang") -> None:
+    """Make imports of `module` in this fresh process come from `root`, of sglang from the stand-ins too.
 
-    Also drops `SGLANG_*` settings, keeps JIT builds beside the cache (`TVM_FFI_CACHE_DIR` wins) and puts this
-    environment's ninja on the path.
+    They never come from an installed package. Also drops `SGLANG_*` settings, keeps JIT builds beside the cache
+    (`TVM_FFI_CACHE_DIR` wins) and puts this environment's ninja on the path.
     """
-    loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "sglang")
+    loaded = sorted(name for name in sys.modules if name.partition(".")[0] == module)
     if loaded:
         origin = getattr(sys.modules[loaded[0]], "__file__", None) or "an earlier activation"
-        raise UpstreamError(f"sglang is already imported (from {origin}); activate sglang {version} in a fresh process")
+        raise UpstreamError(
+            f"{module} is already imported (from {origin}); activate {module} {version} in a fresh process"
+        )
     from kda_judge.arms.sglang_standins import Finder  # imports torch, which this module must not need
 
     for name in [name for name in os.environ if name.startswith("SGLANG_")]:
@@ -222,5 +224,5 @@ def activate(root: Path, version: str) -> None:
     builds = os.environ.setdefault("TVM_FFI_CACHE_DIR", str(root.resolve().parent / "jit"))
     os.environ["SGLANG_JIT_CACHE_DIR"] = builds
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-    sys.meta_path.insert(0, Finder(root.resolve(), version))
-    importlib.import_module("sglang")  # from here on a second activation is refused
+    sys.meta_path.insert(0, Finder(root.resolve(), version, module))
+    importlib.import_module(module)  # from here on a second activation is refused

@@ -19,12 +19,16 @@ class Pin(Strict):
     """One upstream release: the exact wheel, and the file that lists what is taken from it."""
 
     package: str
+    """As the wheel's file name has it, for example quack_kernels."""
+    imported: str = ""
+    """The name that it is imported by, where that is another one, for example quack."""
     version: str
     wheel_sha256: str = Field(pattern=f"^{SHA256}$")
     python: str = Field(pattern=r"^\d+$")
     """Python tag without `cp`, for example 312."""
     platform: str
-    """Platform tag, for example manylinux_2_34_x86_64; only text is taken, so any machine may fetch it."""
+    """Platform tag, for example manylinux_2_34_x86_64; only text is taken, so any machine may fetch it. `any`: the
+    wheel is one for all Pythons and platforms."""
     licence: str
     files: str
     """Lock file, relative to the task folder."""
@@ -32,7 +36,13 @@ class Pin(Strict):
     @property
     def wheel(self) -> str:
         """The wheel's file name."""
-        return f"{self.package}-{self.version}-cp{self.python}-cp{self.python}-{self.platform}.whl"
+        tags = "py3-none-any" if self.platform == "any" else f"cp{self.python}-cp{self.python}-{self.platform}"
+        return f"{self.package}-{self.version}-{tags}.whl"
+
+    @property
+    def module(self) -> str:
+        """The package that is imported."""
+        return self.imported or self.package
 
 
 class TaskTable(Strict):

@@ -62,7 +62,7 @@ def lock(task: Task, pin: Pin, wheel: Path, also: Iterable[str] = (), without: I
     with zipfile.ZipFile(wheel) as archive:
         names = frozenset(item.filename for item in archive.infolist() if not item.is_dir())
         chosen, left_out = ({name for one in patterns[b] for name in _matching(names, one)} for b in (ALSO, WITHOUT))
-        found = follow(pin.package, _arm_sources(task, pin, chosen), archive, names, chosen, left_out)
+        found = follow(pin.module, _arm_sources(task, pin, chosen), archive, names, chosen, left_out)
         head = f"# Files of {wheel.name} that this arm imports or compiles, written by `kda lock`\n"
         head += "".join(f"{begin}{pattern}\n" for begin, those in patterns.items() for pattern in those)
         lines = (f"{hashlib.sha256(archive.read(name)).hexdigest()}  {name}\n" for name in sorted(found.files))
