@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from core.tools.tests.every_task import TASKS
 from core.tools.tests.trace_factory import GEMM, H200, Trace
 from kda_judge.arms import upstream
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
-from kda_judge.contract.tasks import find_tasks
+from kda_judge.contract.tasks import Task
 from kda_judge.evidence import record_log
 from kda_tools import cli
 from kda_tools.llm import (
@@ -73,13 +74,14 @@ def test_the_priority_models_are_there_and_captured_ones_can_be_built() -> None:
             assert written[theirs] == value, key
 
 
-def test_every_model_behind_the_rows_of_a_language_task_is_known() -> None:
+@pytest.mark.parametrize(
+    "task", [task for task in TASKS if task.family == known_llms.FOLDER.name], ids=lambda task: task.op
+)
+def test_every_model_behind_the_rows_of_a_language_task_is_known(task: Task) -> None:
     """A row that names no model of models.toml would be on no page."""
-    tasks = [task for task in find_tasks() if task.family == known_llms.FOLDER.name]
-    for task in tasks:
-        behind = {model for row in task.workloads for model in row.models}
-        assert behind <= set(KNOWN.models), task.folder
-        assert behind <= set(task.config.task.models), task.folder
+    behind = {model for row in task.workloads for model in row.models}
+    assert behind <= set(KNOWN.models), "add it to llm/models.toml, each figure with its source"
+    assert behind <= set(task.config.task.models)
 
 
 @pytest.mark.parametrize(

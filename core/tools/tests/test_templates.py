@@ -60,7 +60,8 @@ def test_every_template_is_a_whole_task(checkout: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(test_form, "TASKS", [source, *tasks])
     for task in tasks:
         assert problems(task) == []
-        assert remarks(task) == []
+        (remark,) = remarks(task)  # which keeps it off the pages until its rows are somebody's
+        assert "rows of the template's model" in remark
         for ask in (
             test_form.test_files,
             test_form.test_card,

@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Launch an agent on norm_tanh_mul_add for h200. Written by `kda new`; docs/campaigns.md says what it does and reads.
+# Launch an agent on norm_tanh_mul_add for h200. Written by `kda publish`; docs/campaigns.md says what it does and reads.
 exec "${KDA_BASH_BIN:-bash}" "$(dirname -- "${BASH_SOURCE[0]}")/../../../core/tools/launch_kernel.sh" norm_tanh_mul_add h200 "$@"

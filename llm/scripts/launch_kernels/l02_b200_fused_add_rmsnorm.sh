@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Launch an agent on fused_add_rmsnorm for b200. Written by `kda new`; docs/campaigns.md says what it does and reads.
+# Launch an agent on fused_add_rmsnorm for b200. Written by `kda publish`; docs/campaigns.md says what it does and reads.
 exec "${KDA_BASH_BIN:-bash}" "$(dirname -- "${BASH_SOURCE[0]}")/../../../core/tools/launch_kernel.sh" fused_add_rmsnorm b200 "$@"

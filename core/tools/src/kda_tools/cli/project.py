@@ -213,6 +213,7 @@ def publish(
     from kda_tools.models import page, readme_block
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
+    from kda_tools.project import launch_scripts
     from kda_tools.publish import hardware_page
     from kda_tools.publish.generate import publish as generate
 
@@ -223,6 +224,7 @@ def publish(
     if (llms := known_llms.find_folder()) is not None:
         changed += llm_page.publish(llms, check=check)
     changed += ports_page.publish(all_tasks(), check=check)
+    changed += launch_scripts.publish(all_tasks(), check=check)
     if (root := checkout_root()) is not None:
         changed += catalogue_pages.publish(root, all_tasks(), check=check)
         changed += noise_page.publish(root, check)

@@ -10,6 +10,7 @@ from typing import Any
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
+from kda_tools.project import launch_scripts
 from kda_tools.project.new_task import Name, claim
 from kda_tools.publish.generate import publish
 
@@ -111,7 +112,9 @@ def from_template(template: str, name: str) -> Path:
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    publish([Task(folder)], check=False)
+    task = Task(folder)
+    publish([task], check=False)
+    launch_scripts.write(task)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from kda_judge.contract.tasks import NUMBER, Task
@@ -11,7 +12,7 @@ FOLDER = Path("scripts") / "launch_kernels"
 LAUNCHER = Path("core") / "tools" / "launch_kernel.sh"
 SCRIPT = """\
 #!/usr/bin/env bash
-# Launch an agent on {op} for {target}. Written by `kda new`; docs/campaigns.md says what it does and reads.
+# Launch an agent on {op} for {target}. Written by `kda publish`; docs/campaigns.md says what it does and reads.
 exec "${{KDA_BASH_BIN:-bash}}" "$(dirname -- "${{BASH_SOURCE[0]}}")/{launcher}" {op} {target} "$@"
 """
 
@@ -29,13 +30,34 @@ def wanted(task: Task) -> dict[Path, str]:
     }
 
 
+def differing(task: Task) -> dict[Path, str]:
+    """Those that are missing or say something else; none where there is no launcher that they could call."""
+    if not (task.path.parent.parent / LAUNCHER).is_file():
+        return {}
+    return {
+        path: text
+        for path, text in wanted(task).items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    }
+
+
 def write(task: Task) -> list[Path]:
     """Write what is missing or differs; returns it."""
-    changed = []
-    for path, text in wanted(task).items():
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            path.chmod(0o755)
-            changed.append(path)
-    return changed
+    changed = differing(task)
+    for path, text in changed.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+    return list(changed)
+
+
+def publish(tasks: Iterable[Task], check: bool) -> list[str]:
+    """Write the scripts of these tasks, or with `check` say which are not what they should be."""
+    if check:
+        return [line for task in tasks for line in problems(task)]
+    return [str(path) for task in tasks for path in write(task)]
+
+
+def problems(task: Task) -> list[str]:
+    """One line for each script that is not what it should be."""
+    return [f"{path}: not the launch script of {task.op}; run `kda publish`" for path in differing(task)]

@@ -9,7 +9,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import RunRecord
 from kda_judge.judge.open_row import output_spec
-from kda_tools.project import check_tuning
+from kda_tools.project import check_tuning, launch_scripts
 from kda_tools.publish import generate, plots, report, task_claims
 from kda_tools.publish.task_notes import dead_links, leftovers, unrecorded
 
@@ -27,7 +27,15 @@ def problems(task: Task) -> list[str]:
         LedgerError: the ledger is broken, so that nothing can be said of its numbers; the other lines are in it too.
     """
     found = [f"{task.path / name}: missing" for name in FILES if not (task.path / name).exists()]
-    for check in (_contract, _imports, dead_links, unrecorded, check_tuning.problems, _published):
+    for check in (
+        _contract,
+        _imports,
+        dead_links,
+        unrecorded,
+        check_tuning.problems,
+        launch_scripts.problems,
+        _published,
+    ):
         try:
             found += check(task)
         except LedgerError as error:

@@ -40,6 +40,12 @@ def print_kernels(console: Console, kernels: Sequence[CompiledKernel]) -> None:
     _say(console, Text(NOTE, style="dim"))
     for name in dict.fromkeys(kernel.name for kernel in kernels):
         _print_kernel(console, [kernel for kernel in kernels if kernel.name == name])
+    spill = sum(bool(_spills(kernel)) for kernel in kernels)
+    console.print()
+    _say(
+        console,
+        Text(f"{spill} of {len(kernels)} compilations spill registers" if spill else "no kernel spills registers"),
+    )
 
 
 def _print_kernel(console: Console, kernels: Sequence[CompiledKernel]) -> None:

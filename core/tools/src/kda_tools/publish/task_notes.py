@@ -16,6 +16,8 @@ QUOTED = re.compile(r"\b(?:\d{8}T\d{6}Z-[0-9a-f]{6}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d
 COPIED = "of which this task is a copy (`kda new`)"
 """In the note that `kda new` puts into what is still about the copy's source."""
 SESSION = re.compile(r"\bnox -s (bench|validate|compile|profile|sanitize|tune|launch)-([a-z0-9_]+)")
+EXAMPLE = 'models = ["example"]'
+"""In the rows that `kda new --template` gives."""
 NOTED = ("prompt.md", "config.toml", "docs/dispatch.md")
 """Where it puts one."""
 
@@ -30,9 +32,13 @@ def copied(task: Task) -> list[str]:
 def leftovers(task: Task) -> list[str]:
     """What is left of the task that this one was copied from, one line each; while there is any, it is not published.
 
-    `kda new` leaves notes alone; a plain copy of a folder also has names and records of its source.
+    `kda new` leaves notes alone; a plain copy of a folder also has names and records of its source. A template's rows
+    are of a model that there is not.
     """
     found = [f"{task.path / name}: the note of `kda new` still stands" for name in copied(task)]
+    rows = task.path / "bench" / "workloads.toml"
+    if rows.is_file() and EXAMPLE in rows.read_text(encoding="utf-8", errors="replace"):
+        found.append(f"{rows}: rows of the template's model, {EXAMPLE}, still stand")
     return [*found, *_names(task), *foreign_records(task)]
 
 
