@@ -187,7 +187,7 @@ ADVERSARIES = (
     caught("kills_the_other_arm", ERROR, "arm 'eager' was killed by SIGKILL", opponent=True),
     caught("leaves_a_child_behind", INVALID, "left processes running in a session of their own: sleep 30"),
     caught("leaves_a_daemon_behind", INVALID, "left processes running in a session of their own: sleep 30"),
-    caught("kills_its_supervisor", ERROR, "was killed by SIGKILL during 'verify'"),
+    caught("kills_its_supervisor", ERROR, "was killed by SIGKILL during '"),
     caught("works_in_a_child", INVALID, "of a processor busy while others were timed", opponent=True, loops=True),
     # Clocks and counts
     harmless("patches_the_clock", loops=True),
