@@ -16,6 +16,7 @@ import triton.language as tl
 
 from core.tools.tests.every_task import TASKS
 from core.tools.tests.test_conformance import Case
+from kda_judge.arms.float8 import nearest_e4m3
 from kda_judge.arms.input_values import Family, make
 from kda_judge.contract.workloads import shrink
 from kda_runtime.launch import Launch
@@ -168,6 +169,38 @@ def test_the_exact_mode_of_l01_is_upstreams_instructions(dtype):
     finally:
         public.kda_op.set_exact(False)
     assert launched[0].constexprs["EXACT"]
+
+
+@pytest.mark.parametrize("mode", [None, "dense", "legacy"])
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_the_exact_mode_of_l04_is_upstreams_instructions(dtype, mode):
+    """Quotients and exponentials as of a build with fast maths; what is approximate is the machine's there."""
+    task = task_of("per_token_group_quant")
+    public = task.load("solution").per_token_group_quant
+    x = torch.randn(3, 256 * (1 + bool(mode)), generator=torch.Generator().manual_seed(0)).mul(30).to(dtype)
+    value = x.float().numpy()
+    if mode is not None:
+        gate, up = np.split(value, 2, axis=-1)
+        power = floats.approximate("ex2", floats.flush(gate * np.float32(-1.442695)), error=0)
+        if mode == "dense":
+            value = floats.flush(floats.approximate("div", gate, power + np.float32(1), error=0) * up)
+        else:
+            act = torch.from_numpy(floats.flush(gate * (np.float32(1) / (power + np.float32(1))))).to(dtype)
+            value = act.float().numpy() * up
+        value = torch.from_numpy(value).to(dtype).float().numpy()
+    groups = value.reshape(3, 2, 128)
+    largest = np.abs(groups).max(-1)
+    factor = floats.approximate("div", np.full_like(largest, 448), largest, error=0)
+    op = public.kda_op if mode is None else task.load("solution").silu_and_mul_quant.kda_op
+    op.set_exact()
+    try:
+        with on_the_machine(task) as launched:
+            q, s = public(x, fuse_silu_and_mul=mode is not None, silu_and_mul_mode=mode or "legacy")
+    finally:
+        op.set_exact(False)
+    assert launched[0].constexprs["EXACT"]
+    assert np.array_equal(s.numpy(), largest * np.float32(1 / 448))
+    assert np.array_equal(q.view(torch.uint8).numpy(), nearest_e4m3(groups * factor[..., None]).reshape(3, 256))
 
 
 def test_k03_in_both_of_its_configurations():

@@ -6,6 +6,9 @@
 x is a row of input, or the gated SiLU of its two halves, rounded to input's dtype before it is quantised: so one call
 has the bits of two, one behind the other.
 
+With the op's setting `exact` quotients and exponentials are those of upstream's build, which is one with
+`--use_fast_math`, and so the bits are upstream's.
+
 Source of the semantics: SGLang 0.5.23, `kernels/ops/quantization/per_token_group_quant.py` (Apache-2.0); the code is
 our own.
 
@@ -24,7 +27,7 @@ import triton
 import triton.language as tl
 
 from kda_runtime.checks import FLOATS, Expect, capability, expecting, pdl_works, scattered, unfit
-from kda_runtime.launch import Launch
+from kda_runtime.launch import Launch, is_interpreted
 from kda_runtime.op import Op
 from kda_runtime.triton_rows import follow_the_kernel_ahead, load_tile, store_tile, widen
 from kda_runtime.tuned_table import Table
@@ -69,6 +72,42 @@ TUNED = Table(__file__, "group_quant", Config)
 # --- kernel
 
 
+UPSTREAMS_SILU: tl.constexpr = tl.constexpr("""{
+    .reg .f32 value;
+    mul.ftz.f32 value, $1, 0fBFB8AA3B;
+    ex2.approx.ftz.f32 value, value;
+    add.ftz.f32 value, value, 0f3F800000;
+    div.approx.ftz.f32 value, $1, value;
+    mul.ftz.f32 $0, value, $2;
+}""")
+"""What nvcc 13 makes of `gate / (1.0f + expf(-gate)) * up` with `--use_fast_math`; the first constant is -log2(e)."""
+UPSTREAMS_ROUNDED_SILU: tl.constexpr = tl.constexpr("""{
+    .reg .f32 value;
+    mul.ftz.f32 value, $1, 0fBFB8AA3B;
+    ex2.approx.ftz.f32 value, value;
+    add.ftz.f32 value, value, 0f3F800000;
+    rcp.rn.ftz.f32 value, value;
+    mul.ftz.f32 $0, $1, value;
+}""")
+"""And of `gate * __frcp_rn(1.0f + __expf(-gate))`; on Blackwell upstream has another formula."""
+UPSTREAMS_QUOTIENT: tl.constexpr = tl.constexpr("div.approx.ftz.f32 $0, $1, $2;")
+
+
+@triton.jit
+def _upstreams(CODE: tl.constexpr, one, other):
+    """Instructions of two values of float32."""
+    return tl.inline_asm_elementwise(CODE, "=f,f,f", [one, other], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _silu(gate, up, CODE: tl.constexpr, EXACT: tl.constexpr):
+    """SiLU of gate, times up where there is one."""
+    if EXACT:
+        return _upstreams(CODE, gate, gate if up is None else up)
+    value = gate / (1 + tl.exp(-gate))
+    return value if up is None else value * up
+
+
 @triton.jit(do_not_specialize=["rows"])
 def group_quant_kernel(
     q,  # [ROWS, N]
@@ -84,6 +123,7 @@ def group_quant_kernel(
     BESIDE: tl.constexpr,  # groups of a row in a program, a divisor of all
     ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    EXACT: tl.constexpr,  # upstream's bits
     PDL: tl.constexpr,
     LOAD: tl.constexpr,
 ):
@@ -104,13 +144,17 @@ def group_quant_kernel(
     value = widen(load_tile(x, col, whole, N, False, LOAD))  # [ROWS, BESIDE, GROUP]
     if ACTIVATION != "":
         up = widen(load_tile(x + N, col, whole, N, False, LOAD))
-        value = value / (1 + tl.exp(-value))
         if ACTIVATION == "silu rounded":
-            value = widen(value.to(x.dtype.element_ty))
-        value = widen((value * up).to(x.dtype.element_ty))
+            value = widen(_silu(value, None, UPSTREAMS_ROUNDED_SILU, EXACT).to(x.dtype.element_ty)) * up
+        else:
+            value = _silu(value, up, UPSTREAMS_SILU, EXACT)
+        value = widen(value.to(x.dtype.element_ty))
 
     largest = tl.maximum(tl.max(tl.abs(value), axis=2), 1e-10)  # [ROWS, BESIDE]
-    factor = 448.0 / largest
+    if EXACT:
+        factor = _upstreams(UPSTREAMS_QUOTIENT, tl.full(largest.shape, 448.0, tl.float32), largest)
+    else:
+        factor = 448.0 / largest
     store_tile(
         q + (line * Q_STRIDE)[:, :, None], (value * factor[:, :, None]).to(tl.float8e4nv), col, whole, N, False, ""
     )
@@ -137,7 +181,7 @@ class Call(NamedTuple):
         return 2 if self.activation else 1
 
 
-def plan(call: Call) -> Launch:
+def plan(call: Call, exact: bool = False) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, q, s = call.input, call.output_q, call.output_s
     rows, width = q.shape
@@ -165,11 +209,17 @@ def plan(call: Call) -> Launch:
         BESIDE=beside,
         ROWS=tile,
         ACTIVATION=call.activation,
+        EXACT=exact and not is_interpreted(group_quant_kernel),  # which knows no machine code, and no other bits
         PDL=pdl,
         LOAD=config.load,
         num_warps=min(config.warps, max(held, 1)),
         launch_pdl=pdl,
     )
+
+
+def exact_plan(call: Call) -> Launch:
+    """The same for upstream's bits."""
+    return plan(call, exact=True)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
@@ -230,6 +280,7 @@ _op = partial(
     check=_check,
     uncovered=_uncovered,
     mutates=("output_q", "output_s"),
+    exact=(exact_plan, _plain),
 )
 QUANT = _op("per_token_group_quant")
 FUSED = _op("silu_and_mul_quant")
