@@ -21,6 +21,8 @@ from kda_judge.contract.errors import MissingRequirement, UpstreamError
 from kda_judge.contract.task_import import import_path
 
 ROOT = Path(__file__).resolve().parents[3]
+PLATFORM = "manylinux_2_34_x86_64"
+TAG = f"cp312-cp312-{PLATFORM}"
 FILES = {
     "sglang/kernel.py": "from sglang.srt.utils.common import is_cuda\nVALUE = 7\n",
     "sglang/include/kernel.cuh": "#pragma once\n",
@@ -31,20 +33,26 @@ FILES = {
 def make_wheel(folder: Path, version: str = "1.0", claims: str = "1.0", **changed: str) -> Path:
     """A wheel named after `version` whose metadata says `claims`."""
     folder.mkdir(exist_ok=True)
-    wheel = folder / f"sglang-{version}-cp312-cp312-any.whl"
+    wheel = folder / f"sglang-{version}-{TAG}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in {**FILES, **changed}.items():
             archive.writestr(name, content)
         info = f"sglang-{version}.dist-info"
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.4\nName: sglang\nVersion: {claims}\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: cp312-cp312-any\n")
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {TAG}\n")
     return wheel
 
 
 def make_pin(wheel: Path, version: str = "1.0") -> Pin:
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     return Pin(
-        package="sglang", version=version, wheel_sha256=digest, python="312", platform="any", licence="MIT", files="x"
+        package="sglang",
+        version=version,
+        wheel_sha256=digest,
+        python="312",
+        platform=PLATFORM,
+        licence="MIT",
+        files="x",
     )
 
 
@@ -213,12 +221,16 @@ def test_metadata_of_another_version(case: Case) -> None:
 
 def test_absent_wheel(case: Case) -> None:
     case.wheel.unlink()
-    with pytest.raises(UpstreamError, match=r"expected the wheel sglang-1\.0-cp312-cp312-any\.whl, got no file"):
+    with pytest.raises(
+        UpstreamError, match=r"expected the wheel sglang-1\.0-cp312-cp312-manylinux_2_34_x86_64\.whl, got no file"
+    ):
         case.fetch()
 
 
 def test_offline_without_a_cache(case: Case) -> None:
-    with pytest.raises(MissingRequirement, match=r"offline, and no good sglang-1\.0-cp312-cp312-any\.whl in .*cache"):
+    with pytest.raises(
+        MissingRequirement, match=r"offline, and no good sglang-1\.0-cp312-cp312-manylinux_2_34_x86_64\.whl in .*cache"
+    ):
         fetch(case.pin, case.lock, case.cache, offline=True)
 
 
@@ -404,3 +416,33 @@ def test_stand_in_registers_a_real_custom_op(case: Case) -> None:
 
 def test_the_module_needs_no_torch() -> None:
     assert run("print('torch' in sys.modules)") == "False\n"
+
+
+def test_a_wheel_of_another_package_for_all_platforms(tmp_path: Path) -> None:
+    """Its name on the index, that of its file and that of its module differ; nothing stands in for what it lacks."""
+    wheel, source = tmp_path / "tile_kernels-2.1-py3-none-any.whl", "VALUE = 7\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiles/__init__.py", "raise SystemExit('everything would be imported')\n")
+        archive.writestr("tiles/norm.py", source)
+        archive.writestr(
+            "tile_kernels-2.1.dist-info/METADATA", "Metadata-Version: 2.4\nName: tile-kernels\nVersion: 2.1\n"
+        )
+    pin = Pin(
+        package="tile_kernels",
+        imported="tiles",
+        version="2.1",
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        python="312",
+        platform="any",
+        licence="MIT",
+        files="x",
+    )
+    lock = tmp_path / "x"
+    lock.write_text(f"{hashlib.sha256(source.encode()).hexdigest()}  tiles/norm.py\n")
+    tree = fetch(pin, lock, tmp_path / "cache", wheel=wheel)
+    said = run(
+        f"activate(Path({str(tree)!r}), '2.1', {pin.module!r})\n"
+        "import tiles.norm; print(tiles.norm.VALUE, tiles.__version__)\n"
+        "try:\n    import tiles.rope\nexcept ImportError as error:\n    print(error)\n"
+    )
+    assert said.startswith("7 2.1\ntiles.rope: neither in the lock file of tiles 2.1 nor a stand-in")

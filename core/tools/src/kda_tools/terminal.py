@@ -28,7 +28,7 @@ class _Bare:
 def console() -> Console:
     """The console of standard output."""
     plain = Console()
-    if plain.is_terminal:
+    if plain.is_terminal or sys.stdout is None:
         return plain
     return Console(file=_Bare(), width=None if os.environ.get("COLUMNS") else PLAIN_WIDTH)  # type: ignore[arg-type]
 

@@ -91,7 +91,9 @@ def detached(tree: Iterable[int]) -> list[str]:
         with suppress(OSError):
             if os.getsid(process) != os.getsid(first):
                 command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")
-                found.append(command.decode(errors="replace").strip())
+                name, _, state = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+                if state.split()[0] != ZOMBIE:  # one that has ended since has no command line
+                    found.append(command.decode(errors="replace").strip() or f"[{name.partition('(')[2]}]")
     return found
 
 
