@@ -191,13 +191,12 @@ def test_the_exact_mode_of_l04_is_upstreams_instructions(dtype, mode):
     groups = value.reshape(3, 2, 128)
     largest = np.abs(groups).max(-1)
     factor = floats.approximate("div", np.full_like(largest, 448), largest, error=0)
-    op = public.kda_op if mode is None else task.load("solution").silu_and_mul_quant.kda_op
-    op.set_exact()
+    public.kda_op.set_exact()
     try:
         with on_the_machine(task) as launched:
             q, s = public(x, fuse_silu_and_mul=mode is not None, silu_and_mul_mode=mode or "legacy")
     finally:
-        op.set_exact(False)
+        public.kda_op.set_exact(False)
     assert launched[0].constexprs["EXACT"]
     assert np.array_equal(s.numpy(), largest * np.float32(1 / 448))
     assert np.array_equal(q.view(torch.uint8).numpy(), nearest_e4m3(groups * factor[..., None]).reshape(3, 256))

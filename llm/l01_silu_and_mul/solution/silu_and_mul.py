@@ -27,6 +27,7 @@ from kda_runtime.checks import Expect, capability, given, pdl_works, unfit
 from kda_runtime.launch import Launch, is_interpreted
 from kda_runtime.op import Op
 from kda_runtime.triton_rows import follow_the_kernel_ahead, load_tile, store_tile, vector_width, widen
+from kda_runtime.triton_silu import silu_times
 from kda_runtime.tuned_table import Table
 
 LINE_BYTES = 128
@@ -56,17 +57,6 @@ TUNED = Table(__file__, "silu_and_mul", Config)
 
 
 # --- kernel
-
-
-UPSTREAMS: tl.constexpr = tl.constexpr("""{
-    .reg .f32 value;
-    mul.ftz.f32 value, $1, 0fBFB8AA3B;
-    ex2.approx.ftz.f32 value, value;
-    add.ftz.f32 value, value, 0f3F800000;
-    div.approx.ftz.f32 value, $1, value;
-    mul.ftz.f32 $0, value, $2;
-}""")
-"""What nvcc 13 makes of `gate / (1.0f + expf(-gate)) * up` with `--use_fast_math`; the first constant is -log2(e)."""
 
 
 @triton.jit(do_not_specialize=["rows", "valid"])
@@ -107,12 +97,7 @@ def silu_and_mul_kernel(
     gate = widen(load_tile(x + row * (2 * N), col, inside, N, PARTS * BLOCK > N, LOAD))  # [ROWS, BLOCK]
     up = widen(load_tile(x + row * (2 * N) + N, col, inside, N, PARTS * BLOCK > N, LOAD))
 
-    if EXACT:
-        value = tl.inline_asm_elementwise(UPSTREAMS, "=f,f,f", [gate, up], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        value = gate / (1 + tl.exp(-gate)) * up
-
-    store_tile(y + row * N, value, col, inside, N, PARTS * BLOCK > N, STORE)
+    store_tile(y + row * N, silu_times(gate, up, EXACT), col, inside, N, PARTS * BLOCK > N, STORE)
 
 
 # --- plan

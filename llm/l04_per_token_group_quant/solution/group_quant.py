@@ -30,6 +30,7 @@ from kda_runtime.checks import FLOATS, Expect, capability, expecting, pdl_works,
 from kda_runtime.launch import Launch, is_interpreted
 from kda_runtime.op import Op
 from kda_runtime.triton_rows import follow_the_kernel_ahead, load_tile, store_tile, widen
+from kda_runtime.triton_silu import silu_times
 from kda_runtime.tuned_table import Table
 
 LARGEST = 448.0
@@ -77,19 +78,11 @@ UPSTREAMS_SILU: tl.constexpr = tl.constexpr("""{
     mul.ftz.f32 value, $1, 0fBFB8AA3B;
     ex2.approx.ftz.f32 value, value;
     add.ftz.f32 value, value, 0f3F800000;
-    div.approx.ftz.f32 value, $1, value;
-    mul.ftz.f32 $0, value, $2;
-}""")
-"""What nvcc 13 makes of `gate / (1.0f + expf(-gate)) * up` with `--use_fast_math`; the first constant is -log2(e)."""
-UPSTREAMS_ROUNDED_SILU: tl.constexpr = tl.constexpr("""{
-    .reg .f32 value;
-    mul.ftz.f32 value, $1, 0fBFB8AA3B;
-    ex2.approx.ftz.f32 value, value;
-    add.ftz.f32 value, value, 0f3F800000;
     rcp.rn.ftz.f32 value, value;
     mul.ftz.f32 $0, $1, value;
 }""")
-"""And of `gate * __frcp_rn(1.0f + __expf(-gate))`; on Blackwell upstream has another formula."""
+"""What nvcc 13 makes of `gate * __frcp_rn(1.0f + __expf(-gate))` with `--use_fast_math`; the first constant is
+-log2(e). On Blackwell upstream has another formula."""
 UPSTREAMS_QUOTIENT: tl.constexpr = tl.constexpr("div.approx.ftz.f32 $0, $1, $2;")
 
 
@@ -100,12 +93,12 @@ def _upstreams(CODE: tl.constexpr, one, other):
 
 
 @triton.jit
-def _silu(gate, up, CODE: tl.constexpr, EXACT: tl.constexpr):
-    """SiLU of gate, times up where there is one."""
+def _silu(gate, EXACT: tl.constexpr):
+    """SiLU alone, before it is rounded."""
     if EXACT:
-        return _upstreams(CODE, gate, gate if up is None else up)
-    value = gate / (1 + tl.exp(-gate))
-    return value if up is None else value * up
+        return _upstreams(UPSTREAMS_SILU, gate, gate)
+    else:
+        return gate / (1 + tl.exp(-gate))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -145,9 +138,9 @@ def group_quant_kernel(
     if ACTIVATION != "":
         up = widen(load_tile(x + N, col, whole, N, False, LOAD))
         if ACTIVATION == "silu rounded":
-            value = widen(_silu(value, None, UPSTREAMS_ROUNDED_SILU, EXACT).to(x.dtype.element_ty)) * up
+            value = widen(_silu(value, EXACT).to(x.dtype.element_ty)) * up
         else:
-            value = _silu(value, up, UPSTREAMS_SILU, EXACT)
+            value = silu_times(value, up, EXACT)
         value = widen(value.to(x.dtype.element_ty))
 
     largest = tl.maximum(tl.max(tl.abs(value), axis=2), 1e-10)  # [ROWS, BESIDE]
@@ -357,7 +350,7 @@ def per_token_group_quant(
         fuse_silu_and_mul: quantise the gated SiLU of input's halves, rounded to input's dtype.
         out_dtype: torch.float8_e4m3fn, or None for it.
         column_major_scales: of a new output_s: one column behind the other, each beginning at 16 bytes.
-        silu_and_mul_mode: `dense` has the bits of SGLang's activation and quantisation, one behind the other; `legacy`
+        silu_and_mul_mode: `dense` rounds where SGLang's activation and quantisation do, one behind the other; `legacy`
             rounds SiLU to input's dtype as well.
         scale_ue8m0: only False: scales are float32.
         masked_m: only None: rows of one batch.
@@ -388,7 +381,7 @@ def per_token_group_quant(
         num_valid_tokens=num_valid_tokens,
         silu_and_mul_mode=silu_and_mul_mode,
     )
-    (FUSED if call.activation else QUANT).call(*call)
+    QUANT.call(*call)
     return call.output_q, call.output_s
 
 

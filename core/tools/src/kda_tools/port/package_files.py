@@ -93,20 +93,20 @@ def _open(*tensors: torch.Tensor | None) -> bool:
     return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
 '''
 ASKED = {
-    True: {
+    DIFFUSION: {
         "why": "the platform may be a plug-in's",
         "module": "sglang.multimodal_gen.runtime.platforms",
         "name": "current_platform",
         "call": ".is_cuda",
     },
-    False: {
+    "llm": {
         "why": "its package imports much",
         "module": "sglang.srt.utils.common",
         "name": "is_cuda",
         "call": "",
     },
 }
-"""Whom diffusion models, and whom language models, ask about the GPU."""
+"""Whom the models of a family ask about the GPU."""
 TRY = '''
 def {try_name}{signature}:
     """`{name}`, or None for a call that the kernels do not take."""
@@ -221,9 +221,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
     if new:
         text += "\n" + GRADIENTS
     else:
-        text += "\n" + (
-            OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT.format(**ASKED[task.family == DIFFUSION])
-        )
+        text += "\n" + (OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT.format(**ASKED[task.family]))
     for function in functions:
         text += "\n" + _function(function, new)
     return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted(_exported(functions, new))) + "]\n"
