@@ -28,7 +28,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU th
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("add_a_kernel_example.md", "tune_a_kernel.md")
 TEXT = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES)
-HOW, BEHIND = "## How to work\n", "## The envelope\n"
 COMMANDS = """
 set -euo pipefail
 kda() {  # but for compiling every candidate, which test_tune.py tries
@@ -70,9 +69,9 @@ def write(path: str, text: str) -> str:
     return f'printf %s {shlex.quote(text)} > "$(echo "$KDA_ROOT"/diffusion/k*_gated_silu)/{path}"\n'
 
 
-def script(card: str) -> str:
-    """All of it; `card` is the card that is copied, whose section on how to work stays."""
-    made, cards, patches = [COMMANDS], [], []
+def script() -> str:
+    """All of it."""
+    made, patches = [COMMANDS], []
     solution = ""
     for block in blocks():
         if block.kind == "sh":
@@ -80,11 +79,6 @@ def script(card: str) -> str:
         elif block.file is not None:
             made.append(write(block.file, block.body))
             solution = block.body if block.file == "solution/silu_and_mul.py" else solution
-        elif block.kind == "markdown":
-            cards.append(block.body)
-            if len(cards) == 2:
-                kept = HOW + card.partition(HOW)[2].partition(BEHIND)[0]
-                made.append(write("prompt.md", f"{cards[0]}\n{kept.replace('NAME', 'gated_silu')}{cards[1]}"))
         else:
             patches.append(block.body)
             if len(patches) == 2:
@@ -104,7 +98,8 @@ def tuned(solution: str, head: str, plan: str) -> str:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with the task that is copied."""
     packages = [f"core/{one}/pyproject.toml" for one in ("runtime", "judge", "tools")]
-    for name in ("noxfile.py", "pyproject.toml", "README.md", "diffusion/README.md", "docs/call_paths.md", *packages):
+    pages = ("README.md", "diffusion/README.md", "docs/call_paths.md", "docs/work_on_a_task.md")
+    for name in ("noxfile.py", "pyproject.toml", *pages, *packages):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for one in ("runtime", "judge", "tools"):  # ruff sorts imports by what it finds there
@@ -123,8 +118,6 @@ def test_the_example_from_nothing_to_a_tuned_task(checkout: Path, monkeypatch: p
         obtain(source.config.upstream["sglang-0.5.12.post1"], cache, offline=False)
     except MissingRequirement as error:
         pytest.skip(f"the wheel cannot be had: {error}")
-    card = (source.path / "prompt.md").read_text(encoding="utf-8")
-    card = card.replace("k03_qknorm_rope", "k04_gated_silu").replace("qknorm_rope", "gated_silu")
     environment = {
         **os.environ,
         "PYTHONPATH": import_path(),
@@ -133,14 +126,13 @@ def test_the_example_from_nothing_to_a_tuned_task(checkout: Path, monkeypatch: p
         "KDA_CACHE": str(cache),
     }
     done = subprocess.run(
-        ["bash", "-c", script(card)], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", script()], cwd=checkout, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CORRECT" in done.stdout
     assert "silu_and_mul_kernel, 1 variant" in done.stdout
     task = Task(checkout / "diffusion" / "k04_gated_silu")
     assert remarks(task) == []
-    monkeypatch.setattr(test_form, "TASKS", [source, task])
     for ask in (test_form.test_files, test_form.test_card, test_form.test_notes_on_dispatch, test_form.test_contract):
         ask(task)
     test_form.test_solution(task)
@@ -148,8 +140,8 @@ def test_the_example_from_nothing_to_a_tuned_task(checkout: Path, monkeypatch: p
     compiled = compile_task(task, task.workloads, ["sm_90a"])
     assert compiled is not None
     assert [kernel.spill_bytes for kernel in compiled] == [0]
+    monkeypatch.setattr(test_form, "TASKS", [source, task])
     test_form.test_packages()
-    test_form.test_cards_say_in_the_same_words_how_to_work()
 
 
 def test_documents_name_modules_that_exist() -> None:

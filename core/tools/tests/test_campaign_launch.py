@@ -280,10 +280,11 @@ def test_a_prompt_of_a_real_task_is_whole(campaign: place.Campaign) -> None:
     real = place.Campaign(campaign.name, task, launch.Repository(ROOT))
     made = list(prompt.sections(real, campaign.state(), []))
     titles = [one.title for one in made]
-    assert titles[:4] == [
+    assert titles[:5] == [
         "Your campaign",
         "What this machine lacks",
         "The card: k03_qknorm_rope/prompt.md",
+        "docs/work_on_a_task.md",
         "Where it stands",
     ]
     assert any(title.startswith("kda why qknorm_rope ") for title in titles)

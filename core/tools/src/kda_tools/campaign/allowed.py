@@ -1,4 +1,4 @@
-"""What a card allows an agent to change, and what it may not: decided by content, whatever git's index says."""
+"""What an agent may change in a task, as docs/work_on_a_task.md says: decided by content, whatever git's index says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def moved(task: Task, launched: dict[str, str]) -> list[str]:
 
 
 def sorted_changes(repository: Repository, task: Task, base: str) -> tuple[list[str], list[str]]:
-    """Changes of the worktree against `base`: the paths that the card allows, and a line for each that it does not."""
+    """Changes of the worktree against `base`: the paths that may be changed, and a line for each that may not."""
     prefix = f"{task.path.relative_to(repository.root).as_posix()}/"
     good, bad = [], []
     for path, status in sorted(repository.changed(base).items()):

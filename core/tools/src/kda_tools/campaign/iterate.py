@@ -231,7 +231,7 @@ def _demand_budget_noted(campaign: Campaign) -> None:
 
 
 def _demand_clean(campaign: Campaign, state: State, hypothesis: str) -> None:
-    """Refuse, and record, what was changed beside what the card allows."""
+    """Refuse, and record, what was changed beside what may be."""
     bad = [f"{campaign.copy}: holds lines that were never recorded"] if campaign.edited(state) else []
     bad += allowed.sorted_changes(campaign.repository, campaign.task, state.launched.base)[1]
     bad += allowed.moved(campaign.task, dict(state.launched.hashes))
@@ -244,7 +244,7 @@ def _demand_clean(campaign: Campaign, state: State, hypothesis: str) -> None:
     raise UsageError(
         "\n".join(
             [
-                "the iteration is refused, and that is recorded: changed beside what the card allows:",
+                "the iteration is refused, and that is recorded: changed beside what docs/work_on_a_task.md allows:",
                 *(f"  {line}" for line in lines),
                 f"  take it back, for example: git restore --source {state.launched.base[:10]} -- PATH",
             ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger
@@ -25,6 +26,7 @@ from kda_tools.models.known_models import find_folder
 from kda_tools.models.step_record import StepRecord, log
 from kda_tools.project.check import Check
 from kda_tools.publish import report, why
+from kda_tools.publish.task_notes import HOW_TO_WORK
 
 CHARACTERS = 4
 """Of a token."""
@@ -82,8 +84,9 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
     yield Section("Your campaign", _opening(campaign, state), "this prompt", must=True)
     yield Section("What this machine lacks", _lacking(lacking), "kda doctor", must=True)
     yield Section(
-        f"The card: {task.folder}/prompt.md", _read(task, "prompt.md"), f"{campaign.folder}/prompt.md", must=True
+        f"The card: {task.folder}/prompt.md", _read(task.path, "prompt.md"), f"{campaign.folder}/prompt.md", must=True
     )
+    yield Section(HOW_TO_WORK, _read(campaign.repository.root, HOW_TO_WORK), HOW_TO_WORK, must=True)
     yield Section("Where it stands", _standing(task, state), "kda campaign status")
     missing = why.missing_rows(task) or _slowest(task)
     for row in missing[:MOST_WHYS]:
@@ -92,7 +95,9 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
         yield Section("Further rows that miss", ", ".join(rest), f"kda why {task.op} ROW")
     yield Section("What a gain is worth in models", worth(task), "diffusion/models, kda model step")
     yield Section("What was tried before", _tried_before(task), f"{campaign.folder}/docs/iterations.jsonl")
-    yield Section("Notes: docs/dispatch.md", _read(task, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md")
+    yield Section(
+        "Notes: docs/dispatch.md", _read(task.path, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md"
+    )
     for passage in passages(campaign.repository.root, task):
         heading = passage.title.rpartition(" > ")[2]
         yield Section(f"{passage.place}: {heading}", passage.text, passage.place)
@@ -107,7 +112,7 @@ its own, `{campaign.folder}` is the task, and your next iteration is number {num
 budget is spent:
 
 1. Read what is below. Choose one idea, and change `solution/` for it alone.
-2. Try it while you work with the card's quick commands. They record nothing.
+2. Try it while you work with the quick commands below. They record nothing.
 3. `kda campaign iterate -m "what you change, and why it should be faster"` is one iteration, and the only way to
    record one. `--rows PATTERN` (may be repeated) names the rows that the idea is about, if not all: they decide. It
    verifies, measures against the baseline and the best so far, keeps or reverts, and commits. After a revert the
@@ -193,8 +198,8 @@ def _slowest(task: Task) -> list[str]:
     return [row.id for row in task.workloads if row.production][:2]
 
 
-def _read(task: Task, name: str) -> str:
-    path = task.path / name
+def _read(folder: Path, name: str) -> str:
+    path = folder / name
     return path.read_text(encoding="utf-8").strip() if path.is_file() else f"{name}: not there"
 
 

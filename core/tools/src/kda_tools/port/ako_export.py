@@ -13,6 +13,7 @@ from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_tools.port.row_source import INPUTS, OFF, operands, rows_text, tensors_passed, tolerances
 from kda_tools.project.export.sources import collect
+from kda_tools.publish.task_notes import HOW_TO_WORK
 
 MARK = ".kda-ako.json"
 """What was exported, for the import."""
@@ -177,10 +178,11 @@ def export(task: Task, folder: Path) -> list[Path]:
         inputs=INPUTS.replace('device="cuda"', "device=DEVICE") + OFF,
     )
     texts[f"bench/bench_{op}.py"] = tensors_passed(task, names, bench)
-    texts["context/card.md"] = (task.path / "prompt.md").read_text(encoding="utf-8")
-    for page in ("dispatch.md", "results.md", "profile.md"):
-        if (path := task.path / "docs" / page).is_file():
-            texts[f"context/{page}"] = path.read_text(encoding="utf-8")
+    texts["context/card.md"] = _card(task, "")
+    pages = [task.path / "docs" / page for page in ("dispatch.md", "results.md", "profile.md")]
+    for path in (*pages, (checkout_root() or task.path) / HOW_TO_WORK):
+        if path.is_file():
+            texts[f"context/{path.name}"] = path.read_text(encoding="utf-8")
     texts["ITERATIONS.md"] = ITERATIONS
     texts["PROMPT.md"] = _prompt(task, folder)
     texts[MARK] = _mark(task, files).model_dump_json(indent=1) + "\n"
@@ -227,10 +229,16 @@ def _prompt(task: Task, folder: Path) -> str:
         f"# Here\n\n- The benchmark is `python bench/bench_{task.op}.py`; it prints CORRECT, the time of each shape "
         f"and their total.\n- Edit `solution/{package_name(task)}/`, but for `_kda/` in it, which other kernels share. "
         "Do not edit `input/` and `bench/`.\n- `context/` has the task's card, what decides which call takes which "
-        "path, and what was measured.\n- Write every iteration into ITERATIONS.md, the failed ones as well, and commit "
+        "path, what was measured, and the rules of every task; for commands and for what may be edited this list holds "
+        "instead.\n- Write every iteration into ITERATIONS.md, the failed ones as well, and commit "
         "it as `[iter N] ...`."
     )
     if absent:
         here += f"\n- AKO4ALL's {' and '.join(absent)} was not there when this was written."
-    card = (task.path / "prompt.md").read_text(encoding="utf-8").strip()
-    return "\n\n---\n\n".join([*parts, here, card]) + "\n"
+    return "\n\n---\n\n".join([*parts, here, _card(task, "context/").strip()]) + "\n"
+
+
+def _card(task: Task, place: str) -> str:
+    """The card, with its link to how a task is worked led to the page's copy in the folder `place`."""
+    text = (task.path / "prompt.md").read_text(encoding="utf-8")
+    return text.replace(f"../../{HOW_TO_WORK}", f"{place}{Path(HOW_TO_WORK).name}")

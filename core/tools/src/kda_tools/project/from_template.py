@@ -20,8 +20,6 @@ LANGUAGES = {"triton": "Triton", "cuda": "CUDA C++"}
 NAMES = tuple(f"{language}-{kind}" for language in LANGUAGES for kind in KINDS)
 COPIED = ("__init__.py", "hatch_build.py", "pyproject.toml")
 """The same in every task but for names: taken from a task of the checkout."""
-WORK = ("## How to work\n", "## The envelope\n")
-"""Between which headings every card says the same."""
 FLOATS = 'DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")\n'
 REFERENCE = '''\
 """The float64 oracle and the contract of a row. Bytes are the usual: inputs read once, outputs written once."""
@@ -129,7 +127,6 @@ def _files(data: dict[str, Any], target: Name, template: str, language: str, oth
         "ALL": ", ".join(f'"{name}"' for name in sorted((call, "launches", "why_not"))),
         "LANGUAGE": LANGUAGES[language],
         "TEMPLATE": template,
-        "WORK": _how_to_work(other, target),
     }
     made = {place: _filled(text.lstrip("\n"), words) for place, text in common.items()}
     made |= {
@@ -163,14 +160,6 @@ def _solution(data: dict[str, Any], language: str) -> str:
     formula = data["formula"].partition(";    ")
     docstring = f'"""{data["title"]}.\n\n    {formula[2]}\n\nIn float32, rounded once at the end.\n"""\n\n'
     return f"{docstring}{imports}\n{kernel}{body}\n"
-
-
-def _how_to_work(other: Task, target: Name) -> str:
-    """The section that all cards share, with this task's name."""
-    text = (other.path / "prompt.md").read_text(encoding="utf-8")
-    section = text.partition(WORK[0])[2].partition(WORK[1])[0]
-    section = section.replace(f"{other.family}/{other.folder}", f"{target.family}/{target.folder}")
-    return section.replace(other.op, target.op)
 
 
 def _renamed(text: str, other: Task, target: Name, title: str) -> str:

@@ -68,7 +68,7 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
 
     Without a family the copy stays in the source's; without a number it takes the next free one there. The public
     callables keep their names, since the copy still solves the same problem; what names the task (the folder, the op,
-    the package, sessions in its texts) is renamed, what is generated is made for the copy, and what is true of the
+    the package, the op in its texts) is renamed, what is generated is made for the copy, and what is true of the
     source alone says so: the tuned tables, the card, the notes on dispatch. `card` is a draft by `kda model trace`:
     the copy keeps it, its prompt has the shapes of the trace, and `bench/from_trace.toml` drafts of rows.
     """

@@ -15,9 +15,10 @@ QUOTED = re.compile(r"\b(?:\d{8}T\d{6}Z-[0-9a-f]{6}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d
 """A run by its id, or a sweep by its time."""
 COPIED = "of which this task is a copy (`kda new`)"
 """In the note that `kda new` puts into what is still about the copy's source."""
-SESSION = re.compile(r"\bnox -s (bench|validate|compile|profile|sanitize|tune|launch)-([a-z0-9_]+)")
 EXAMPLE = 'models = ["example"]'
 """In the rows that `kda new --template` gives."""
+HOW_TO_WORK = "docs/work_on_a_task.md"
+"""From the checkout's root: what every card leaves to this page (what counts, what may be edited, commands, rules)."""
 NOTED = ("prompt.md", "config.toml", "docs/dispatch.md")
 """Where it puts one."""
 
@@ -87,12 +88,9 @@ def _names(task: Task) -> list[str]:
     if name != wanted:
         found.append(f"{project}: key 'project.name': expected {wanted!r}, got {name!r}")
     card = task.path / "prompt.md"
-    for number, line in enumerate(card.read_text(encoding="utf-8").splitlines() if card.is_file() else (), start=1):
-        if number == 1 and not line.lower().startswith(f"# {task.op}:"):
-            found.append(f"{card}:1: expected the title '# {task.op}: ...', got {line!r}")
-        for session, op in SESSION.findall(line):
-            if op not in (task.op, "<op>"):
-                found.append(f"{card}:{number}: expected sessions of {task.op}, got {session}-{op}")
+    title = card.read_text(encoding="utf-8").partition("\n")[0] if card.is_file() else f"# {task.op}:"
+    if not title.lower().startswith(f"# {task.op}:"):
+        found.append(f"{card}:1: expected the title '# {task.op}: ...', got {title!r}")
     return found
 
 
