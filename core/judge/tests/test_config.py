@@ -116,6 +116,11 @@ def test_good_config_and_defaults(tmp_path: Path) -> None:
     [
         ("samples = 5", "sampels = 5", "unknown key 'bench.sampels'; did you mean samples"),
         ("[targets.h200]", "[target.h200]", "unknown key 'target'; did you mean targets"),
+        (
+            "[targets.h200]",
+            "[targets.h200]\nops_within_us = { tripel = 1.0 }",
+            r"\[targets.h200\] ops_within_us: expected ops of \['double'\], got \['tripel'\]",
+        ),
         ("samples = 5", 'samples = "5"', "key 'bench.samples': .*integer.*, got '5'"),
         ("samples = 5", "samples = 0", "key 'bench.samples': .*greater than 0, got 0"),
         ("atol = 1e-5", "atol = -1.0", "key 'tolerance.float32.atol': .*greater than or equal to 0, got -1.0"),

@@ -430,6 +430,9 @@ def test_the_target_is_a_share_for_large_rows_and_a_distance_for_small_ones(task
     assert missed((1.375, 20.0), (1000, 64_000_001), (1.0, 18.0)) == []
     assert missed((1.41, 20.01), (1000, 64_000_001), (1.0, 18.0)) == [small, large]
     assert missed((10.375, 20.41), (1000, 64_000_000), (10.0, 20.0)) == [large]
+    goal = goal.model_copy(update={"ops_within_us": {record.rows[1].op: 0.5}})
+    assert missed((10.375, 20.41), (1000, 64_000_000), (10.0, 20.0)) == []
+    assert missed((10.375, 20.51), (1000, 64_000_000), (10.0, 20.0)) == [large]
 
 
 def test_a_limit_that_kernels_pass_is_none(task: Task, record: RunRecord) -> None:

@@ -176,6 +176,12 @@ class Target(Strict):
     """Device limit over device time, of rows that move more than 64 MB."""
     within_us: Goal | None = None
     """How far above its device limit a smaller row may be."""
+    ops_within_us: dict[str, Goal] = {}
+    """The same for single ops: one whose blocks have to wait for all others cannot come as near to a copy."""
+
+    def distance_us(self, op: str) -> float | None:
+        """How far above its device limit a smaller row of this op may be."""
+        return self.ops_within_us.get(op, self.within_us)
 
 
 def _all_differ(seeds: tuple[int, ...]) -> tuple[int, ...]:
@@ -239,6 +245,9 @@ class Config(Strict):
                 raise ValueError(
                     f"[arms.{name}] upstream = {arm.upstream!r}: no such [upstream] table, got {sorted(self.upstream)}"
                 )
+        for name, target in self.targets.items():
+            if foreign := sorted(target.ops_within_us.keys() - self.ops.keys()):
+                raise ValueError(f"[targets.{name}] ops_within_us: expected ops of {sorted(self.ops)}, got {foreign}")
         return self
 
 

@@ -154,7 +154,8 @@ def misses(record: RunRecord, goal: Target) -> list[str]:
         elif limit.bytes_moved > LARGE_BYTES:
             found += [row.id] if goal.attained and device * goal.attained > limit.device_us else []
         else:
-            found += [row.id] if goal.within_us and device - limit.device_us > goal.within_us else []
+            allowed = goal.distance_us(row.op)
+            found += [row.id] if allowed and device - limit.device_us > allowed else []
     return found
 
 

@@ -88,8 +88,8 @@ def _names(task: Task) -> list[str]:
     if name != wanted:
         found.append(f"{project}: key 'project.name': expected {wanted!r}, got {name!r}")
     card = task.path / "prompt.md"
-    title = card.read_text(encoding="utf-8").partition("\n")[0] if card.is_file() else f"# {task.op}:"
-    if not title.lower().startswith(f"# {task.op}:"):
+    title = card.read_text(encoding="utf-8").partition("\n")[0] if card.is_file() else ""
+    if title and not title.lower().startswith(f"# {task.op}:"):
         found.append(f"{card}:1: expected the title '# {task.op}: ...', got {title!r}")
     return found
 

@@ -143,7 +143,7 @@ def _target(task: Task, record: RunRecord, row: RowResult) -> str:
     if goal is None or row.limit is None or not row.production:
         return ""
     large = row.limit.bytes_moved > report.LARGE_BYTES
-    wanted = goal.attained if large else goal.within_us
+    wanted = goal.attained if large else goal.distance_us(row.op)
     if wanted is None:
         return f"; {name} states no target"
     words = f"attained {wanted:g}" if large else f"within {wanted:g} us"
