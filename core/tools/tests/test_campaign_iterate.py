@@ -17,6 +17,7 @@ from kda_tools.campaign.events import Begun, Decision, Done
 from kda_tools.campaign.history import recorded, tried
 from kda_tools.campaign.journal import entries
 from kda_tools.campaign.place import Campaign
+from kda_tools.publish import tuning_page
 
 __all__ = ["campaign"]
 STEPS = ("candidate", "begun", "measured", "done", "restored", "committed")
@@ -145,6 +146,8 @@ def test_what_the_card_allows_is_allowed(campaign: Campaign) -> None:
         file.write("\n\ndef test_three():\n    assert True\n")
     (folder / "bench" / "tune.py").write_text("SWEEPS = ()\n")
     (folder / "docs" / "profile.jsonl").write_text("")
+    for path in (tuning_page.page, tuning_page.table, tuning_page.choices):  # what `kda tune` writes beside its log
+        path(campaign.task).write_text("derived\n")
     assert run(campaign, 1.05).decision is Decision.KEEP
 
 

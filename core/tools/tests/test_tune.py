@@ -776,15 +776,25 @@ def table_of(*records: SweepRecord) -> list[str]:
     return str(tuning_page.rows_csv([SWEEP], records)).splitlines()
 
 
+def choices_of(*records: SweepRecord) -> list[str]:
+    """From the line's number on."""
+    lines = str(tuning_page.choices_csv([SWEEP], records)).splitlines()
+    assert lines[0] == (
+        "table,gpu,sweep,line,instead,alone,alone_least,alone_most,at_best,at_best_least,at_best_most,paid,which"
+    )
+    return [line.split(",", 3)[3] for line in lines[1:]]
+
+
 def test_the_page_says_what_every_other_choice_costs() -> None:
     narrow = [row(128, (1.0, 2.0, 1.5, 3.0)), row(512, (1.0, 8.0, 1.5, 0.75))]
     lines = page_of(record(*narrow, row(513, (4.0, 2.0, 4.0, 4.0))))
     assert "| 1 | width 512 | 2 | `warps=4` | 1.155 | 1.000 | 0.0% |" in lines
     assert "| 2 | any | 1 | `warps=8` | 1.000 | 2.000 | 0.0% |" in lines
-    assert "| 1 | `warps=8` | 4.000 (2.000 to 8.000) | 4.000 (2.000 to 8.000) | the same |" in lines
-    assert "| 1 | `early=False` | not tried | 1.500 (0.750 to 3.000) | `warps=4 early=False store=.cs` |" in lines
-    assert "| 1 | `store=.cs` | 1.500 (1.500 to 1.500) | 1.500 (1.500 to 1.500) | the same |" in lines
-    assert "| 2 | `warps=4` | 2.000 | 2.000 | the same |" in lines
+    choices = choices_of(record(*narrow, row(513, (4.0, 2.0, 4.0, 4.0))))
+    assert "1,warps=8,4.000,2.000,8.000,4.000,2.000,8.000,4.000,warps=8" in choices
+    assert "1,early=False,,,,1.500,0.750,3.000,1.500,warps=4 early=False store=.cs" in choices
+    assert "1,store=.cs,1.500,1.500,1.500,1.500,1.500,1.500,1.500,warps=4 store=.cs" in choices
+    assert "2,warps=4,2.000,2.000,2.000,2.000,2.000,2.000,2.000,warps=4" in choices
     table = table_of(record(*narrow, row(513, (4.0, 2.0, 4.0, 4.0))))
     assert table[0].startswith(
         "table,gpu,sweep,line,row,bytes_moved,copy_us,chosen,chosen_us,chosen_over_copy,paid_us,"
@@ -799,17 +809,16 @@ def test_the_page_says_what_is_paid_where_walls_were_taken() -> None:
     narrow = walled(128, (6.0, 5.0, 4.0, 4.5), (6.9, 6.9, 11.0, 11.0))
     lines = page_of(record(narrow, DEVICE_BOUND))
     assert "| 1 | width 512 | 1 | `warps=8` | 1.000 | 5.000 | 0.3% |" in lines
-    assert "| 1 | `store=.cs` | not tried | 0.800 | 1.594 | `warps=4 store=.cs` |" in lines
+    choices = choices_of(record(narrow, DEVICE_BOUND))
+    assert "1,store=.cs,,,,0.800,0.800,0.800,1.594,warps=4 store=.cs" in choices
     table = table_of(record(narrow, DEVICE_BOUND))
     assert table[1].endswith(",1.00,warps=8,5.00,5.000,6.90,warps=4 store=.cs,4.00")
     assert table[2].split(",")[4] == "r999"
     assert table[2].endswith(",warps=4 store=.cs,70.00,70.000,70.00,warps=4 store=.cs,70.00")
-    assert "| line | instead | alone | at best | which is |" in page_of(record(row(1, TIMES), row(999, TIMES)))
 
 
-def test_the_page_tells_equal_launches_and_wrong_candidates() -> None:
+def test_the_page_names_wrong_candidates() -> None:
     lines = page_of(record(row(128, (1.0, 1.0, 2.0, None), wrong=[3]), row(513, (1.0, 2.0, 2.0, 2.0))))
-    assert "| 1 | `warps=8` | the same kernel | the same kernel | the same |" in lines
     assert "- never chosen: `warps=4 early=False store=.cs`: not finite" in lines
 
 

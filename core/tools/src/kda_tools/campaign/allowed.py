@@ -13,7 +13,10 @@ from kda_judge.evidence import provenance
 from kda_tools.campaign.journal import COPY
 from kda_tools.campaign.repository import Repository
 
-FREE = ("solution/*", "docs/dispatch.md", "bench/tune.py", "docs/tuning.md", "docs/profile.md", "docs/sanitize.md")
+FREE = (
+    *("solution/*", "docs/dispatch.md", "bench/tune.py"),
+    *("docs/tuning.md", "docs/tuning*.csv", "docs/profile.md", "docs/sanitize.md"),
+)
 """Of the task's folder: what may be edited, added and removed. `*` includes folders."""
 LOGS = ("docs/tuning.jsonl", "docs/profile.jsonl", "docs/sanitize.jsonl")
 """Written by `kda tune`, `kda profile` and `kda sanitize`: only ever longer."""

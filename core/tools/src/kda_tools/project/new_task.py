@@ -24,7 +24,7 @@ IGNORED = shutil.ignore_patterns(
         "rows.csv",
         "rows.json",
         "tuning.md",
-        "tuning.csv",
+        "tuning*.csv",
         "grid.md",
         "profile.md",
         "sanitize.md",

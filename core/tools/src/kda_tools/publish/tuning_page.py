@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
 from statistics import geometric_mean
@@ -14,7 +14,6 @@ from kda_judge.contract.errors import UsageError
 from kda_tools.lab.tune.choose_lines import Decided, Scored, decide, label, latest, over_copy, spread
 from kda_tools.lab.tune.sweep import log, recorded, replace_text
 from kda_tools.publish.report import line, microseconds, ratio
-from kda_tools.publish.tables import folded
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -24,14 +23,11 @@ if TYPE_CHECKING:
 INTRODUCTION = """Device time of every candidate on every row, microseconds per call: a CUDA graph of calls, replayed,
 the median over the rounds. `copy` is a streaming copy of as many bytes as the row moves. These times choose the lines
 of [`tuned.toml`](../solution/tuned.toml) and are no results, which are in [results.md](results.md). Every row is in
-[tuning.csv](tuning.csv), every candidate in [tuning.jsonl](tuning.jsonl). Where a sweep took wall times too, `paid` is
-what decides: the device's time, or what such a call takes the host where that is longer.
+[tuning.csv](tuning.csv), the cost of every other choice in [tuning_choices.csv](tuning_choices.csv), every candidate in
+[tuning.jsonl](tuning.jsonl). Where a sweep took wall times too, `paid` decides: the device's time, or what such a call
+takes the host where that is longer.
 """
 DEFAULTS = "defaults"
-CHOICES = """What another choice costs: geometric mean, over the line's rows, of its device time over the chosen one's,
-and in parentheses the least and the most of a row. `alone`: nothing else is changed. `at best`: the best candidate with
-that choice, whatever else it has.
-"""
 VERSIONS = ("torch", "triton", "cutlass-dsl", "cuda", "driver")
 """What can change a kernel's time."""
 
@@ -46,14 +42,19 @@ def table(task: Task) -> Path:
     return task.path / "docs" / "tuning.csv"
 
 
+def choices(task: Task) -> Path:
+    """What other choices cost, to download."""
+    return task.path / "docs" / "tuning_choices.csv"
+
+
 def write_page(task: Task, sweeps: Sequence[Sweep[Any]]) -> bool:
-    """Write the page and the table of the log, once there is one; False when both are unchanged."""
+    """Write the page and the tables of the log, once there is one; False when all are unchanged."""
     written = [replace_text(path, text) for path, text in contents(task, sweeps).items() if text is not None]
     return any(written)
 
 
 def page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
-    """What is wrong with the page and the table, as lines: at most one each."""
+    """What is wrong with the page and the tables, as lines: at most one each."""
     found = []
     for path, wanted in contents(task, sweeps).items():
         if wanted is None:
@@ -64,25 +65,41 @@ def page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
 
 
 def contents(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[Path, str | None]:
-    """What the page and the table have to hold; None for one that there is not."""
+    """What the page and the tables have to hold; None for one that there is not."""
     records = recorded(task)
-    return {page(task): digest_md(task, sweeps, records), table(task): rows_csv(sweeps, records)}
+    return {
+        page(task): digest_md(task, sweeps, records),
+        table(task): rows_csv(sweeps, records),
+        choices(task): choices_csv(sweeps, records),
+    }
 
 
 def rows_csv(sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> str | None:
     """Every row of the sweeps in use: the copy, the chosen configuration and the fastest; None without a sweep."""
-    lines: list[dict[str, Any]] = []
-    for sweep in sweeps:
-        for record, measured in latest(sweep.table.name, records).values():
-            try:
-                decided = decide(sweep, record, measured)
-            except UsageError:  # the page says so
-                continue
-            for number, one in enumerate(decided, start=1):
-                lines += [
-                    {"table": sweep.table.name, "gpu": record.device, "sweep": record.utc, "line": number, **cells}
-                    for cells in _times(one)
-                ]
+    return _csv(sweeps, records, _times)
+
+
+def choices_csv(sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> str | None:
+    """What every other choice costs on each line's rows, over the chosen configuration; None without a sweep.
+
+    Each factor is a geometric mean over the rows, with the least and the most of a row: `alone` with nothing else
+    changed (empty: not tried), `at_best` of the best candidate with that choice, whose configuration is `which`.
+    """
+    return _csv(sweeps, records, _choices)
+
+
+def _csv(
+    sweeps: Sequence[Sweep[Any]],
+    records: Sequence[SweepRecord],
+    cells_of: Callable[[Decided], Iterable[dict[str, Any]]],
+) -> str | None:
+    lines = [
+        {"table": sweep.table.name, "gpu": record.device, "sweep": record.utc, "line": number, **cells}
+        for sweep in sweeps
+        for record, measured in latest(sweep.table.name, records).values()
+        for number, one in enumerate(_decided(sweep, record, measured), start=1)
+        for cells in cells_of(one)
+    ]
     if not lines:
         return None
     out = StringIO()
@@ -90,6 +107,14 @@ def rows_csv(sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> st
     writer.writeheader()
     writer.writerows(lines)
     return out.getvalue()
+
+
+def _decided(sweep: Sweep[Any], record: SweepRecord, measured: TableTimes) -> list[Decided]:
+    """Empty where the solution has other configurations since, which the page says."""
+    try:
+        return list(decide(sweep, record, measured))
+    except UsageError:
+        return []
 
 
 def digest_md(task: Task, sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> str | None:
@@ -117,42 +142,38 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
     """One table on one kind of GPU."""
     lines = [line("line", "at most", "rows", "configuration", "over each row's best", "over the copy", "spread")]
     lines.append("|---" * 7 + "|\n")
-    paid = ["paid"] * any(row.walls is not None for row in table.rows)
-    choices = [line("line", "instead", "alone", "at best", *paid, "which is"), "|---" * (5 + len(paid)) + "|\n"]
     for number, one in enumerate(decide(sweep, record, table), start=1):
         at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
         copy = over_copy(one.chosen, one.rows)
         own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
         lines.append(line(*own, ratio(one.chosen.score), ratio(copy), f"{spread(one.scored):.1%}"))
-        choices += _choices(number, one.chosen, one.scored, bool(paid))
     versions = ", ".join(f"{name} {record.versions[name]}" for name in VERSIONS if name in record.versions)
     where = (
         f"{len(table.candidates)} candidates, each on those of {len(table.rows)} rows where it applies, "
         f"{record.rounds} rounds; sweep of {record.utc}, commit `{record.commit[:10]}`, {versions}."
     )
     wrong = _wrong(table)
-    others = folded("What other choices cost", f"{CHOICES}\n{''.join(choices)}")
-    return "\n".join([f"{where}\n", "".join(lines)] + ([wrong] if wrong else []) + [others])
+    return "\n".join([f"{where}\n", "".join(lines), *([wrong] if wrong else [])])
 
 
-def _choices(number: int, chosen: Scored, scored: Sequence[Scored], paid: bool) -> Iterable[str]:
+def _choices(decided: Decided) -> Iterable[dict[str, Any]]:
     """One line for every value of every field that the chosen configuration does not have."""
+    chosen = decided.chosen
     own = dataclasses.asdict(chosen.config)
-    fields = [dataclasses.asdict(one.config) for one in scored]
+    fields = [dataclasses.asdict(one.config) for one in decided.scored]
     for name, value in own.items():
         others = dict.fromkeys(given[name] for given in fields if given[name] != value)
         for other in sorted(others, key=lambda given: (isinstance(given, str), given)):
-            having = [one for one, given in zip(scored, fields, strict=True) if given[name] == other]
+            having = [one for one, given in zip(decided.scored, fields, strict=True) if given[name] == other]
             alone = [one for one in having if dataclasses.asdict(one.config) == own | {name: other}]
             best = min(having, key=lambda one: (one.score, one.device_score))
-            yield line(
-                str(number),
-                f"`{name}={other or repr(other)}`",
-                _factor(alone[0], chosen) if alone else "not tried",
-                _factor(best, chosen),
-                *[ratio(best.score / chosen.score)] * paid,
-                "the same" if best in alone else _code(best.config),
-            )
+            yield {
+                "instead": f"{name}={other or repr(other)}",
+                **_factors("alone", alone[0] if alone else None, chosen),
+                **_factors("at_best", best, chosen),
+                "paid": ratio(best.score / chosen.score),
+                "which": label(best.config) or DEFAULTS,
+            }
 
 
 def _times(decided: Decided) -> Iterable[dict[str, Any]]:
@@ -207,13 +228,9 @@ def _code(config: Any) -> str:
     return f"`{label(config)}`" if label(config) else DEFAULTS
 
 
-def _over(one: Scored, chosen: Scored) -> list[float]:
-    return [time / base for time, base in zip(one.times, chosen.times, strict=True)]
-
-
-def _factor(one: Scored, chosen: Scored) -> str:
-    over = _over(one, chosen)
-    if one.times == chosen.times:
-        return "the same kernel"
-    reach = f" ({min(over):.3f} to {max(over):.3f})" if len(over) > 1 else ""
-    return f"{geometric_mean(over):.3f}{reach}"
+def _factors(name: str, one: Scored | None, chosen: Scored) -> dict[str, str]:
+    """Device times over the chosen configuration's: on the whole, and the least and the most of a row."""
+    if one is None:
+        return dict.fromkeys((name, f"{name}_least", f"{name}_most"), "")
+    over = [time / base for time, base in zip(one.times, chosen.times, strict=True)]
+    return {name: ratio(geometric_mean(over)), f"{name}_least": ratio(min(over)), f"{name}_most": ratio(max(over))}

@@ -19,7 +19,7 @@ from kda_tools.publish.site import overview_pages
 from kda_tools.publish.site.frames import write_row_pages
 from kda_tools.publish.site.html_tables import inlined, raw, wide
 from kda_tools.publish.site.row_pages import folder_of, row_pages
-from kda_tools.publish.site.sweep_table import sweep_table
+from kda_tools.publish.site.sweep_table import sweep_tables
 from kda_tools.publish.site.task_page import task_page
 from kda_tools.publish.tables import Ledgers, replace_block
 from kda_tools.publish.task_notes import LINK
@@ -161,7 +161,7 @@ def _document(task: Task, path: Path) -> str:
     It is not in the navigation, which would be long and costs time on every page; the task's page links to it.
     """
     full = FULL[path.name](task) if path.name in FULL else None
-    text = full or _text(path) + (sweep_table(path.with_suffix(".csv")) if path.name == SWEEPS else "")
+    text = full or _text(path) + (sweep_tables(path) if path.name == SWEEPS else "")
     text = PICTURE.sub(lambda one: raw(inlined(_text(path.parent / one["target"]), one["name"], one["says"])), text)
     results = RESULTS.relative_to(path.parent.relative_to(task.path))
     return wide(text, above=f"[{task.folder}]({results.as_posix()})")

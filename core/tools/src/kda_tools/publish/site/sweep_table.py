@@ -1,16 +1,21 @@
-"""The rows of a task's sweeps as a table, from the file that `kda tune` writes for downloading."""
+"""The rows of a task's sweeps, and what other choices cost, as tables: the files that `kda tune` writes to download."""
 
 import csv
 from pathlib import Path
 
 from kda_tools.publish.site.html_tables import NUMBER, Cell, Line, raw, table
 
+TABLES = {"Rows of the sweeps": "tuning.csv", "What other choices cost": "tuning_choices.csv"}
 WORDS = {"sweep"}
 """Columns that are left out: the page names them already."""
 
 
-def sweep_table(path: Path) -> str:
-    """A part of the sweeps' page; empty without the file."""
+def sweep_tables(page: Path) -> str:
+    """The end of the sweeps' page; empty without the files beside it."""
+    return "".join(_table(title, page.with_name(name)) for title, name in TABLES.items())
+
+
+def _table(title: str, path: Path) -> str:
     if not path.is_file():
         return ""
     with path.open(encoding="utf-8", newline="") as source:
@@ -18,7 +23,7 @@ def sweep_table(path: Path) -> str:
     head = [name for name in rows[0] if name not in WORDS] if rows else []
     lines = [Line(tuple(_cell(row[name]) for name in head)) for row in rows]
     titles = [name.replace("_", " ") for name in head]
-    return f"\n## Rows of the sweeps\n{raw(table('Rows of the sweeps', titles, lines))}"
+    return f"\n## {title}\n{raw(table(title, titles, lines))}"
 
 
 def _cell(text: str) -> Cell:
