@@ -1,7 +1,7 @@
 """What a record claims against what it must be: its numbers against its samples, all else against what can be true.
 
 `kda ledger merge`, `kda publish` and `kda validate` refuse a record of which `mismatches` says anything. Nothing here
-shows that samples were measured: docs/method.md lists by field what can still be forged.
+shows that samples were measured: docs/method_evidence.md lists by field what can still be forged.
 """
 
 import math

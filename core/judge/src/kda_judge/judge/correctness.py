@@ -24,7 +24,8 @@ INPUT_ROUNDINGS: Mapping[str, float] = {"float32": 4.0}
 
 The largest errors of two right float32 kernels differ by luck: of a mean near 64 one rounding decides. Between honest
 kernels, simulated, twice alone failed 8.6% of the draws of the family `offset`, and 16 times still 0.5%; beside twice,
-3.8 changes were enough for all (docs/method.md), and TF32 is wrong by 22 or more. 16-bit outputs are rounded last.
+3.8 changes were enough for all, and TF32 is wrong by 22 or more (docs/method_details.md). 16-bit outputs are rounded
+last.
 """
 CHUNK = 1 << 26
 """Elements compared at a time: float64 temporaries of 512 MiB at most."""
