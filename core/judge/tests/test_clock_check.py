@@ -8,8 +8,8 @@ from kda_judge.arms.arm_process import Fault
 from kda_judge.arms.protocol import Timed
 from kda_judge.evidence.run_record import LIMIT_ARM, Metric, Verdict
 from kda_judge.judge.clock_check import LONGER, LOOPS, suspect
-from kda_judge.judge.judge import Judge
 from kda_judge.judge.row_notes import ArmNotes
+from kda_judge.judge.sampler import Sampler
 
 CLAIMED = [20_000.0, 20_100.0, 19_900.0]
 
@@ -52,8 +52,8 @@ class Loops:
 
 def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0), metric=Metric.WALL):
     """What the judge says to an arm of 1000 calls of 20 us a sample, and the loops that it asked for."""
-    judge = Judge.__new__(Judge)
-    judge._settings = SimpleNamespace(samples=3)
+    sampler = Sampler.__new__(Sampler)
+    sampler._settings = SimpleNamespace(samples=3)
     case = SimpleNamespace(
         most_calls=lambda calls: calls, restore=lambda: None, row=SimpleNamespace(inplace=(), restore=())
     )
@@ -67,7 +67,7 @@ def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0), 
     process = Loops(claimed, late_us)
     others = {} if limit is None else {LIMIT_ARM: limit}
     try:
-        judge._hold_to_clock(case, SimpleNamespace(arms={"arm": arm, **others}), arm, process)
+        sampler._hold_to_clock(case, SimpleNamespace(arms={"arm": arm, **others}), arm, process)
     except Fault as fault:
         return fault, process.asked
     return None, process.asked
@@ -79,6 +79,14 @@ def test_who_claims_two_percent_less_is_invalid(limit):
     assert fault.verdict is Verdict.INVALID
     assert str(fault).startswith("wall: claims 2.0% less time than passed by the judge's clock")
     assert asked == [("wall", LONGER * 1000, None)] * LOOPS
+
+
+def test_an_arm_without_short_loops_is_held_to_its_long_ones():
+    """As the portable arms are once the limits' worker has crashed."""
+    assert hold(1.0, short_us=(), limit=ArmNotes()) == (None, [("wall", LONGER * 1000, None)])
+    fault, asked = hold(0.95, short_us=(), limit=ArmNotes())
+    assert fault.verdict is Verdict.INVALID
+    assert len(asked) == LOOPS
 
 
 def test_events_that_see_two_percent_less_than_the_replays_are_invalid():

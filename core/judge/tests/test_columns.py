@@ -9,7 +9,7 @@ import torch
 from kda_judge.arms import arm_import
 from kda_judge.arms.arena import as_bits
 from kda_judge.arms.arm_import import REPLAYER, callable_of, import_arm
-from kda_judge.bench import Request, _beside, _with_ports, arm_spec, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import TensorSpec, Workload
@@ -18,6 +18,7 @@ from kda_judge.judge.correctness import distance, further
 from kda_judge.judge.open_row import Case, footprint, traffic
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 from kda_judge.judge.verdict import result
+from kda_judge.session import Request, _beside, _with_ports, arm_spec, frozen_rows, open_session
 
 PORT = "from functools import wraps\n\n\ndef axpy(x, y, *, factor):\n    return factor * x + y\n"
 LAUNCHER = "def replay_launches(function):\n    return lambda *a, **k: ('replayed', function(*a, **k))\n"

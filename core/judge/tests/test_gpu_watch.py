@@ -15,6 +15,7 @@ import pytest
 from core.judge.tests.processes import is_running, until
 from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record
 from kda_judge import bench
+from kda_judge import session as sessions
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.evidence import gpu_sampler as watcher
 from kda_judge.evidence import gpu_state, gpu_watch, ledger
@@ -371,19 +372,19 @@ def test_a_run_that_was_not_watched_is_noisy(record: RunRecord) -> None:
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], bench.Session]:
-    def make(kind: str) -> bench.Session:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], sessions.Session]:
+    def make(kind: str) -> sessions.Session:
         task = make_checkout(tmp_path / kind)
         monkeypatch.setattr(gpu_state, "has_gpu", lambda: kind == "cuda")
-        monkeypatch.setattr(bench, "_gpu", lambda request: 0 if kind == "cuda" else None)
+        monkeypatch.setattr(sessions, "_gpu", lambda request: 0 if kind == "cuda" else None)
         against = ["baseline"] if kind == "cuda" else []
-        return bench.open_session(bench.Request(task=task, against=against))
+        return sessions.open_session(sessions.Request(task=task, against=against))
 
     return make
 
 
 def test_a_run_on_a_gpu_is_watched(
-    driver: Driver, session: Callable[[str], bench.Session], record: RunRecord, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, session: Callable[[str], sessions.Session], record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*_: Any, **__: Any) -> RunRecord:
         driver.wait(3)
@@ -401,7 +402,7 @@ def test_a_run_on_a_gpu_is_watched(
 
 
 def test_a_run_that_raises_leaves_no_watcher(
-    driver: Driver, session: Callable[[str], bench.Session], monkeypatch: pytest.MonkeyPatch
+    driver: Driver, session: Callable[[str], sessions.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*_: Any, **__: Any) -> RunRecord:
         raise MissingRequirement("the GPU is busy")

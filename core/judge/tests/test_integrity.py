@@ -17,15 +17,16 @@ from core.judge.tests.processes import until, workers_of
 from kda_judge.arms.arm_process import ArmProcess, processes
 from kda_judge.arms.arm_worker import Memory, _newest
 from kda_judge.arms.protocol import ArmSpec, Place
-from kda_judge.bench import Request, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.errors import KdaError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Settings, Verdict
-from kda_judge.judge import judge, verdict
+from kda_judge.judge import replaced_inputs, verdict
+from kda_judge.judge.checker import Checker
 from kda_judge.judge.idle_arms import busy, watched
-from kda_judge.judge.judge import Judge
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
+from kda_judge.session import Request, frozen_rows, open_session
 
 ENV = {**os.environ, "PYTHONPATH": import_path()}
 RUN = ("bench", "axpy", "--device", "cpu", "--rows", "out*", "--generations", "1")
@@ -102,7 +103,7 @@ def test_one_arms_damage_is_not_the_others(toy):
 @pytest.mark.parametrize("seconds", ["2e-3", "5e-3", "6e-2"])
 def test_inputs_that_change_during_a_call_are_not_held_against_it(toy, seconds, monkeypatch):
     compared = []
-    monkeypatch.setattr(Judge, "_compare", _spied(Judge._compare, compared))
+    monkeypatch.setattr(Checker, "compare", _spied(Checker.compare, compared))
     assert bench(toy, SLOW.format(seconds)).rows[0].verdict is Verdict.CORRECT
     # Twice of both arms; one whose calls are too long for a loop is not tried.
     assert len(compared) - (2 * (9 + 3 + 1) + 1) == (2 if seconds == "6e-2" else 4)
@@ -112,7 +113,7 @@ def test_one_call_that_was_held_up_is_no_proof(toy, monkeypatch):
     """Wrong in two trials and right in two: as a call is that began before the new values and ended last."""
     compared = []
     calls = 2 * (9 + 1 + 3) + 1  # compared before: of both arms in draws, sample and audit; of one on slices
-    monkeypatch.setattr(Judge, "_compare", _spied(Judge._compare, compared, wrong=(calls, calls + 1)))
+    monkeypatch.setattr(Checker, "compare", _spied(Checker.compare, compared, wrong=(calls, calls + 1)))
     assert bench(toy, GOOD).rows[0].verdict is Verdict.CORRECT
     assert compared[calls : calls + 4] == ["late", "late", None, None]
 
@@ -149,8 +150,8 @@ def test_a_claim_of_less_time_does_not_hide_a_loop(toy, share, verdict):
 def test_a_judge_that_comes_too_late_is_not_held_against_the_arm(toy, longest_s, compared, monkeypatch):
     """Loops grow beyond its delay; where they may not, the record says that nothing was compared."""
     counts, sleep, ask = [], time.sleep, ArmProcess.ask
-    monkeypatch.setattr(judge, "REPLACED_LONGEST_S", longest_s)
-    monkeypatch.setattr("kda_judge.judge.judge.time.sleep", lambda seconds: sleep(seconds + 0.15))
+    monkeypatch.setattr(replaced_inputs, "REPLACED_LONGEST_S", longest_s)
+    monkeypatch.setattr("kda_judge.judge.replaced_inputs.time.sleep", lambda seconds: sleep(seconds + 0.15))
 
     def noted(process, command, *rest, **named):
         if process.spec.name == "arm" and command == "wall":

@@ -12,10 +12,11 @@ import pytest
 from core.judge.tests.conftest import listen_to_interrupts
 from core.judge.tests.processes import until, workers_of
 from kda_judge.arms.protocol import ArmSpec
-from kda_judge.bench import Request, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Metric, Verdict
-from kda_judge.judge import judge
+from kda_judge.judge import checker
+from kda_judge.session import Request, frozen_rows, open_session
 from kda_tools.lab.grid.grid_rows import grid_session
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -68,7 +69,7 @@ def test_the_last_bit_of_a_float32_decides_nothing(toy, monkeypatch, roundings, 
         "    return torch.nextafter(factor * x + y, torch.full_like(x, torch.inf))\n"
     )
     if roundings is not None:
-        monkeypatch.setattr(judge, "INPUT_ROUNDINGS", roundings)
+        monkeypatch.setattr(checker, "INPUT_ROUNDINGS", roundings)
     assert bench(toy, "next", "out").rows[0].verdict is verdict
 
 

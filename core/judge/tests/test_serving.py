@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from core.judge.tests.conftest import NOTHING_COMPILED
-from kda_judge.bench import Request, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Verdict
+from kda_judge.session import Request, frozen_rows, open_session
 
 TOY = Path(__file__).parent / "data" / "k91_serving"
 WRONG = {

@@ -8,10 +8,10 @@ import torch
 
 from kda_judge.arms.arm_import import callable_of
 from kda_judge.arms.protocol import ArmSpec
-from kda_judge.bench import Request, Session, arm_spec, frozen_rows, open_session
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.contract.workloads import Workload
+from kda_judge.session import Request, Session, arm_spec, frozen_rows, open_session
 from kda_tools.lab.inspect import arm_alone, cuda_tools
 
 REPOSITORY = Path(__file__).parents[3]

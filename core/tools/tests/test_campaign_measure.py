@@ -8,9 +8,10 @@ import pytest
 
 from core.judge.tests.records_factory import make_checkout, make_record
 from core.tools.tests.campaign_toy import HYPOTHESIS, campaign, speed
-from kda_judge.bench import Request, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.evidence.run_record import Metric, Verdict
+from kda_judge.session import Request, open_session
 from kda_tools.campaign import decision, iterate, measure
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.rules import Rules

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kda_judge.arms.protocol import Traffic
-from kda_judge.bench import Request, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.config import Op
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
@@ -14,6 +14,7 @@ from kda_judge.contract.workloads import OutputSpec, TensorSpec, Workload, shrin
 from kda_judge.evidence.run_record import Verdict
 from kda_judge.judge.open_row import Case, footprint, output_spec, traffic
 from kda_judge.judge.oracle import ask_oracle, load_reference
+from kda_judge.session import Request, frozen_rows, open_session
 from kda_tools.project.validate import problems
 
 OPS = """

@@ -11,10 +11,10 @@ import torch
 
 from core.judge.tests.records_factory import gpu_reading
 from core.tools.tests.fake_tools import COUNTERS, put_ncu, raw_csv
-from kda_judge.bench import open_session
 from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement
 from kda_judge.evidence import gpu_state, record_log
 from kda_judge.evidence.gpu_state import GpuProcess
+from kda_judge.session import open_session
 from kda_tools import cli
 from kda_tools.lab.inspect import cuda_tools
 from kda_tools.lab.profile import nsight, run_profile

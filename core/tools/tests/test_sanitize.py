@@ -9,12 +9,12 @@ import torch
 
 from core.judge.tests.records_factory import gpu_reading
 from core.tools.tests.fake_tools import put_sanitizer
-from kda_judge.bench import Request, open_session
 from kda_judge.contract.config import Op
 from kda_judge.contract.errors import ExitCode
 from kda_judge.contract.tasks import find_task
 from kda_judge.contract.workloads import TensorSpec, Workload
 from kda_judge.evidence import gpu_state, record_log
+from kda_judge.session import Request, open_session
 from kda_tools import cli
 from kda_tools.lab.inspect import cuda_tools
 from kda_tools.lab.sanitize import run_sanitize as run

@@ -688,12 +688,12 @@ def test_a_sweep_is_recorded_and_becomes_the_table_if_it_may(
     table: list[dict[str, int]],
     code: ExitCode,
 ) -> None:
-    from kda_judge import bench
+    from kda_judge import session as sessions
     from kda_tools.lab.tune import run_sweep
 
     _, found, watch = trials_of(tuning_task)
     made = record(tables=tuple(measured(tuning_task, watch, found)[0]), solution="another", **changes)
-    monkeypatch.setattr(bench, "_gpu", lambda request: 0)
+    monkeypatch.setattr(sessions, "_gpu", lambda request: 0)
     monkeypatch.setattr(run_sweep, "sweep", lambda planned, show: made)
     assert tune_task.run(run_sweep.Request(tuning_task)) is code
     assert tune.recorded(tuning_task) == [made]
@@ -852,12 +852,12 @@ def test_the_page_lists_every_sweep() -> None:
 def test_the_page_follows_the_log_even_where_no_table_does(
     tuning_task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kda_judge import bench
+    from kda_judge import session as sessions
     from kda_tools.lab.tune import run_sweep
 
     _, found, watch = trials_of(tuning_task)
     made = record(tables=tuple(measured(tuning_task, watch, found)[0]), noisy=("clocks throttled",))
-    monkeypatch.setattr(bench, "_gpu", lambda request: 0)
+    monkeypatch.setattr(sessions, "_gpu", lambda request: 0)
     monkeypatch.setattr(run_sweep, "sweep", lambda planned, show: made)
     tune_task.run(run_sweep.Request(tuning_task))
     assert check_tuning.check(tuning_task) == []

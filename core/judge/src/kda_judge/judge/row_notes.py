@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kda_judge.arms.arm_process import Fault
+from kda_judge.arms.arm_process import ArmProcess, Fault
 from kda_judge.arms.protocol import Traffic
 from kda_judge.contract.workloads import Workload
-from kda_judge.evidence.run_record import Distance, Metric, OutputError
+from kda_judge.evidence.run_record import Distance, Metric, OutputError, Settings
 
 
 @dataclass
@@ -59,6 +61,14 @@ class ArmNotes:
         """Whether going on with this arm makes sense."""
         return self.fault is None and self.incorrect is None
 
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Turn the arm's fault into a note, so that the other arms go on."""
+        try:
+            yield
+        except Fault as fault:
+            self.fault = self.fault or fault
+
 
 @dataclass
 class RowNotes:
@@ -77,3 +87,12 @@ class RowNotes:
     def failed(self) -> bool:
         """Whether an arm ended early."""
         return not all(arm.usable for arm in self.arms.values())
+
+    def usable(self, arms: Mapping[str, ArmProcess], *names: str) -> list[tuple[str, ArmProcess]]:
+        """Of `arms`, or of those of `names`, the ones with which going on makes sense."""
+        names = names or tuple(arms)
+        return [(name, arm) for name, arm in arms.items() if name in names and self.arms[name].usable]
+
+    def worth_measuring(self, settings: Settings) -> bool:
+        """Whether the subject and its first opponent can still be compared."""
+        return all(self.arms[name].usable for name in (settings.subject, settings.against[0]))

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kda_judge.bench import Request, Session, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import select
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.run_record import Interval, Metric, RowResult, RunRecord, Verdict
 from kda_judge.evidence.stats import geomean
+from kda_judge.session import Request, Session, frozen_rows, open_session
 from kda_tools.campaign.decision import Pair
 from kda_tools.campaign.events import RowOutcome
 from kda_tools.campaign.repository import Repository

@@ -6,10 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from kda_judge.bench import Request, Session, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.strict_models import Count, Strict
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import RunRecord
+from kda_judge.session import Request, Session, frozen_rows, open_session
 from kda_tools.campaign.events import RowOutcome
 from kda_tools.campaign.measure import GOOD, measure
 from kda_tools.campaign.repository import Repository

@@ -21,10 +21,10 @@ from kda_tools.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from kda_judge.bench import Session
     from kda_judge.contract.tasks import Task
     from kda_judge.evidence.run_record import RunRecord
     from kda_judge.judge.judge import Progress
+    from kda_judge.session import Session
 
 
 @app.command()
@@ -68,9 +68,9 @@ def bench(
     samples: Annotated[int | None, typer.Option(min=1, max=MOST, help="Samples per row, arm and generation.")] = None,
 ) -> None:
     """Check a task's outputs and time its arms. Without a GPU: check small shapes and compile the kernels."""
-    from kda_judge.bench import Request, open_session
     from kda_judge.contract.errors import MissingRequirement, UsageError
     from kda_judge.contract.tasks import find_task
+    from kda_judge.session import Request, open_session
     from kda_tools.project.export.portable import portable
 
     if record and (port or quick):
@@ -178,9 +178,10 @@ def validate(
     ] = False,
 ) -> None:
     """Check a task: files, published numbers, and every row of the regression grid against the oracle."""
-    from kda_judge.bench import Request, open_session, run
+    from kda_judge.bench import run
     from kda_judge.contract.errors import UsageError
     from kda_judge.contract.tasks import find_task
+    from kda_judge.session import Request, open_session
     from kda_tools.lab.grid.grid_record import failures
     from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
     from kda_tools.lab.grid.run_grid import demand_gpu, unchecked_rows
@@ -311,7 +312,8 @@ def _tasks(name: str | None) -> "list[Task]":
 
 def _measure(session: "Session") -> "RunRecord":
     """Run the session's frozen rows, watched, and print them."""
-    from kda_judge.bench import frozen_rows, run
+    from kda_judge.bench import run
+    from kda_judge.session import frozen_rows
     from kda_tools.publish.list_views import print_run
     from kda_tools.publish.progress import showing
     from kda_tools.publish.run_view import gpu_seen

@@ -14,8 +14,9 @@ PROBE_GENERATIONS = 1
 
 def bench(question: Question, piece: Piece) -> Answer:
     """`kda bench`: a ledger line."""
-    from kda_judge.bench import Request, open_session, run
+    from kda_judge.bench import run
     from kda_judge.evidence import ledger
+    from kda_judge.session import Request, open_session
     from kda_tools.project.export.portable import portable
 
     order, task = question.order, find_task(piece.subject)
@@ -37,8 +38,9 @@ def bench(question: Question, piece: Piece) -> Answer:
 
 def validate(question: Question, piece: Piece) -> Answer:
     """`kda validate`: on a GPU a line of `docs/grid.jsonl`, on the CPU the run itself."""
-    from kda_judge.bench import Request, open_session, run
+    from kda_judge.bench import run
     from kda_judge.evidence import ledger
+    from kda_judge.session import Request, open_session
     from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
     from kda_tools.lab.grid.run_grid import record_of
 

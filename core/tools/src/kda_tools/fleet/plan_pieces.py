@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kda_judge.bench import Request, open_session
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task, all_tasks, find_task
 from kda_judge.contract.workloads import select
+from kda_judge.session import Request, open_session
 from kda_tools.fleet.pieces import Job, Kind, Order, Piece, cut
 
 

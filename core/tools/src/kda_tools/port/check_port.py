@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kda_judge.bench import Request, Session, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.errors import UsageError
 from kda_judge.evidence.run_record import RowResult, RunRecord, Verdict
+from kda_judge.session import Request, Session, open_session
 from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME, write_arm

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kda_judge.bench import Request, frozen_rows, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import record_log
 from kda_judge.evidence.gpu_state import has_gpu, read_state
 from kda_judge.evidence.run_record import RunRecord
+from kda_judge.session import Request, frozen_rows, open_session
 from kda_tools.port.check_port import Grid
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME

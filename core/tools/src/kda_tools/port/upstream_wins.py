@@ -7,10 +7,11 @@ from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kda_judge.bench import Request, open_session, run
+from kda_judge.bench import run
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Basis, Interval, RowResult, RunRecord
+from kda_judge.session import Request, open_session
 from kda_tools.port.upstream_check import Checked, write_arm
 from kda_tools.publish.report import published
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kda_judge.bench import Request, Session, open_session
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import gpu_state, ledger, provenance
 from kda_judge.evidence.run_record import RunRecord
+from kda_judge.session import Request, Session, open_session
 from kda_tools.lab.compare_runs import circumstances, obstacles
 
 

@@ -18,13 +18,14 @@ from tempfile import TemporaryDirectory
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.process_tree import trees
 from kda_judge.arms.protocol import ArmSpec
-from kda_judge.bench import CHANGED, Request, Session, frozen_rows, open_session, run
+from kda_judge.bench import CHANGED, run
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Verdict
 from kda_judge.judge import verdict
 from kda_judge.judge.idle_arms import busy
 from kda_judge.judge.judge import Judge, Progress
 from kda_judge.judge.oracle import load_reference
+from kda_judge.session import Request, Session, frozen_rows, open_session
 from kda_tools.lab.adversaries.table import ARMS, NOISY, PASSES, Adversary, Ending, Kind
 
 TOY = Path(__file__).parent / "toy"

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from kda_judge.bench import Session, fit
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload, select
+from kda_judge.session import Session, fit
 from kda_tools.lab.task_calls import answer
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kda_judge.bench import CHANGED, Session
+from kda_judge.bench import CHANGED
 from kda_judge.contract.config import Config
 from kda_judge.contract.errors import LedgerError, MissingRequirement
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.evidence.run_record import RunRecord
 from kda_judge.judge.open_row import output_spec
+from kda_judge.session import Session
 from kda_tools.lab.grid.grid_record import (
     FailedRow,
     GridRecord,

@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kda_judge.bench import Session
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.workloads import Workload
+from kda_judge.session import Session
 from kda_tools.lab.inspect.arm_alone import Job, Visit
 
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")

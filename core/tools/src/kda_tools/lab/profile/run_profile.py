@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from kda_judge.bench import Request, Session, arm_spec, fit, open_session
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
@@ -18,6 +17,7 @@ from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.judge.open_row import traffic
 from kda_judge.judge.oracle import load_reference
+from kda_judge.session import Request, Session, arm_spec, fit, open_session
 from kda_tools.lab.inspect import cuda_tools
 from kda_tools.lab.inspect.arm_alone import Job
 from kda_tools.lab.profile import nsight

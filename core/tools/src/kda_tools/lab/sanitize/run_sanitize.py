@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from kda_judge.bench import Request, Session, arm_spec, open_session
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
+from kda_judge.session import Request, Session, arm_spec, open_session
 from kda_tools.lab.inspect import cuda_tools
 from kda_tools.lab.inspect.arm_alone import Job
 from kda_tools.lab.sanitize.sanitize_record import CheckedRow, Finding, SanitizeRecord, Tool, ToolRun

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kda_judge import bench
+from kda_judge import session as sessions
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.contract.workloads import Workload, select
@@ -54,7 +54,7 @@ def solution_hash(task: Task) -> str:
 
 def plan(request: Request) -> Plan:
     """Find out which rows ask which table; a UsageError names a line of a table that no row would decide."""
-    session = bench.open_session(bench.Request(task=request.task, device=request.device))
+    session = sessions.open_session(sessions.Request(task=request.task, device=request.device))
     if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
         raise UsageError(f"--rounds: expected at least {FEWEST_ROUNDS}, for a spread, got {request.rounds}")
     sweeps = tune.load(request.task)

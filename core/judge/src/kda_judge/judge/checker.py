@@ -1,0 +1,157 @@
+"""What arms compute, held against the oracle: draws, verified calls, comparisons of outputs with what they must be."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kda_judge.arms.arm_process import ArmProcess, Refusal
+from kda_judge.arms.input_values import Family, make
+from kda_judge.arms.protocol import Called
+from kda_judge.contract.config import Config
+from kda_judge.contract.workloads import Workload
+from kda_judge.evidence.run_record import LIMIT_ARM, OutputError, Settings
+from kda_judge.judge.correctness import INPUT_ROUNDINGS, distance, further, worse, worse_than_baseline
+from kda_judge.judge.open_row import Case, Examined, output_spec
+from kda_judge.judge.oracle import ask_oracle, last_bits
+from kda_judge.judge.row_notes import ArmNotes, RowNotes
+from kda_judge.judge.spent import Spent
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Checker:
+    """Draws inputs, asks the oracle, and notes what is wrong with what arms left."""
+
+    def __init__(
+        self,
+        config: Config,
+        reference: Any,
+        arms: Mapping[str, ArmProcess],
+        settings: Settings,
+        device: str,
+        spent: Spent,
+    ) -> None:
+        self._config = config
+        self._reference = reference
+        self._arms = arms
+        self._settings = settings
+        self._device = device
+        self._spent = spent
+        self.random = random.Random()  # seeded by the system: arms must not foresee the draws
+        self.previous: tuple[torch.Tensor, ...] | None = None
+        """What the outputs of the draw before had to be: an arm may have remembered its own."""
+        self._drawn = ""
+
+    def seed(self) -> int:
+        """A seed that no file names."""
+        return self.random.getrandbits(31)
+
+    def draw(self, case: Case, notes: RowNotes, family: Family, seed: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Values of every input, and what the oracle makes of them."""
+        with self._spent.on("draws"):
+            values = make(case.row, family, seed, self._device)
+        self._drawn = f"{family.value}, seed {seed}"
+        with self._spent.on("oracle"):
+            expected = ask_oracle(self._reference, case.op, case.row, values)
+        notes.oracle_dtype = str(expected[0].dtype).removeprefix("torch.")
+        return values, expected
+
+    def write(self, case: Case, values: Any, cold: bool = False, slices: bool = False) -> None:
+        """Put values into the row's buffers, as `Case.write`."""
+        with self._spent.on("writing inputs"):
+            case.write(values, cold, slices)
+
+    def takes_slices(self, row: Workload) -> bool:
+        """Whether the subject has to be right on slices: an arm of upstream is what it is."""
+        upstream = self._config.arms[self._settings.subject].upstream
+        return not (self._config.ops[row.op].takes_no_slices or upstream)
+
+    def verify(
+        self, case: Case, notes: RowNotes, seed: int, family: Family, slices: bool = False, twice: bool = False
+    ) -> None:
+        """One call of every arm on the same values, compared in full; on slices, of the subject alone.
+
+        Upstream may refuse slices, and a misaligned access would cost its process. Asked `twice`, an arm that is not in
+        place has to make a second result beside the first.
+        """
+        how = {"slices": slices, "twice": twice and not case.row.inplace}
+        values, expected = self.draw(case, notes, family, seed)
+        self._drawn += ", in slices" * slices
+        errors: dict[str, Sequence[OutputError]] = {}
+        ours: tuple[torch.Tensor, ...] = ()
+        subject = self._settings.subject
+        for name, arm in sorted(notes.usable(self._arms), key=lambda one: one[0] != subject):
+            if name == LIMIT_ARM or (slices and name != subject):
+                continue
+            self.write(case, values, slices=slices)
+            which = None if slices else 0
+            with notes.arms[name].noting():
+                called = self._called(notes.arms[name], arm, how)
+                if called is not None:
+                    errors[name] = self.examine(case, notes.arms[name], called, values, expected, family, which)
+            if errors.get(name) and not slices:
+                outputs = case.outputs(values)
+                if name == subject:
+                    ours = tuple(output.clone() for output in outputs) if len(self._arms) > 1 else ()
+                for output, one, other in zip(case.op.outputs, ours, outputs, strict=False) if name != subject else ():
+                    known = notes.arms[name].distance
+                    known[output] = further(known.get(output), distance(output, one, other))
+        self.previous = expected
+        self.hold_to_yardstick(case, notes, values, expected, errors)
+
+    def _called(self, notes: ArmNotes, arm: ArmProcess, how: Mapping[str, Any]) -> Called | None:
+        """What one call left; None where an excused arm refused it, which is noted."""
+        try:
+            return arm.ask("verify", Called, refusable=notes.excused, **how)[0]
+        except Refusal as refusal:
+            notes.outside = notes.outside or refusal.reason
+            return None
+
+    def hold_to_yardstick(
+        self, case: Case, notes: RowNotes, values: Any, expected: Any, errors: Mapping[str, Sequence[OutputError]]
+    ) -> None:
+        """The subject's errors of one draw beside the first opponent's, where both are right."""
+        subject, yardstick = self._settings.subject, self._settings.against[0]
+        for own, base in zip(errors.get(subject, ()), errors.get(yardstick, ()), strict=False):
+            if not case.op.tolerated(own.output):
+                continue  # its rule alone decides: one unit more than the opponent's is not twice its error
+            failure = worse_than_baseline(own, base)
+            allowed = INPUT_ROUNDINGS.get(output_spec(case.op, case.row, own.output).dtype)
+            if failure is not None and allowed is not None:
+                seed = f"{case.row.id}/{self._drawn}"
+                changes = last_bits(self._reference, case.op, case.row, values, expected, seed)
+                failure = worse_than_baseline(own, base, allowed * changes[case.op.outputs.index(own.output)])
+            if failure is not None:
+                notes.arms[subject].incorrect = notes.arms[subject].incorrect or f"{failure} [inputs: {self._drawn}]"
+
+    def examine(
+        self, case: Case, arm: ArmNotes, called: Called, values: Any, expected: Any, family: Family, which: int | None
+    ) -> Sequence[OutputError]:
+        """Note what a call left; its errors where it is right, since what is wrong is nobody's yardstick."""
+        found = self.compare(case, called, values, expected, family, which)
+        arm.checks += 1
+        arm.incorrect = arm.incorrect or (found.broken if arm.excused else found.failure)
+        if arm.excused:
+            arm.outside = arm.outside or found.outside
+        for error in found.errors:
+            arm.errors[error.output] = worse(arm.errors.get(error.output, error), error)
+        return found.errors if found.failure is None else ()
+
+    def compare(
+        self, case: Case, called: Called, values: Any, expected: Any, family: Family, which: int | None
+    ) -> Examined:
+        """What is wrong with what a call left, in words that name the draw."""
+        # Another row's results have other shapes: only the same row's can have been remembered.
+        previous = self.previous
+        if previous is not None and [p.shape for p in previous] != [e.shape for e in expected]:
+            previous = None
+        with self._spent.on("comparing"):
+            found = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
+        drawn = f" [inputs: {self._drawn}]"
+        return dataclasses.replace(
+            found, outside=found.outside and found.outside + drawn, broken=found.broken and found.broken + drawn
+        )

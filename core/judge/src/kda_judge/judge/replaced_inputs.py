@@ -1,0 +1,92 @@
+"""New values in the inputs while a timed loop runs: its last output must follow from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kda_judge.arms.arm_process import ArmProcess
+from kda_judge.arms.input_values import Family
+from kda_judge.arms.protocol import Called, Timed
+from kda_judge.evidence.run_record import Verdict
+from kda_judge.judge.checker import Checker
+from kda_judge.judge.open_row import Case
+from kda_judge.judge.row_notes import ArmNotes, RowNotes
+
+REPLACED_LOOP_US = 50_000
+"""A loop whose inputs are replaced lasts as long at least: writing them takes some milliseconds."""
+REPLACED_CALLS = (16, 4**10)
+"""Least and most calls of such a loop. Where the least take longer than `REPLACED_LOOP_US`, nothing is tried."""
+REPLACED_LONGEST_S = 1.0
+"""By the judge's clock. Shorter loops grow where the judge came too late: a wait of the host soon weighs nothing."""
+SHORT_CLAIM = 1 / 2
+"""Share of the time that passed: a loop that claims less cannot be looked at. An honest one claims less where the judge
+waited as long as the whole loop again."""
+REPLACE_TRIALS = 9
+REPLACE_RIGHT, REPLACE_WRONG = 2, 3
+"""Trials that end it. One right output may be luck, a wrong one a call that was held up while its inputs changed."""
+
+
+def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:
+    """Write new values into the inputs while a timed loop runs: its last output must follow from them.
+
+    A call that reads while they change may return anything; only the last one is looked at, and only where its
+    start lies behind the change. Where nothing could be looked at because the arm claims far less time than passed,
+    the row is INVALID; where the judge came too late, the loop gets longer, and the record says how many counted.
+    """
+    count, elapsed = _long_loop(process)
+    if count < REPLACED_CALLS[0]:
+        return
+    right, short = 0, 0
+    wrong: list[str] = []
+    for _ in range(REPLACE_TRIALS):
+        old, checker.previous = checker.draw(case, notes, Family.NORMAL, checker.seed())
+        new, expected = checker.draw(case, notes, Family.NORMAL, checker.seed())
+        checker.write(case, old)
+        written = [0.0]
+
+        def replace(new: Any = new, written: list[float] = written, pause_s: float = elapsed / 4) -> None:
+            time.sleep(pause_s)
+            case.write(new)
+            written[0] = time.perf_counter()
+
+        begin = time.perf_counter()
+        claimed, elapsed = _loop(process, count, replace)
+        called, _ = process.ask("collect", Called)
+        # The loop ended `claimed` behind `begin` or later, and its last eighth holds two calls or more.
+        if written[0] < begin + 7 / 8 * claimed:
+            failure = checker.compare(case, called, new, expected, Family.NORMAL, which=0).failure
+            right += failure is None
+            wrong += [failure] if failure else []
+        else:
+            # Where the judge was late by its own clock too, the reply waited for it, and that clock says nothing.
+            short += claimed < elapsed * SHORT_CLAIM and written[0] < begin + 7 / 8 * elapsed
+            if elapsed < REPLACED_LONGEST_S and count < REPLACED_CALLS[1]:
+                count, elapsed = 2 * count, 2 * elapsed
+        arm.replaced = right + len(wrong)
+        if len(wrong) == REPLACE_WRONG:
+            arm.incorrect = f"{wrong[0]}; the inputs were replaced while a loop of calls was running"
+        if len(wrong) == REPLACE_WRONG or right == REPLACE_RIGHT:
+            return
+    if short > REPLACE_TRIALS / 2:
+        raise process.give_up(
+            Verdict.INVALID, f"claims less than half of the time that passed in {short} of {REPLACE_TRIALS} loops"
+        )
+
+
+def _long_loop(process: ArmProcess) -> tuple[int, float]:
+    """Calls of a loop that claims to last long enough to replace inputs, and its seconds by the judge's clock."""
+    count, claimed, elapsed = 0, 0.0, 0.0
+    while claimed * 1e6 < REPLACED_LOOP_US and count < REPLACED_CALLS[1]:
+        count = max(1, 4 * count)
+        claimed, elapsed = _loop(process, count)
+    return count, elapsed
+
+
+def _loop(process: ArmProcess, count: int, meanwhile: Callable[[], None] | None = None) -> tuple[float, float]:
+    """Seconds of one timed loop, as the worker claims and by the judge's clock."""
+    timed, elapsed = process.ask("wall", Timed, count=count, canary=None, meanwhile=meanwhile)
+    if timed.total_us > elapsed * 1e6:
+        raise process.give_up(Verdict.INVALID, "claims more time than passed")
+    return timed.total_us / 1e6, elapsed
