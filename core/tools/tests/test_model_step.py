@@ -61,11 +61,14 @@ def test_tokens_are_what_the_sizes_give(known):
     """The figures that the list shows follow from the sizes that a builder gets."""
     scale = {"wan_ti2v": (32, 4), "ltx2": (32, 8), "hunyuan_vae": (8, 4), "qwen_edit": (16, 1)}
     for name, model in known.models.items():
+        if model.build == "mova_audio":
+            assert model.tokens == model.sizes.audio
+            continue
         video = (16, 4) if model.sizes.frames > 1 else (16, 1)
         space, time = scale.get(model.build, video)
         frames = (model.sizes.frames - 1) // time + 1
         tokens = frames * (model.sizes.height // space) * (model.sizes.width // space)
-        assert model.tokens == tokens * (2 if model.build == "qwen_edit" else 1), name
+        assert model.tokens == tokens * (2 if model.build in ("qwen_edit", "joyimage_edit") else 1), name
 
 
 def test_an_unknown_model_and_release_are_named(known, monkeypatch, capsys):
@@ -80,6 +83,14 @@ def test_an_unknown_key_names_file_and_key(tmp_path):
     text = (ROOT / known_models.FOLDER / "models.toml").read_text()
     path.write_text(text.replace("[models.flux]\n", "[models.flux]\nlayer = 3\n"))
     with pytest.raises(UsageError, match=r"models\.toml: unknown key 'models\.flux\.layer'"):
+        known_models.load_models(path)
+
+
+def test_a_batch_that_no_builder_makes_is_refused(tmp_path):
+    path = tmp_path / "models.toml"
+    text = (ROOT / known_models.FOLDER / "models.toml").read_text()
+    path.write_text(text.replace("text = 47 }", "text = 47, batch = 2 }"))
+    with pytest.raises(UsageError, match=r"models\.qwen-image: batch: expected 1, since qwen_image builds no other"):
         known_models.load_models(path)
 
 
@@ -489,11 +500,21 @@ def test_the_rows_have_the_calls_that_a_real_class_makes(known):
     wheels()
     newest, first = ("0.5.23", "qwen-image"), ("0.5.12.post1", "zimage")
     for release, name in (newest, first):
-        counts = census.by_row(run_step.find_calls(name, release, known, ROOT / known_models.FOLDER))
+        answers = run_step.find_calls(name, release, known, ROOT / known_models.FOLDER)
+        assert all(answer.as_on_gpu for answer in answers)
+        counts = census.by_row(answer.calls for answer in answers)
         assert len(counts) >= 3
         for (folder, row), count in counts.items():
             (written,) = [one for one in Task(ROOT / "diffusion" / folder).workloads if one.id == row]
             assert written.calls_a_step == count, f"{folder}, {row}: kda model calls --write"
+
+
+def test_a_class_that_launches_other_kernels_is_counted_as_on_a_cpu(known):
+    """Z-Image of 0.5.23: behind the question whether a tensor is on a GPU it launches a kernel that is no task's."""
+    wheels()
+    (answer,) = run_step.find_calls("zimage", "0.5.23", known, ROOT / known_models.FOLDER)
+    assert not answer.as_on_gpu
+    assert {call.task for call in answer.calls} == {"k03_qknorm_rope"}
 
 
 # ---- a real class

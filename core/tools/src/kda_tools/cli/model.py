@@ -124,7 +124,7 @@ def calls(
             if release or version in known.releases_of(name):
                 requests = find_calls(name, version, known, folder())
                 print_calls(f"{name}, sglang {version}", requests)
-                found += requests
+                found += [answer.calls for answer in requests]
     counts = by_row(found)
     for task in find_tasks() if write else ():
         path = task.path / "bench" / "workloads.toml"

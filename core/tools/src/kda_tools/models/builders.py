@@ -102,6 +102,8 @@ def _configured(model: Model, layers: dict[str, int], request: Request) -> Any:
         arch.dtype = request.dtype
     elif model.build == "hunyuan_vae":
         config.load_encoder = False
+    elif model.build == "mova_audio":
+        arch.patch_size = (1,)  # as published; the default is that of pictures
     elif model.build == "ltx2":
         config.update_model_arch({"rope_type": "split"})
         arch.cross_attention_dim, arch.audio_cross_attention_dim = arch.hidden_size, arch.audio_hidden_size
@@ -227,18 +229,61 @@ def _flux(module: Any, config: Any, request: Request) -> Inputs:
 def _ltx2(module: Any, config: Any, request: Request) -> Inputs:
     frames, height, width = request.latent(32, 8)
     audio, text = request.sizes.audio or 1, request.sizes.text
-    timestep = torch.tensor([[TIMESTEP / 1000]], device=request.device)
+    batch = request.sizes.batch
+    timestep = torch.full((batch, 1), TIMESTEP / 1000, device=request.device)
     return {
-        "hidden_states": request.noise(1, frames * height * width, 128),
-        "audio_hidden_states": request.noise(1, audio, 128),
-        "encoder_hidden_states": request.noise(1, text, 3840),
-        "audio_encoder_hidden_states": request.noise(1, text, 3840),
+        "hidden_states": request.noise(batch, frames * height * width, 128),
+        "audio_hidden_states": request.noise(batch, audio, 128),
+        "encoder_hidden_states": request.noise(batch, text, 3840),
+        "audio_encoder_hidden_states": request.noise(batch, text, 3840),
         "timestep": timestep,
         "audio_timestep": timestep,
         "num_frames": frames,
         "height": height,
         "width": width,
         "audio_num_frames": audio,
+    }
+
+
+def _joyimage_edit(module: Any, config: Any, request: Request) -> Inputs:
+    _, height, width = request.latent(16, 1)
+    pictures = ((1, height, width),) * 2
+    tokens = 2 * height * width
+    tables = module._compute_rope_for_local_shard(tokens, 0, pictures, request.device)
+    return {
+        "hidden_states": request.noise(1, tokens, 16, 1, 2, 2),
+        "encoder_hidden_states": request.noise(1, request.sizes.text, 4096),
+        "timestep": request.timestep,
+        "vis_freqs_cis": torch.cat([table.float() for table in tables], dim=-1),
+    }
+
+
+HELIOS_HISTORY = (16, 2, 1)
+"""Latent frames of what was made before: far, nearer, the last one; in front of all of them stands the first frame."""
+
+
+def _helios(module: Any, config: Any, request: Request) -> Inputs:
+    frames, height, width = request.latent(8, 4)
+    places = torch.arange(1 + sum(HELIOS_HISTORY) + frames, device=request.device)[None]
+    first, far, near, last, new = torch.split(places, [1, *HELIOS_HISTORY, frames], dim=1)
+    named = {"long": far, "mid": near, "short": torch.cat([first, last], dim=1)}
+    return {
+        "hidden_states": request.noise(1, 16, frames, height, width),
+        "encoder_hidden_states": request.noise(1, request.sizes.text, 4096),
+        "timestep": request.timestep,
+        "indices_hidden_states": new,
+        **{f"indices_latents_history_{name}": at for name, at in named.items()},
+        **{f"latents_history_{name}": request.noise(1, 16, at.shape[1], height, width) for name, at in named.items()},
+    }
+
+
+def _mova(module: Any, config: Any, request: Request) -> Inputs:
+    module._init_freqs()
+    latent = (request.sizes.audio,) if request.sizes.audio else request.latent(8, 4)
+    return {
+        "hidden_states": request.noise(1, config.arch_config.in_dim, *latent),
+        "encoder_hidden_states": request.noise(1, request.sizes.text, 4096),
+        "timestep": request.timestep,
     }
 
 
@@ -269,11 +314,16 @@ INPUTS: dict[str, Callable[[Any, Any, Request], Inputs]] = {
     "zimage": _zimage,
     "flux": _flux,
     "ltx2": _ltx2,
+    "joyimage_edit": _joyimage_edit,
+    "helios": _helios,
+    "mova_video": _mova,
+    "mova_audio": _mova,
     "hunyuan_vae": _hunyuan_vae,
 }
 """By the known models's key `build`."""
 MOVING: dict[str, Callable[[int], int]] = {
     "qwen_edit": lambda tokens: tokens // 2,
+    "joyimage_edit": lambda tokens: tokens // 2,
     "wan_i2v": lambda _: 16,
     "hunyuan_vae": lambda _: 0,
 }

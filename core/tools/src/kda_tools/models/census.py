@@ -5,16 +5,20 @@ seconds on any machine. Where a model reads a value, it gets 0: of SGLang's mode
 nothing, and the question whether a mask of padding holds anything.
 
 As everywhere without a GPU, the fused ops outside of the tasks run in their native forms, which call no op of a task.
+Models also ask tensors whether they are on a GPU. First these say yes. Where the step then launches a kernel outside of
+the tasks, which finds no memory and ends the worker, it is tried once more, and they say no.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kda_judge.contract.errors import UsageError
@@ -38,9 +42,15 @@ class _ReadsZero(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def calls_of(model: Model, request: builders.Request, seams: Seams, tasks: Iterable[Task]) -> tuple[Call, ...]:
-    """The calls of one step of the whole model with the release's own functions."""
-    with FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
+def calls_of(
+    model: Model, request: builders.Request, seams: Seams, tasks: Iterable[Task], as_on_gpu: bool
+) -> tuple[Call, ...]:
+    """The calls of one step of the whole model with the release's own functions.
+
+    With `as_on_gpu` all tensors say that they are on a GPU.
+    """
+    answer = patch.object(FakeTensor, "is_cuda", new=True) if as_on_gpu else nullcontext()
+    with answer, FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
         built = builders.build(model, model.shortened(0), request, values=False)
         seams.attach(built.module)
         stepper = Stepper(built, request.device, request.dtype, model.under_autocast(request.release))

@@ -35,6 +35,8 @@ class Sizes(Strict):
     """Text tokens."""
     audio: Size | None = None
     """Tokens of sound, of models that make some."""
+    batch: Size = 1
+    """Clips at once, as guidance makes two of one; of `ltx2` alone."""
 
 
 class Model(Strict):
@@ -100,6 +102,8 @@ class KnownModels(Strict):
                 f"lock: expected one table for each of the releases {sorted(known)}, got {list(self.lock)}"
             )
         for name, model in self.models.items():
+            if model.build != "ltx2" and any(sizes.batch > 1 for sizes in (model.sizes, *model.more)):
+                raise ValueError(f"models.{name}: batch: expected 1, since {model.build} builds no other")
             by_release = set() if isinstance(model.autocast, bool) else set(model.autocast)
             if not set(model.releases) <= known or by_release not in (set(), known):
                 raise ValueError(f"models.{name}: releases, autocast: expected {sorted(known)}")

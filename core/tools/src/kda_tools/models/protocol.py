@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Literal
 
 from kda_judge.contract.strict_models import Amount, Count, Strict
 from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.known_models import Sizes
 from kda_tools.models.step_record import Drift, Profile
+
+
+class Census(str, Enum):
+    """What tensors answer that are asked whether they are on a GPU."""
+
+    AS_ON_GPU = "as on a GPU"
+    AS_ON_CPU = "as on a CPU"
 
 
 class Request(Strict):
@@ -30,7 +38,7 @@ class Request(Strict):
     modes: tuple[str, ...]
     """What to time; empty without a GPU."""
     samples: Count
-    census: bool = False
+    census: Census | None = None
     """Only find the calls of a step, at any size and without computing it."""
 
 
@@ -50,6 +58,8 @@ class Answer(Strict):
     """Name of the error's class in `kda_judge.contract.errors`."""
     parameters: Count = 0
     calls: tuple[Call, ...] = ()
+    as_on_gpu: bool = False
+    """Of a census: what the model calls for tensors on a GPU is among the calls."""
     fallbacks: tuple[Fallback, ...] = ()
     difference: dict[str, Amount] = {}
     drift: Drift | None = None

@@ -23,8 +23,8 @@ from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state, provenance, stats
 from kda_tools.models import known_models
 from kda_tools.models.calls import Call
-from kda_tools.models.known_models import KnownModels
-from kda_tools.models.protocol import Answer, Request, Timed
+from kda_tools.models.known_models import KnownModels, Sizes
+from kda_tools.models.protocol import Answer, Census, Request, Timed
 from kda_tools.models.step_record import Mode, StepRecord
 
 FEWEST_PROCESSES = 3
@@ -165,7 +165,7 @@ def joined(parts: Sequence[Timed]) -> Mode:
     )
 
 
-def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> list[tuple[Call, ...]]:
+def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> list[Answer]:
     """The calls of a step of the whole model, for each of its production requests; nothing is computed.
 
     Raises:
@@ -177,13 +177,18 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
     model, pin = known.model(name), known.pin(name, release)
     tree = obtain(pin, folder / pin.files, offline=False)
     unused: dict[str, Any] = {"exports": {}, "check": False, "denoise": 0, "modes": (), "samples": 1, "seed": 0}
-    requests = (
-        Request(
-            model=name, release=release, tree=str(tree), sizes=sizes, layers={}, arm="upstream", census=True, **unused
-        )
-        for sizes in (model.sizes, *model.more)
-    )
-    return [ask(request).calls for request in requests]
+
+    def asked(sizes: Sizes, census: Census) -> Answer:
+        named: dict[str, Any] = {"model": name, "release": release, "tree": str(tree), "arm": "upstream"}
+        return ask(Request(sizes=sizes, layers={}, census=census, **named, **unused))
+
+    found = []
+    for sizes in (model.sizes, *model.more):
+        try:
+            found.append(asked(sizes, Census.AS_ON_GPU))
+        except errors.KdaError:  # a kernel outside of the tasks found no memory, or it is something that comes again
+            found.append(asked(sizes, Census.AS_ON_CPU))
+    return found
 
 
 def ask(request: Request) -> Answer:

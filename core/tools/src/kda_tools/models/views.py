@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels
+from kda_tools.models.protocol import Answer
 from kda_tools.models.step_record import BOUND, Mode, StepRecord
 from kda_tools.terminal import console, say
 
@@ -30,11 +31,12 @@ def print_models(known_models: KnownModels) -> None:
     console().print(table)
 
 
-def print_calls(name: str, requests: Sequence[Sequence[Call]]) -> None:
+def print_calls(name: str, requests: Sequence[Answer]) -> None:
     """The calls of a step of a model, for each of its requests."""
-    for number, calls in enumerate(requests, start=1):
-        say(f"{name}, request {number} of {len(requests)}")
-        console().print(_calls(calls))
+    for number, answer in enumerate(requests, start=1):
+        lacking = "" if answer.as_on_gpu else "; without the ops that it calls for tensors on a GPU alone"
+        say(f"{name}, request {number} of {len(requests)}{lacking}")
+        console().print(_calls(answer.calls))
 
 
 def _calls(calls: Iterable[Call]) -> Table:

@@ -13,7 +13,7 @@ from kda_judge.contract.tasks import find_tasks
 from kda_tools.models import boot, builders, census, drift, known_models, standins
 from kda_tools.models.calls import Log, Rows
 from kda_tools.models.kernels import profiled
-from kda_tools.models.protocol import Answer, Request
+from kda_tools.models.protocol import Answer, Census, Request
 from kda_tools.models.seams import ARMS, Seams, solutions_of
 from kda_tools.models.step_record import Drift, Profile
 from kda_tools.models.stepping import GIB, Stepper, check_memory, free_bytes
@@ -41,7 +41,8 @@ def answer(request: Request) -> Answer:
     seams = Seams(tasks, request.release, solutions_of(tasks, request.exports), device)
     if request.census:
         real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
-        return Answer(calls=census.calls_of(model, real, seams, tasks))
+        as_on_gpu = request.census is Census.AS_ON_GPU
+        return Answer(calls=census.calls_of(model, real, seams, tasks, as_on_gpu), as_on_gpu=as_on_gpu)
     needed = builders.weight_bytes(model, request.layers, asked)
     check_memory(request.model, sum(request.layers.values()), needed, free_bytes(device))
     built = builders.build(model, request.layers, asked)
