@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Ports every task to an SGLang tree on a machine with a GPU: grid and SGLang's own tests of all tasks at once, then the
-# times of the ported arms, one task after another. Takes about five minutes; what was recorded goes to OUT/ports.tar.gz.
+# times of the ported arms, one task after another. What was recorded goes to OUT/ports.tar.gz. Tasks that the release has
+# no place for are refused, which their logs say.
 #
 #   diffusion/scripts/port_on_gpu.sh TREE OUT [TASK...]
 #
@@ -19,7 +20,7 @@ python=${PYTHON:-python3}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 if [ $# -eq 0 ]; then
-  for folder in diffusion/k*/; do name=$(basename "$folder"); set -- "$@" "${name#*_}"; done
+  for folder in diffusion/k*/ llm/l*/; do name=$(basename "$folder"); set -- "$@" "${name#*_}"; done
 fi
 
 # The first and the last production row of each op: what is timed.
@@ -52,5 +53,5 @@ for op in "$@"; do
   fi
   sed "s/^/$op: /" "$out/$op.log"
 done
-tar -czf "$out/ports.tar.gz" $(ls diffusion/k*/docs/ports.jsonl 2>/dev/null) -C "$out" $(cd "$out" && ls ./*.log ./*.json)
+tar -czf "$out/ports.tar.gz" $(ls ./*/*/docs/ports.jsonl 2>/dev/null) -C "$out" $(cd "$out" && ls ./*.log ./*.json)
 echo "ended after $SECONDS s: $out/ports.tar.gz"

@@ -58,7 +58,7 @@ WHOLE_BYTES = 98304
 EARLY_TILES = 8
 """whole: up to so many tiles, all of weight and bias is loaded before the statistics; with 12 that spilled 24 bytes."""
 LATE_AHEAD = 4
-"""whole: with more tiles, so many ahead; with 1 or 2 each of the last tiles waits for its own, see docs/dispatch.md."""
+"""whole: with more tiles, so many ahead; with 1 or 2 each of the last tiles waits for its own."""
 CLUSTER_TILES = 16
 """cluster: vectors of a thread; 18 spilled 136 bytes."""
 CLUSTER_CHANNELS = 2048
