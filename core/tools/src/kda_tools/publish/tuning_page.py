@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -28,6 +29,8 @@ of [`tuned.toml`](../solution/tuned.toml) and are no results, which are in [resu
 takes the host where that is longer.
 """
 DEFAULTS = "defaults"
+SEVERAL_ROWS = re.compile(r"(?: --rows \S+){2,}")
+"""In a command; how many it is about stands beside it."""
 VERSIONS = ("torch", "triton", "cutlass-dsl", "cuda", "driver")
 """What can change a kernel's time."""
 
@@ -216,7 +219,7 @@ def _history(records: Sequence[SweepRecord], used: set[str]) -> str:
                 f"`{record.commit[:10]}`{' and changes' if record.dirty else ''}",
                 str(sum(len(table.rows) for table in record.tables)),
                 f"{record.seconds:.0f}",
-                f"`{record.command}`",
+                f"`{SEVERAL_ROWS.sub(' --rows ...', record.command)}`",
                 state,
             )
         )
