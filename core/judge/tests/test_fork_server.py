@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from core.judge.tests.processes import is_running, until
 from kda_judge.arms import fork_server
 from kda_judge.arms.arm_process import ArmProcess, Fault
 from kda_judge.arms.protocol import ArmSpec, Ready
+from kda_judge.contract.task_import import import_path
 from kda_judge.evidence.run_record import Verdict
 
 
@@ -99,3 +102,20 @@ def test_an_interrupted_question_ends_the_server(start, monkeypatch):
             one.fork("{}", log.fileno(), log.fileno())
     assert not one.alive
     assert until(lambda: not arm.alive)
+
+
+def test_the_server_asks_nothing_about_a_gpu() -> None:
+    """Once torch has counted GPUs, what is forked cannot use them."""
+    code = """
+import socket, sys, torch
+torch.version.cuda = "13.0"
+for name in ("is_available", "device_count", "current_device", "get_device_capability", "get_device_properties"):
+    setattr(torch.cuda, name, lambda *_, name=name: sys.exit(f"asked for {name}"))
+judge, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+judge.close()
+from kda_judge.arms import fork_server
+fork_server.main([str(server.detach())])
+"""
+    env = {**os.environ, "PYTHONPATH": import_path()}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
