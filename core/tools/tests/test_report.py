@@ -45,7 +45,7 @@ from kda_tools.publish.report import (
 )
 from kda_tools.publish.results_page import results_md
 from kda_tools.publish.rows_data import flat_rows, rows_csv, rows_json
-from kda_tools.publish.tables import bounds_md, replace_block, top_table_md
+from kda_tools.publish.tables import bounds_md, replace_block, target_words, top_table_md
 
 LATER = "2026-11-21T04:30:00Z"
 # In CI nothing is skipped: without matplotlib these tests fail there.
@@ -433,6 +433,27 @@ def test_the_target_is_a_share_for_large_rows_and_a_distance_for_small_ones(task
     goal = goal.model_copy(update={"ops_within_us": {record.rows[1].op: 0.5}})
     assert missed((10.375, 20.41), (1000, 64_000_000), (10.0, 20.0)) == []
     assert missed((10.375, 20.51), (1000, 64_000_000), (10.0, 20.0)) == [large]
+
+
+def test_a_target_may_ask_for_a_speedup_of_some_rows(task: Task, record: RunRecord) -> None:
+    (first, second), goal = record.rows, task.config.targets["h200"]
+    reached = first.speedup[Basis.DEVICE]["baseline"].estimate
+    for times, missed in ((reached - 0.01, []), (reached + 0.01, [first.id])):
+        asked = goal.model_copy(update={"attained": None, "within_us": None, "times_as_fast": {first.id: times}})
+        assert misses(record, asked) == missed
+        assert f"{first.id} {times:g} times as fast as baseline" in target_words(record, asked)
+    bare = second.model_copy(update={"speedup": {}})  # measured against another arm alone
+    asked = goal.model_copy(update={"attained": None, "within_us": None, "times_as_fast": {"*": 1.01}})
+    assert misses(record.model_copy(update={"rows": (bare,)}), asked) == [second.id]
+
+
+def test_a_target_for_rows_that_there_are_not_is_named(task: Task) -> None:
+    config = task.path / "config.toml"
+    config.write_text(
+        config.read_text().replace("[targets.h200]\n", '[targets.h200]\ntimes_as_fast = { "decode*" = 2 }\n')
+    )
+    expected = f"{config}: key 'targets.h200.times_as_fast': expected patterns of frozen rows, got 'decode*', which"
+    assert any(line.startswith(expected) for line in problems(Task(task.path)))
 
 
 def test_a_limit_that_kernels_pass_is_none(task: Task, record: RunRecord) -> None:

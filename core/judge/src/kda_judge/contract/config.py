@@ -1,5 +1,6 @@
 """The typed contract of a task: `config.toml`."""
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -179,9 +180,21 @@ class Target(Strict):
     ops_within_us: dict[str, Goal] = {}
     """The same for single ops: one whose blocks have to wait for all others cannot come as near to a copy."""
 
+    times_as_fast: dict[str, Goal] = {}
+    """Pattern of row names -> how many times as fast as `baseline` such rows are to be on the device."""
+
+    @property
+    def stated(self) -> bool:
+        """Whether anything is aimed at; a task may only be compiled for a GPU."""
+        return any((self.attained, self.within_us, self.ops_within_us, self.times_as_fast))
+
     def distance_us(self, op: str) -> float | None:
         """How far above its device limit a smaller row of this op may be."""
         return self.ops_within_us.get(op, self.within_us)
+
+    def speedup(self, row: str) -> float | None:
+        """How many times as fast as `baseline` a row is to be: by the first pattern that fits its name."""
+        return next((goal for pattern, goal in self.times_as_fast.items() if fnmatchcase(row, pattern)), None)
 
 
 def _all_differ(seeds: tuple[int, ...]) -> tuple[int, ...]:

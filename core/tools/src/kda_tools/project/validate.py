@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import filter as filter_names
+
 from kda_judge.arms.upstream import read_lock
 from kda_judge.contract import solution_imports
 from kda_judge.contract.errors import KdaError, LedgerError
@@ -72,6 +74,12 @@ def _contract(task: Task) -> list[str]:
         module = task.path.joinpath(*arm.module.split("."))
         if not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
             found.append(f"{task.path / 'config.toml'}: key 'arms.{name}.module': no module {arm.module!r} in the task")
+    names = [row.id for row in task.workloads]
+    for name, target in task.config.targets.items():
+        for pattern in target.times_as_fast:
+            if not filter_names(names, pattern):
+                where = f"{task.path / 'config.toml'}: key 'targets.{name}.times_as_fast'"
+                found.append(f"{where}: expected patterns of frozen rows, got {pattern!r}, which no row fits")
     for pin in task.config.upstream.values():
         read_lock(task.path / pin.files)
     return found

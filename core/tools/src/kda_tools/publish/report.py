@@ -145,18 +145,22 @@ def bases(record: RunRecord) -> list[Basis]:
 
 
 def misses(record: RunRecord, goal: Target) -> list[str]:
-    """The rows on which the subject is further from its limit on the device than the target allows."""
-    found = []
-    for row in record.rows:
-        device, limit = median(row, record.settings.subject, Metric.DEVICE), row.limit
-        if device is None or limit is None:
-            found.append(row.id)
-        elif limit.bytes_moved > LARGE_BYTES:
-            found += [row.id] if goal.attained and device * goal.attained > limit.device_us else []
-        else:
-            allowed = goal.distance_us(row.op)
-            found += [row.id] if allowed and device - limit.device_us > allowed else []
-    return found
+    """The rows on which the subject is further from its limit on the device than the target allows, or too slow."""
+    return [row.id for row in record.rows if _misses(row, record.settings.subject, goal)]
+
+
+def _misses(row: RowResult, subject: str, goal: Target) -> bool:
+    device, limit = median(row, subject, Metric.DEVICE), row.limit
+    if device is None or limit is None:
+        return True
+    if wanted := goal.speedup(row.id):
+        reached = row.speedup.get(Basis.DEVICE, {}).get(BASELINE)
+        if reached is None or reached.estimate < wanted:
+            return True
+    if limit.bytes_moved > LARGE_BYTES:
+        return goal.attained is not None and device * goal.attained > limit.device_us
+    allowed = goal.distance_us(row.op)
+    return allowed is not None and device - limit.device_us > allowed
 
 
 def passed_limit(record: RunRecord) -> str | None:

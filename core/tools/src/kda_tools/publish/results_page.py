@@ -139,7 +139,7 @@ def _exceptions(record: RunRecord, goal: Target) -> str:
     """The rows that miss the target, are slower than an opponent, or are not FASTER, with their times."""
     by_verdict, by_device = slower_rows(record)
     slow = {row for row, _ in (*by_verdict, *by_device)}
-    missed = set(misses(record, goal)) if goal.attained is not None or goal.within_us is not None else set()
+    missed = set(misses(record, goal)) if goal.stated else set()
     shown = [row for row in record.rows if row.id in missed | slow or row.verdict is not Verdict.FASTER]
     if not shown:
         return ""

@@ -116,12 +116,13 @@ def replace_block(text: str, name: str, content: str) -> str:
 
 def target_words(record: RunRecord, goal: Target) -> str:
     """On how many rows the target is met, and where it is not; empty where there is none."""
-    if goal.attained is None and goal.within_us is None:
+    if not goal.stated:
         return ""
     missed, rows = misses(record, goal), len(record.rows)
     large = f"at {goal.attained:g} of its limit or better" if goal.attained else "anywhere"
     small = f"within {goal.within_us:g} us of it" if goal.within_us else "anywhere"
     small += "".join(f", {op} within {us:g} us" for op, us in goal.ops_within_us.items())
+    small += "".join(f", {names} {times:g} times as fast as baseline" for names, times in goal.times_as_fast.items())
     return (
         f"the target (a row that moves more than {LARGE_BYTES // 10**6} MB {large}, any other {small}) is met on "
         f"{rows - len(missed)} of {rows} rows{f', missed on {len(missed)}' if missed else ''}"

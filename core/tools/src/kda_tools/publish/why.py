@@ -147,6 +147,7 @@ def _target(task: Task, record: RunRecord, row: RowResult) -> str:
     if wanted is None:
         return f"; {name} states no target"
     words = f"attained {wanted:g}" if large else f"within {wanted:g} us"
+    words += f", {faster:g} times as fast as baseline" if (faster := goal.speedup(row.id)) else ""
     one = record.model_copy(update={"rows": (row,)})
     return f"; target {words}: {'MISSED' if report.misses(one, goal) else 'met'}"
 
