@@ -37,7 +37,7 @@ IGNORED = shutil.ignore_patterns(
 """What a copy must not inherit: caches, build outputs, results, and what is generated."""
 NOTES = {
     "prompt.md": (
-        "Say here what your op computes, for which shapes, and what counts; let config.toml, bench/ and the",
+        "Say here what your op computes, for which shapes, and what is special; let config.toml, bench/ and the",
         "description in pyproject.toml say the same.",
     ),
     "config.toml": (
