@@ -74,6 +74,10 @@ def test_card_counts_what_the_judge_counts(task):
     words = " ".join(section.split())
     assert {float(number) for number in re.findall(r"(?:within|at most) ([\d.]+) us", words)} <= {goal.within_us}
     assert {float(number) for number in re.findall(r"(0\.\d+) of ", words)} <= {goal.attained}
+    above = {float(number) for number in re.findall(r"([\d.]+) us above", words)}
+    assert above <= {goal.within_us, *goal.ops_within_us.values()}
+    times = {float(number) for number in re.findall(r"at least ([\d.]+) times as fast", words)}
+    assert times == set(goal.times_as_fast.values())
 
 
 def test_how_to_work_names_sessions_that_there_are():

@@ -181,7 +181,7 @@ class Target(Strict):
     """The same for single ops: one whose blocks have to wait for all others cannot come as near to a copy."""
 
     times_as_fast: dict[str, Goal] = {}
-    """Pattern of row names -> how many times as fast as `baseline` such rows are to be on the device."""
+    """Pattern of row names -> how many times as fast as each release of upstream such rows are to be on the device."""
 
     @property
     def stated(self) -> bool:
@@ -193,7 +193,7 @@ class Target(Strict):
         return self.ops_within_us.get(op, self.within_us)
 
     def speedup(self, row: str) -> float | None:
-        """How many times as fast as `baseline` a row is to be: by the first pattern that fits its name."""
+        """How many times as fast as each release of upstream a row is to be: by the first pattern that fits it."""
         return next((goal for pattern, goal in self.times_as_fast.items() if fnmatchcase(row, pattern)), None)
 
 

@@ -186,7 +186,7 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
     for sizes in (model.sizes, *model.more):
         try:
             found.append(asked(sizes, Census.AS_ON_GPU))
-        except errors.KdaError:  # a kernel outside of the tasks found no memory, or it is something that comes again
+        except (ArmFailed, MissingRequirement):  # it launched a kernel outside of the tasks, which found no memory
             found.append(asked(sizes, Census.AS_ON_CPU))
     return found
 

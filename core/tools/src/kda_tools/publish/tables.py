@@ -122,7 +122,7 @@ def target_words(record: RunRecord, goal: Target) -> str:
     large = f"at {goal.attained:g} of its limit or better" if goal.attained else "anywhere"
     small = f"within {goal.within_us:g} us of it" if goal.within_us else "anywhere"
     small += "".join(f", {op} within {us:g} us" for op, us in goal.ops_within_us.items())
-    small += "".join(f", {names} {times:g} times as fast as baseline" for names, times in goal.times_as_fast.items())
+    small += "".join(f", {names} {times:g} times as fast as upstream" for names, times in goal.times_as_fast.items())
     return (
         f"the target (a row that moves more than {LARGE_BYTES // 10**6} MB {large}, any other {small}) is met on "
         f"{rows - len(missed)} of {rows} rows{f', missed on {len(missed)}' if missed else ''}"

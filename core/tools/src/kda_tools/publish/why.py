@@ -144,12 +144,12 @@ def _target(task: Task, record: RunRecord, row: RowResult) -> str:
         return ""
     large = row.limit.bytes_moved > report.LARGE_BYTES
     wanted = goal.attained if large else goal.distance_us(row.op)
-    if wanted is None:
+    words = [] if wanted is None else [f"attained {wanted:g}" if large else f"within {wanted:g} us"]
+    words += [f"{faster:g} times as fast as upstream"] if (faster := goal.speedup(row.id)) else []
+    if not words:
         return f"; {name} states no target"
-    words = f"attained {wanted:g}" if large else f"within {wanted:g} us"
-    words += f", {faster:g} times as fast as baseline" if (faster := goal.speedup(row.id)) else ""
     one = record.model_copy(update={"rows": (row,)})
-    return f"; target {words}: {'MISSED' if report.misses(one, goal) else 'met'}"
+    return f"; target {', '.join(words)}: {'MISSED' if report.misses(one, goal) else 'met'}"
 
 
 def _profile(task: Task, row: str) -> list[str]:

@@ -31,14 +31,8 @@ START, INDEX = Path("README.md"), Path("index.md")
 """The repository's README becomes the start page."""
 GUIDES = (
     *("docs/tutorial.md", "docs/glossary.md", "docs/method*.md", "docs/commands.md"),
-    *(
-        "docs/work_on_a_task.md",
-        "docs/add_a_kernel*.md",
-        "docs/tune_a_kernel.md",
-        "docs/*.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-    ),
+    *("docs/work_on_a_task.md", "docs/add_a_kernel*.md", "docs/tune_a_kernel.md"),
+    *("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 )
 """In the order in which a newcomer reads them."""
 SKILLS = ("AGENTS.md", "docs/skills/*/SKILL.md", "docs/skills/*/references/*.md")
