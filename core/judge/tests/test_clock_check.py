@@ -52,8 +52,7 @@ class Loops:
 
 def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0), metric=Metric.WALL):
     """What the judge says to an arm of 1000 calls of 20 us a sample, and the loops that it asked for."""
-    sampler = Sampler.__new__(Sampler)
-    sampler._settings = SimpleNamespace(samples=3)
+    sampler = Sampler(SimpleNamespace(settings=SimpleNamespace(samples=3)), None)
     case = SimpleNamespace(
         most_calls=lambda calls: calls, restore=lambda: None, row=SimpleNamespace(inplace=(), restore=())
     )

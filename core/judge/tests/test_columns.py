@@ -12,7 +12,8 @@ from kda_judge.arms.arm_import import REPLAYER, callable_of, import_arm
 from kda_judge.bench import run
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.evidence.run_record import PORTABLE_ARM, REPLAYED_ARM, Distance, Metric, Verdict
 from kda_judge.judge.correctness import distance, further
 from kda_judge.judge.open_row import Case, footprint, traffic

@@ -225,10 +225,25 @@ def test_tasks_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("KDA_ROOT", str(tmp_path))
     assert [task.op for task in find_tasks()] == ["double", "treble"]
     monkeypatch.chdir(tmp_path / "family" / "k02_treble")
-    for name in ("double", "k01_double", "family/k01_double", "family/k01_double/", "../k01_double", "../k01_double/"):
+    for name in (
+        "double",
+        "k01",
+        "k01_double",
+        "family/k01_double",
+        "family/k01_double/",
+        "../k01_double",
+        "../k01_double/",
+    ):
         assert find_task(name).folder == "k01_double"
     with pytest.raises(UsageError, match="unknown task 'duoble'; nearest: double"):
         find_task("duoble")
+    with pytest.raises(UsageError, match=r"unknown task 'k03'; nearest: k0[12], k0[12]$"):
+        find_task("k03")
+    make_task(tmp_path, folder="k01_other")
+    with pytest.raises(
+        UsageError, match="'k01': expected the beginning of one folder, got that of family/k01_double, "
+    ):
+        find_task("k01")
 
 
 def test_two_tasks_of_one_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import torch
 
 from kda_judge.arms.input_values import nudged
 from kda_judge.contract.config import Op, Tolerance
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.judge import correctness, oracle
 from kda_judge.judge.correctness import compare, worse, worse_than_baseline
 

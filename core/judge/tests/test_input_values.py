@@ -11,7 +11,8 @@ from kda_judge.arms.arena import Arena, Plan, as_bits
 from kda_judge.arms.input_values import Family, make
 from kda_judge.contract import captured
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.workloads import ITEM_SIZE, TensorSpec, Workload, load_workloads, shrink
+from kda_judge.contract.tensor_spec import ITEM_SIZE, TensorSpec
+from kda_judge.contract.workloads import Workload, load_workloads, shrink
 
 
 def drawn(seed: int = 1, family: Family = Family.NORMAL, **inputs: TensorSpec) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,16 +17,20 @@ from core.judge.tests.conftest import listen_to_interrupts
 from core.judge.tests.processes import until, workers_of
 from kda_judge.arms.arm_process import ArmProcess, processes
 from kda_judge.arms.arm_worker import Memory, _newest
+from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import ArmSpec, Place
 from kda_judge.bench import run
 from kda_judge.contract.errors import KdaError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.evidence.run_record import Settings, Verdict
-from kda_judge.judge import replaced_inputs, verdict
+from kda_judge.judge import checker, idle_arms, replaced_inputs, verdict
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.idle_arms import busy, watched
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
+from kda_judge.judge.spent import Spent
 from kda_judge.session import Request, frozen_rows, open_session
 
 ENV = {**os.environ, "PYTHONPATH": import_path()}
@@ -194,8 +199,11 @@ def test_workers_keep_outputs_of_so_many_bytes_and_the_newest():
     assert _newest(tensors, 12)[-1] is tensors[-1]
 
 
-def test_what_idle_arms_do_is_measured(toy):
-    """Processor time as the kernel counts it: of a process that spins in a thread, of one that waits, and of none."""
+def test_what_idle_arms_do_is_measured(toy, monkeypatch):
+    """Processor time as the kernel counts it: of one that spins in a thread, and is held, and of one that waits.
+
+    With nobody to hold it, it would be a busy one.
+    """
     spin = "import threading\nthreading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()\n"
     (toy.path / "faulty" / "spins.py").write_text(spin + GOOD)
     modules = {"spins": "faulty.spins", "waits": "solution"}
@@ -209,19 +217,29 @@ def test_what_idle_arms_do_is_measured(toy):
         for arm in arms.values():
             arm.start()
             arm.hello()
-        with watched("asked", arms, notes):
+        with watched("asked", arms, notes, None):
             time.sleep(0.5)
-        with watched("spins", arms, notes):
+        held = notes["spins"].idle_cpu_s
+        monkeypatch.setattr(idle_arms, "ROUNDS", 0)
+        with watched("asked", arms, notes, None):
+            time.sleep(0.5)
+        monkeypatch.undo()
+        with watched("spins", arms, notes, None):
             time.sleep(0.1)
+        assert notes["spins"].fault is None
+        with watched("spins", arms, notes, 10_000):
+            pass
     finally:
         for arm in arms.values():
             arm.stop()
-    assert notes["spins"].idle_s == pytest.approx(0.5, abs=0.2)
-    assert notes["waits"].idle_s == pytest.approx(0.6, abs=0.2)
+    assert held < 0.05
+    assert notes["spins"].idle_s == pytest.approx(1.0, abs=0.3)
+    assert notes["waits"].idle_s == pytest.approx(1.1, abs=0.3)
     assert busy("waits", notes["waits"]) is None
     fault = busy("spins", notes["spins"])
     assert re.fullmatch(r"arm 'spins' kept \d+% of a processor busy while others were timed", str(fault))
     assert busy("spins", ArmNotes(idle_s=0.04, idle_cpu_s=0.04)) is None
+    assert str(notes["spins"].fault) == "the affinity of arm 'spins' was changed"
 
 
 def test_a_run_whose_files_vanish_keeps_its_record(toy):
@@ -354,3 +372,30 @@ def test_a_gpu_beside_a_cpu_torch(toy, monkeypatch):
     monkeypatch.setattr(gpu_state, "read_state", lambda *_: gpu_reading())
     with pytest.raises(KdaError, match=r"torch .* cannot use it"):
         open_session(Request(task=toy))
+
+
+def test_an_interrupt_lets_go_whom_it_finds_held(monkeypatch):
+    """Else the judge would wait for workers that cannot end."""
+    sent = []
+    monkeypatch.setattr(idle_arms, "processes", lambda _: {"asked": [1, 2], "other": [3, 4, 5]})
+    monkeypatch.setattr(idle_arms.os, "kill", lambda process, number: sent.append((process, number)))
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(idle_arms, "stopped", interrupted)
+    with pytest.raises(KeyboardInterrupt), idle_arms.alone("asked", {}):
+        pass
+    stop, go_on = idle_arms.signal.SIGSTOP, idle_arms.signal.SIGCONT
+    assert sorted(sent) == sorted([(4, stop), (5, stop), (4, go_on), (5, go_on)])
+
+
+@pytest.mark.parametrize(("size", "changed"), [(640, 10), (32, 32)])
+def test_a_stretch_of_an_input_is_drawn_again_or_all_of_a_small_one(monkeypatch, size, changed):
+    monkeypatch.setattr(checker, "ask_oracle", lambda *_: ())
+    spec = TensorSpec(shape=(size,), dtype="float32")
+    case = SimpleNamespace(op=None, row=Workload(id="r", op="axpy", inputs={"x": spec}))
+    judged = checker.Checker(SimpleNamespace(device="cpu", reference=None, spent=Spent()))
+    old = make(case.row, Family.NORMAL, 7, "cpu")
+    new, _ = judged.redraw(case, old)
+    assert int((new["x"] != old["x"]).sum()) == changed

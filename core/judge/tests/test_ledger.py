@@ -14,7 +14,6 @@ import pytest
 from core.judge.tests.records_factory import ROWS, cpu_record, make_checkout, make_record
 from kda_judge.contract.errors import LedgerError, UsageError
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import ledger
 from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.ledger import append, encode, merge, read
 from kda_judge.evidence.run_record import SCHEMA_VERSION, OutputError, RunRecord, Verdict
@@ -137,7 +136,7 @@ def test_a_run_is_kept_behind_an_unfinished_line(task: Task, record: RunRecord) 
 def test_a_full_disk_leaves_no_half_line(task: Task, record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     append(task.ledger, record)
     before = task.ledger.read_bytes()
-    write = ledger.os.write
+    write = os.write
     calls = []
 
     def full(file: int, data: bytes) -> int:
@@ -146,7 +145,7 @@ def test_a_full_disk_leaves_no_half_line(task: Task, record: RunRecord, monkeypa
             raise OSError(28, "No space left on device")
         return write(file, data[:100])
 
-    monkeypatch.setattr(ledger.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         append(task.ledger, make_record(task, seed=1))
     assert task.ledger.read_bytes() == before
@@ -204,7 +203,7 @@ def test_a_reader_sees_no_half_line(task: Task, tmp_path: Path, monkeypatch: pyt
         time.sleep(0.002)
         return write(file, data[:800])
 
-    monkeypatch.setattr(ledger.os, "write", slowly)
+    monkeypatch.setattr(os, "write", slowly)
     writers = _at_once(*((_append_many, (str(task.ledger), str(task.path), w, 6)) for w in range(2)))
     seen = []
     while any(writer.is_alive() for writer in writers):

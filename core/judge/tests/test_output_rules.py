@@ -7,7 +7,8 @@ import torch
 
 from kda_judge.contract.config import Op, Rule, Tolerance
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.judge import oracle
 from kda_judge.judge.open_row import footprint, judged_shape, traffic
 from kda_judge.judge.output_rules import codes, judged

@@ -186,11 +186,24 @@ def test_line_endings_and_caches_do_not_matter_but_names_do(tmp_path: Path) -> N
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.cpython-312.pyc").write_bytes(b"\0")
     assert content_hash(tmp_path, ["**/*"]) == before
+    (tmp_path / "__pycache__" / "hidden.py").write_bytes(b"x = 3\n")
+    assert content_hash(tmp_path, ["**/*"]) != before, "a solution could import it"
+    (tmp_path / "__pycache__" / "hidden.py").unlink()
     (tmp_path / ".hidden.json").write_bytes(b"{}")
     assert content_hash(tmp_path, ["**/*"]) != before, "a solution could read it"
     (tmp_path / ".hidden.json").unlink()
     (tmp_path / "a.py").rename(tmp_path / "b.py")
     assert content_hash(tmp_path, ["**/*"]) != before
+
+
+def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    """No pattern looks behind it, and a solution could import from there."""
+    (tmp_path / "solution").mkdir()
+    (tmp_path / "solution" / "a.py").write_text("")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "solution" / "parts").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"solution/parts: expected a folder of its own, got a link"):
+        content_hash(tmp_path / "solution", ["**/*"])
 
 
 def test_binary_files_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from kda_judge.arms.arm_process import Fault
 from kda_judge.arms.protocol import Traffic
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.evidence.run_record import LIMIT_ARM, Metric, Settings, Verdict
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 from kda_judge.judge.verdict import result
@@ -61,6 +62,11 @@ def with_events(notes, value):
     return notes
 
 
+def with_samples(notes, metric, value):
+    notes.samples[metric] = [[value, value]]
+    return notes
+
+
 def without_device(notes):
     notes.samples[Metric.DEVICE] = [[], []]
     notes.no_graph = "operation not permitted when stream is capturing"
@@ -80,6 +86,8 @@ def test_an_honest_row_is_left_to_its_samples():
         (arm(56.0, 40.0), "device 40.00 us is less than moving the bytes takes (50.00 us)"),
         (arm(40.0, 55.0), "wall 40.00 us is less than the GPU alone takes (55.00 us)"),
         (without_device(arm(8.0, 8.0)), "wall 8.00 us is less than moving the bytes takes (50.00 us)"),
+        (with_samples(arm(56.0, 55.0), Metric.LATENCY, 9.0), "latency 9.00 us is less than the GPU alone takes (55.00"),
+        (with_samples(arm(56.0, 55.0), Metric.COLD, 9.0), "cold 9.00 us is less than the GPU takes with its caches"),
         (with_events(arm(56.0, 55.0), 9.0), "events 9.00 us is less than the GPU alone takes (55.00 us)"),
         (with_events(without_device(arm(56.0, 55.0)), 9.0), "events 9.00 us is less than the calls take by the host"),
         (arm(56.0, 55.0, clock_ratios={Metric.WALL: [1.22] * 9}), "wall: the judge's clock saw 1.22 times the time"),

@@ -7,7 +7,8 @@ import pytest
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import find_tasks
-from kda_judge.contract.workloads import TensorSpec, Workload, load_workloads, select, shrink
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload, load_workloads, select, shrink
 
 
 def row(identity: str = "r", **inputs: TensorSpec) -> Workload:

@@ -15,7 +15,8 @@ SOURCE = r"""
 #include <cuda.h>
 #include <stdio.h>
 #include <string.h>
-int stub_error, stub_quiet, stub_other_params, stub_unloaded;
+int stub_error, stub_quiet, stub_other_params, stub_unloaded, stub_capturing, stub_no_room;
+CUstreamCaptureMode stub_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 static int queries;
 #define OK CUDA_SUCCESS
 #define KERNEL (CUfunction)0x77
@@ -32,7 +33,13 @@ CUresult cuDeviceGet(CUdevice *d, int i) { *d = i; return OK; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { *c = (CUcontext)1; return OK; }
 CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) { *v = 232448; return OK; }
 CUresult cuDriverGetVersion(int *v) { *v = 13000; return OK; }
-CUresult cuModuleLoadData(CUmodule *m, const void *i) { *m = (CUmodule)2; return OK; }
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *m) {
+  CUstreamCaptureMode before = stub_mode; stub_mode = *m; *m = before; return OK;
+}
+CUresult cuModuleLoadData(CUmodule *m, const void *i) {
+  if (stub_capturing && stub_mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  *m = (CUmodule)2; return OK;
+}
 CUresult cuModuleUnload(CUmodule m) { stub_unloaded++; return OK; }
 CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *c) { *c = CU_STREAM_CAPTURE_STATUS_NONE; return OK; }
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *n) {
@@ -52,7 +59,12 @@ CUresult cuFuncGetParamInfo(CUfunction f, size_t i, size_t *offset, size_t *size
   if (i >= (f == KERNEL ? 7 : f == THREE ? 5 : 2) + stub_other_params) return CUDA_ERROR_INVALID_VALUE;
   *size = f == KERNEL ? sizes[i] : 8; return OK;
 }
-CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, const CUlaunchConfig *c) { *n = 1; return OK; }
+CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, const CUlaunchConfig *c) {
+  unsigned most = stub_no_room ? 8 : 16;
+  for (unsigned i = 0; i < c->numAttrs; i++)
+    if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && c->attrs[i].value.clusterDim.x > most) most = 0;
+  *n = most > 0; return OK;
+}
 CUresult cuPointerGetAttribute(void *d, CUpointer_attribute a, CUdeviceptr p) {
   *(CUdeviceptr *)d = p; queries++; return OK;
 }
@@ -91,6 +103,7 @@ devices = 1
 torch.cuda.current_device = lambda: 0
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: devices
+torch.cuda.is_current_stream_capturing = lambda: bool(capturing.value)
 torch.cuda.get_device_capability = lambda device=0: (9, 0)
 torch.cuda.set_device = lambda device: None
 torch.cuda.device = lambda device: contextlib.nullcontext()
@@ -99,6 +112,7 @@ torch._C._cuda_getDevice = lambda: devices - 1
 
 # PyTorch's exchange interface, but for the current stream: this PyTorch knows no CUDA.
 stub = ctypes.CDLL("libcuda.so.1")
+capturing = ctypes.c_int.in_dll(stub, "stub_capturing")
 new, get = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_GetPointer
 new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

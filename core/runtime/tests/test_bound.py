@@ -24,6 +24,9 @@ say("replaced", run, Y, X)
 knobs.runtime.launch_enter_hook = chain
 say("again", run, Y, X)
 say("empty", bind(Launch.make(empty, (1,), num_warps=1)))
+capturing.value = 1
+say("captured", bind(Launch.make(kernel, (5,), y, 2, x, 1000, 1e-5, BLOCK=64, num_warps=2)), Y, X)
+capturing.value = 0
 say("pdl", bind(Launch.make(kernel, (8, 3, 2), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2, launch_pdl=True)), Y, X)
 cooperative = Launch.make(kernel, (8,), y, 2, x, 1000, 1e-5, BLOCK=128, num_warps=2, launch_cooperative_grid=True)
 say("cooperative", bind(cooperative), Y, X)
@@ -99,6 +102,10 @@ def assert_launched(launched, line, expected):
 
 GEOMETRY = "grid 8 1 1 block 64 1 1 shared 256 stream 0x5000 function 0x77"
 ARGUMENTS = "7f0000002000 1000 1e-05 scratch (nil) (nil)"
+
+
+def test_a_kernel_is_loaded_while_a_graph_is_captured(launched):
+    assert launched["captured"].startswith("grid 5 1 1 block 64 1 1")
 
 
 def test_direct_launch_passes_everything_without_pointer_queries(launched):

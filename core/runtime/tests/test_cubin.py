@@ -32,6 +32,13 @@ say("small cluster", replace(wide, cluster=8, dynamic_shared_bytes=49_152).bind(
 other = replace(plain, otherwise=lambda *given: print("otherwise", *map(hex, given)))
 say("misaligned", other.bind(), Y + 2, X)
 print("misaligned alone:", raises(ValueError, run, Y + 2, X))
+no_room = ctypes.c_int.in_dll(stub, "stub_no_room")
+no_room.value = 1
+left = replace(wide, otherwise=other.otherwise)
+say("no room", left.bind(), Y, X)
+say("room for eight", lambda: replace(left, cluster=8).bind()(Y, X))
+no_room.value = 0
+say("room", left.bind(), Y, X)
 error.value = 201
 if type(run).__name__ == "Launch":
     say("no context", run, Y, X)
@@ -41,6 +48,10 @@ other_params.value = 1
 print("other parameters:", raises(ValueError, plain.bind))
 other_params.value = 0
 print("no kernel:", raises(ValueError, replace(plain, cubin=b"\0.text.a\0.text.b\0").bind))
+capturing.value = 1
+say("captured", replace(plain, cubin=CUBIN + b"\0").bind(), Y, X)
+capturing.value = 0
+print("mode behind it:", ctypes.c_int.in_dll(stub, "stub_mode").value)
 say("empty grid", lambda: (replace(plain, grid=(0, 1, 1)).bind()(Y, X), print("nothing")))
 
 x = torch.zeros(1000)
@@ -107,6 +118,13 @@ def test_misaligned_address_is_left_to_others(launched):
     assert launched["misaligned alone"] == "kernel one: expected an address divisible by 16, got 0x7f0000001002"
 
 
+def test_clusters_for_which_a_device_has_no_room_are_left_to_others(launched):
+    """A slice of a GPU, or a part with few multiprocessors in a group, may not hold 16 blocks that run together."""
+    assert launched["no room"].endswith("otherwise 0x7f0000001000 0x7f0000002000")
+    assert "attribute 4=8,1,1" in launched["room for eight"]
+    assert "attribute 4=16,1,1" in launched["room"]
+
+
 def test_errors_name_the_kernel_and_what_was_expected(launched):
     assert launched["driver error"].endswith("CUDA error 700: stub")
     assert launched["other parameters"] == (
@@ -119,6 +137,12 @@ def test_thread_without_a_context_is_given_one(launched):
     """The C half leaves it to Python, which makes one first."""
     if launched["how"] == "Launch":
         assert launched["no context"].startswith(GEOMETRY)
+
+
+def test_first_call_may_be_captured(launched):
+    """The driver refuses to load a kernel while a graph is captured, unless the thread says that it may."""
+    assert launched["captured"].startswith(GEOMETRY)
+    assert launched["mode behind it"] == "0"
 
 
 def test_empty_grid_launches_nothing(launched):

@@ -148,6 +148,40 @@ def test_what_the_kernel_does_not_cover_and_empty_tensors_take_the_plain_path(pa
     assert why_not("axpy", X) is None
 
 
+class Refused(Exception):
+    """As somebody sets it who has another function for what the kernels do not take."""
+
+
+def test_what_the_kernels_do_not_take_is_refused_where_somebody_asks_for_that(paths, monkeypatch):
+    monkeypatch.setattr(Op, "refusal", Refused)
+    assert torch.equal(axpy(X, X, 3.0), 4 * X)
+    out = torch.full_like(X[None], 7)
+    for call in (lambda: axpy(X[None], out=out), lambda: axpy(X[:0])):
+        with pytest.raises(Refused) as refused:
+            call()
+        op, given = refused.value.args
+        assert op is AXPY
+        assert isinstance(given, Call)
+    assert paths == ["plan"]
+    assert (out == 7).all()
+    with pytest.raises(ValueError, match="axpy: factor: expected a positive number"):
+        axpy(X, factor=-1.0)
+
+
+def test_an_attempt_takes_no_plain_path(paths):
+    assert AXPY.attempt(Call(None, X[None], None, 2.0)) is MISS
+    assert torch.equal(AXPY.attempt(Call(None, X, None, 2.0)), 2 * X)
+    assert torch.equal(AXPY.run(Call(None, X[None], None, 2.0)), 2 * X[None])
+    assert paths == ["plan", "plain"]
+
+
+def test_graphs_keep_the_plain_path_where_calls_are_refused(paths, monkeypatch):
+    monkeypatch.setattr(Op, "refusal", Refused)
+    compiled = torch.compile(lambda x: axpy(x, factor=2.0), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(X[None]), 2 * X[None])
+    assert paths == ["plain"]
+
+
 def test_what_cannot_be_read_is_copied(paths):
     made = axpy(X.T, factor=2.0)
     assert torch.equal(made, 2 * X.T)

@@ -26,16 +26,30 @@ BY_NAME = {one.name: one for one in ADVERSARIES}
 CPU = [one.name for one in ADVERSARIES if one.cpu]
 CUDA = [one.name for one in ADVERSARIES if one.cuda]
 NOT_YET_ON_A_GPU = {
+    "coarse_but_not_at_the_worst",
+    "computes_when_looked_at",
     "copies_what_it_remembers",
+    "demotes_the_other_arm",
+    "forges_the_terminal",
     "kills_its_supervisor",
     "leaves_a_child_behind",
     "leaves_a_daemon_behind",
+    "loosens_the_yardstick",
+    "moves_the_other_arm",
+    "nests_its_reply",
     "overruns_its_output",
     "patches_the_worker",
     "remembers_by_content",
+    "remembers_half_of_the_work",
+    "returns_a_tuple_of_one",
     "shaves_elapsed_time",
     "shaves_its_time",
+    "shortens_its_samples",
+    "slows_the_other_arm",
+    "stops_the_other_arm",
+    "swells_its_log",
     "works_in_a_child",
+    "works_in_short_lives",
     "writes_before_its_output",
     "wrong_when_unaligned",
 }
@@ -314,7 +328,7 @@ def arm(name):
 
 x, y = torch.randint(1, 9, (2, 8, 16)).float()  # whole numbers: 3 * x + y has one result, with or without fma
 patches = ("patches_elapsed_time", "shaves_elapsed_time", "replaces_the_event", "patches_synchronize",
-           "patches_graph_replay", "side_stream")
+           "patches_graph_replay", "side_stream", "moves_the_other_arm")
 for name in patches:
     assert torch.equal(arm(name).axpy(x, y, factor=3), 3 * x + y), name
 stale, empty = arm("trusts_stale_memory").axpy, torch.empty

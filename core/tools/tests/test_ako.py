@@ -242,6 +242,23 @@ def test_a_log_that_cannot_be_read(text: str, words: str) -> None:
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ["", "null", "{}", '{"task"'])
+def test_a_mark_that_is_none_is_named(task: Task, ako: Path, text: str) -> None:
+    (ako / ".kda-ako.json").write_text(text)
+    (ako / "ITERATIONS.md").write_text(LOG)
+    with pytest.raises(UsageError, match=r"/\.kda-ako\.json: "):
+        bring_back(task, ako)
+
+
+def test_an_export_that_could_not_come_back_is_refused(task: Task, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected a new or empty folder, or a checkout of AKO4ALL"):
+        export(task, task.path)
+    shutil.rmtree(tmp_path / "checkout" / ".git")
+    with pytest.raises(UsageError, match="expected a git checkout with a commit"):
+        export(task, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_export_writes_over_nothing(task: Task, ako: Path) -> None:
     with pytest.raises(UsageError, match="is there already"):
         export(task, ako)

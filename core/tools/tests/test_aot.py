@@ -10,7 +10,8 @@ from core.tools.tests.every_task import TASKS, every_task
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.judge.oracle import load_reference
 from kda_tools import cli
 from kda_tools.lab.inspect import aot

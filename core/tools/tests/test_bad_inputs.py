@@ -118,6 +118,13 @@ def test_a_file_that_is_none(checkout: Path, refuse: Refuse, file: str, damage: 
     assert file in said or not said.startswith("kda:") or damage in ("empty", "a link to itself")
 
 
+@pytest.mark.parametrize("make", [_loop, os.mkfifo])
+def test_a_config_that_is_no_file_is_named(checkout: Path, refuse: Refuse, make: Callable[[Path], object]) -> None:
+    (checkout / CONFIG).unlink()
+    make(checkout / CONFIG)
+    assert f"{CONFIG}: expected a file of TOML" in refuse("no file", ("list", "axpy"), ExitCode.USAGE)
+
+
 # ---- values that are none ---------------------------------------------------------------------------
 
 VALUES = [
@@ -151,10 +158,16 @@ VALUES = [
     (CONFIG, '"sm_90a"', "90", "key 'targets.h200.capability'"),
     (CONFIG, 'module = "solution"', 'module = "../solution"', "key 'arms.solution.module'"),
     (CONFIG, 'module = "solution"', 'module = "solution.py "', "key 'arms.solution.module'"),
+    *(
+        (CONFIG, "[task]", f'[upstream.x]\n{key} = "../a"\n[task]', f"key 'upstream.x.{key}': String should match")
+        for key in ("package", "version", "platform")
+    ),
     (CONFIG, "[task]", "task = 5\n[other]", "key 'task'"),
     (CONFIG, "[task]", "[[task]]", "key 'task'"),
     (CONFIG, "[bench]", "[bench]\n[bench]", "not valid TOML"),
     (ROWS, "shape = [64, 16]", "shape = [-64, 16]", "key 'workload.0.inputs.x.shape.0'"),
+    (ROWS, "shape = [64, 16]", f"shape = [{2**63}]", "key 'workload.0.inputs.x.shape.0'"),
+    (ROWS, "stride = [48, 1]", f"stride = [{2**63}, 1]", ".inputs.y.stride.0'"),
     (ROWS, "shape = [64, 16]", 'shape = "64x16"', "key 'workload.0.inputs.x.shape'"),
     (ROWS, 'dtype = "float32"', 'dtype = "float33"', "key 'workload.0.inputs.x.dtype'"),
     (ROWS, "stride = [48, 1]", "stride = [48]", "stride has 1 entries"),
@@ -197,6 +210,11 @@ ARGUMENTS = [
     *(("bench", "axpy", "--generations", name) for name in ("0", "-1", "nan", "2.5", HUGE, "", "9" * 5000)),
     *(("bench", "axpy", "--samples", name) for name in ("0", "x", HUGE)),
     *(("bench", "axpy", *ONE_ROW, "--json", name) for name in ("absent/x", "toys", "file/x", "loop", LONG)),
+    *(("bench", "axpy", *ONE_ROW, "--json", name) for name in ("README.md", f"{TASK}/config.toml", "link.json")),
+    *(("model", "trace", "file", "--json", name) for name in ("README.md", "new.jsonl")),
+    ("fleet", "run", "axpy", "--timeout-s", "0"),
+    ("campaign", "review", "--person", " "),
+    ("campaign", "ako", "export", "axpy", ""),
     *(("validate", "axpy", "--limit-s", name) for name in ("nan", "-1", "inf", "-inf", "x", "1e400")),
     *(("tune", "axpy", "--limit-s", name) for name in ("nan", "-1")),
     *(("tune", "axpy", "--rounds", name) for name in ("2", HUGE)),
@@ -212,6 +230,7 @@ ARGUMENTS = [
 @pytest.mark.parametrize("command", ARGUMENTS, ids=lambda command: ascii(" ".join(command))[:60])
 def test_an_argument_that_is_none(checkout: Path, refuse: Refuse, command: tuple[str, ...]) -> None:
     (checkout / "file").touch()
+    (checkout / "link.json").symlink_to(checkout / "README.md")
     _loop(checkout / "loop")
     assert refuse(ascii(command)[:200], command, ExitCode.USAGE, ExitCode.REQUIREMENT)
 
@@ -345,16 +364,17 @@ def test_a_run_outlives_the_reader_of_its_output(checkout: Path) -> None:
     assert len(record.rows) == 2
 
 
-def test_sigterm_keeps_what_was_measured_as_ctrl_c_does(checkout: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_keeps_what_was_measured_as_ctrl_c_does(checkout: Path, number: signal.Signals) -> None:
     """The second row hangs; the first one is in the record."""
-    tried.append("SIGTERM")
+    tried.append(number.name)
     path = checkout / SOLUTION
     hangs = f"    open({str(checkout / 'called')!r}, 'w').close()\n    __import__('time').sleep(600)\n    x.copy_"
     path.write_text(path.read_text().replace("    x.copy_", hangs))
     command = [sys.executable, "-m", "kda_tools", "bench", "axpy", "--device", "cpu", "--json", "run.json"]
     with subprocess.Popen(command, env=ENVIRONMENT, preexec_fn=listen_to_interrupts) as process:
         assert until((checkout / "called").exists, seconds=60)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         assert process.wait(60) == ExitCode.INTERRUPTED
     (record,) = read(checkout / "run.json")
     assert record.partial

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 
 from core.tools.tests.campaign_toy import campaign, git, launched, make_repository
 from core.tools.tests.every_task import TASKS, every_task
-from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
+from kda_judge.contract.errors import ExitCode, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_task
 from kda_tools.campaign import agents, bash, confine, launch, place, prompt
+from kda_tools.campaign.events import Ended
+from kda_tools.campaign.journal import entries
 from kda_tools.campaign.passages import passages
 from kda_tools.campaign.prompt import Section, compose, tokens
 from kda_tools.project import launch_scripts
@@ -207,6 +210,49 @@ def test_agents_are_added_without_code(tmp_path: Path, monkeypatch: pytest.Monke
     own.write_text('[agents.mine]\ncommand = ["mine"]\nprompt = "mail"\n')
     with pytest.raises(UsageError, match=r"key 'agents.mine.prompt'"):
         agents.read_agents()
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('command = ["{prompt.z}"]', "command"),
+        ('command = ["{nobody}"]', "command"),
+        ('command = ["{"]', "command"),
+        ('command = ["a"]\nenvironment = {"A=B" = "x"}', "environment"),
+        ('command = ["a"]\nwritable = ["~nouser/x"]', "writable"),
+    ],
+)
+def test_an_agent_that_cannot_be_started_is_refused_by_file_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, key: str
+) -> None:
+    own = tmp_path / "agents.toml"
+    own.write_text(f"[agents.mine]\n{line}\n")
+    monkeypatch.setenv(agents.VARIABLE, str(own))
+    with pytest.raises(UsageError, match=rf"^{own}: key 'agents.mine.{key}'"):
+        agents.read_agents()
+    monkeypatch.setenv(agents.VARIABLE, "~nouser/x")
+    with pytest.raises(UsageError, match=r"KDA_AGENTS: expected a path, got '~nouser/x'"):
+        agents.read_agents()
+
+
+def test_a_journals_line_is_whole_or_not_there_and_has_a_date(
+    campaign: place.Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, write, calls = campaign.journal, os.write, []
+    before = journal.content()
+
+    def full(file: int, data: bytes) -> int:
+        calls.append(data)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:9])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        journal.append(Ended(reason="x"))
+    assert journal.path.read_bytes() == before
+    with pytest.raises(LedgerError, match="x:1: no event of a campaign: utc: "):
+        entries(re.sub(rb'"utc":"[^"]*"', b'"utc":"yesterday"', before), "x")
 
 
 def test_bwrap_leaves_only_the_campaign_writable(campaign: place.Campaign, checkout: Path) -> None:

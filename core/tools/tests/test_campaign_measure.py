@@ -13,6 +13,7 @@ from kda_judge.contract.errors import MissingRequirement
 from kda_judge.evidence.run_record import Metric, Verdict
 from kda_judge.session import Request, open_session
 from kda_tools.campaign import decision, iterate, measure
+from kda_tools.campaign.events import RowOutcome
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.rules import Rules
 
@@ -65,15 +66,22 @@ def test_samples_of_what_decides_are_kept(tmp_path: Path) -> None:
     assert mean.estimate == pytest.approx(2.0, rel=0.01)
 
 
-def test_without_a_graph_the_wall_decides(tmp_path: Path) -> None:
+def test_without_a_graph_of_either_the_wall_decides(tmp_path: Path) -> None:
     record = make_record(make_checkout(tmp_path))
     row = record.rows[0]
     arms = {**row.arms, "best": row.arms["upstream_latest"]}
-    solution = arms["solution"]
-    walls = {metric: taken for metric, taken in solution.samples.items() if metric is not Metric.DEVICE}
-    arms["solution"] = solution.model_copy(update={"samples": walls, "no_graph": "it synchronises"})
-    found = measure.taken(record.model_copy(update={"rows": (row.model_copy(update={"arms": arms}),)}))
-    assert (found.rows[0].metric, found.rows[0].limit_us) == ("wall", None)
+
+    def captured_no_more(name: str) -> RowOutcome:
+        arm = arms[name]
+        walls = {metric: taken for metric, taken in arm.samples.items() if metric is not Metric.DEVICE}
+        arms[name] = arm.model_copy(update={"samples": walls, "no_graph": "it synchronises"})
+        return measure.taken(record.model_copy(update={"rows": (row.model_copy(update={"arms": arms}),)})).rows[0]
+
+    found = captured_no_more("solution")
+    assert (found.metric, found.reason) == (None, "no CUDA graph: it synchronises; the best has one")
+    assert found.verdict is Verdict.ERROR
+    found = captured_no_more("best")
+    assert (found.metric, found.limit_us) == ("wall", None)
 
 
 def test_rows_of_production_are_measured_unless_the_rules_name_others(campaign: Campaign) -> None:

@@ -29,7 +29,7 @@ from kda_judge.evidence.ledger import append, read
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools import __version__, cli
 from kda_tools.cli.base import command_line
-from kda_tools.cli.measure import _rehearsing
+from kda_tools.cli.measure import _keep, _rehearsing
 from kda_tools.project import validate as checks
 
 SOURCES = import_path()
@@ -196,6 +196,20 @@ def test_a_record_that_could_not_be_kept_is_refused_before_the_run(checkout: Pat
         assert f"--json {path}: expected a file in a folder that exists" in answer.err
 
 
+@pytest.mark.parametrize("columns", ["0", "x", ""])
+def test_no_columns_are_no_width(checkout: Path, kda: Kda, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "toys/k90_axpy" in kda("list").out
+
+
+def test_a_run_that_the_ledger_did_not_take_is_in_the_json(toy: Task, tmp_path: Path) -> None:
+    record = make_record(toy)
+    toy.ledger.mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        _keep(toy, record, tmp_path / "run.json", into_ledger=True)
+    assert read(tmp_path / "run.json") == [record]
+
+
 # ---- what a GPU is needed for -----------------------------------------------------------------
 
 
@@ -258,7 +272,8 @@ def test_a_row_that_breaks_the_contract(toy: Task, kda: Kda, command: str) -> No
 
 def test_a_grid_row_that_breaks_the_contract(toy: Task, kda: Kda) -> None:
     (toy.path / "bench" / "grid.py").write_text(
-        "from kda_judge.contract.workloads import TensorSpec, Workload\n\n\n"
+        "from kda_judge.contract.tensor_spec import TensorSpec\n"
+        "from kda_judge.contract.workloads import Workload\n\n\n"
         "def grid():\n"
         "    x, y = (TensorSpec(shape=(n, 8), dtype='float32') for n in (4, 5))\n"
         "    yield Workload(id='odd', op='axpy', inputs={'x': x, 'y': y}, scalars={'factor': 2})\n\n\n"
@@ -271,7 +286,8 @@ def test_a_grid_row_that_breaks_the_contract(toy: Task, kda: Kda) -> None:
 
 def test_a_grid_row_with_the_id_of_another(toy: Task, kda: Kda) -> None:
     (toy.path / "bench" / "grid.py").write_text(
-        "from kda_judge.contract.workloads import TensorSpec, Workload\n\n\n"
+        "from kda_judge.contract.tensor_spec import TensorSpec\n"
+        "from kda_judge.contract.workloads import Workload\n\n\n"
         "def grid():\n"
         "    x = TensorSpec(shape=(4, 8), dtype='float32')\n"
         "    yield from 2 * [Workload(id='same', op='axpy', inputs={'x': x, 'y': x}, scalars={'factor': 2})]\n\n\n"
@@ -373,7 +389,8 @@ def test_a_failed_arm_weighs_more_than_a_wrong_row(toy: Task, kda: Kda) -> None:
 
 
 GRID = (
-    "from kda_judge.contract.workloads import TensorSpec, Workload\n\n\n"
+    "from kda_judge.contract.tensor_spec import TensorSpec\n"
+    "from kda_judge.contract.workloads import Workload\n\n\n"
     "def grid():\n"
     "    x = TensorSpec(shape=(4, 8), dtype='float32')\n"
     "    for n in range(3):\n"

@@ -21,7 +21,7 @@ from kda_tools.cli.base import app
 from kda_tools.models import known_models
 from kda_tools.models.denoise_presets import WARMUP, Choice, arguments, check_release, presets
 from kda_tools.models.denoise_run import stopped
-from kda_tools.models.perf_dumps import Dump, Run
+from kda_tools.models.perf_dumps import Dump, Run, read_run
 from kda_tools.project import preflight
 
 STOPS = (
@@ -331,3 +331,9 @@ def test_the_denoise_sum_leaves_out_what_comes_before() -> None:
         }
     )  # fmt: skip
     assert dump.denoise_ms == 5.0
+
+
+def test_a_run_without_a_key_is_refused_by_it(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"run\.json: expected what kda model denoise writes: label: Field required"):
+        read_run(tmp_path)

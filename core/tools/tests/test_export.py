@@ -1,6 +1,8 @@
 """`kda export`: what it writes works without this repository, names its origin, and gives the solution's bits."""
 
 import hashlib
+import inspect
+import itertools
 import json
 import os
 import re
@@ -12,8 +14,11 @@ import pytest
 from core.tools.tests.every_task import ROOT, TASKS, every_task
 from kda_judge.contract.errors import UsageError
 from kda_judge.evidence.ledger import read
+from kda_runtime import tuned_table
+from kda_tools.project.export import plain_table
 from kda_tools.project.export.compare import compare
-from kda_tools.project.export.write import export
+from kda_tools.project.export.sources import collect
+from kda_tools.project.export.write import export, next_steps
 from kda_tools.publish.report import published
 
 (NORM,) = (task for task in TASKS if task.op == "norm_infer")
@@ -49,7 +54,8 @@ def test_gives_the_bits_of_the_solution(task, tmp_path):
 def test_an_exact_export_gives_the_bits_of_the_exact_solution(tmp_path):
     (task,) = (task for task in TASKS if task.op == "fuse_scale_shift")
     package = export(task, tmp_path / "exported", "plain", runtime=False, exact=True)
-    assert "With upstream's bits: `fuse_scale_shift_kernel`." in (package / "README.md").read_text(encoding="utf-8")
+    assert "upstream's bits, in `fuse_scale_shift_kernel`: " in (package / "README.md").read_text(encoding="utf-8")
+    assert "def set_exact" in (package / "_kda" / "op.py").read_text(encoding="utf-8")
     assert compare(task, package, exact=True)
     with pytest.raises(UsageError, match=r"row '.*', output 'y': \d+ of \d+ elements have other bits"):
         compare(task, package)
@@ -90,12 +96,79 @@ def test_the_package_kernels_loads_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     kernels = pytest.importorskip("kernels", reason="needs the package kernels")
     export(NORM, tmp_path / "hub", "hf", runtime=False)
-    loaded = kernels.get_local_kernel(tmp_path / "hub", backend="cpu")
+    assert [path.name for path in (tmp_path / "hub" / "build").iterdir()] == ["torch-cuda"], "a CPU may have no Triton"
+    cuda = kernels.backends.CUDA(version=kernels.variants.Version("13.0"))
+    monkeypatch.setattr(kernels.variants, "_select_backend", lambda _: cuda)
+    loaded = kernels.get_local_kernel(tmp_path / "hub")
     assert set(NORM.config.ops) <= set(vars(loaded))
-    assert loaded.__file__ == str(tmp_path / "hub" / "build" / "torch-cpu" / "__init__.py")
+    assert loaded.__file__ == str(tmp_path / "hub" / "build" / "torch-cuda" / "__init__.py")
     for path in (tmp_path / "hub" / "build").rglob("*.py"):  # the Hub's rule: imports within the kernel are relative
         assert "import kda_" not in path.read_text(encoding="utf-8")
         assert "from kda_" not in path.read_text(encoding="utf-8")
+    steps = next_steps(NORM, tmp_path / "hub")
+    assert "hf upload ORGANISATION/kda_norm_infer hub --repo-type kernel --revision v1\n" in steps
+    assert steps in (tmp_path / "hub" / "README.md").read_text(encoding="utf-8")
+
+
+@every_task
+def test_the_table_without_toml_chooses_the_same(task, tmp_path):
+    """Around every bound of every line, for capabilities with lines and without."""
+    package = export(task, tmp_path / "exported", "plain", runtime=False)
+    solution, compared = task.load("solution"), 0
+    for module in {inspect.getmodule(getattr(solution, op).kda_op.plan) for op in task.config.ops}:
+        table = module.TUNED
+        small = plain_table.Table(str(package / "norm.py"), table.name, table.config)
+        assert small.configs == table.configs
+        bounds = {}
+        for line, _ in table.lines:
+            for name, bound in line.at_most.items():
+                bounds.setdefault(name, {0, 1 << 60}).update((bound - 1, bound, bound + 1))
+        for capability, *values in itertools.product((8, 9, 10, 12), *bounds.values()):
+            features = dict(zip(bounds, values, strict=True))
+            try:
+                wanted = table.select(capability, **features)
+            except tuned_table.TableError:
+                with pytest.raises(ValueError, match="expected a line of capability 9"):
+                    small.select(capability, **features)
+            else:
+                assert small.select(capability, **features) == wanted, (capability, features)
+            compared += 1
+    assert compared >= 4
+
+
+def test_an_export_needs_no_toml(tmp_path):
+    package = export(NORM, tmp_path / "exported", "plain", runtime=False)
+    assert not list(package.rglob("*.toml"))
+    lines = json.loads((package / "tuned.json").read_text(encoding="utf-8"))["norm"]
+    read_ones = tuned_table.read(NORM.path / "solution" / "tuned.toml")["norm"]
+    assert [line["measured"] for line in lines] == [f"{line.device}, {line.date}" for line in read_ones]
+    assert len((package / "tuned.json").read_text(encoding="utf-8").splitlines()) == len(lines) + 4
+    absent = ["kda_runtime", "kda_judge", "kda_tools", "tomllib", "tomli"]
+    done = python(WITHOUT_KDA.format(names=absent) + CALL.format(name="exported"), tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_line_that_was_not_measured_says_so(tmp_path):
+    (task,) = (task for task in TASKS if task.op == "temperature_softmax")
+    package = export(task, tmp_path / "exported", "plain", runtime=False)
+    for lines in json.loads((package / "tuned.json").read_text(encoding="utf-8")).values():
+        assert all(line["measured"].startswith("not measured") for line in lines)
+    assert "Not measured yet." in (package / "README.md").read_text(encoding="utf-8")
+    assert "what was measured" not in (package / "__init__.py").read_text(encoding="utf-8")
+
+
+@every_task
+def test_an_export_has_no_name_that_is_not_there(task, tmp_path):
+    """Ruff's F, of what was left out of the modules."""
+    package = export(task, tmp_path / "exported", "plain", runtime=False)
+    solution = {path.relative_to(task.path / "solution") for path in (task.path / "solution").rglob("*.py")}
+    ours = [str(path) for path in package.rglob("*.py") if path.relative_to(package) not in solution]
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", *ours]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    whole = sum(len(text.splitlines()) for name, text in collect(task, False).files.items() if "_kda/" in name)
+    left = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (package / "_kda").rglob("*.py"))
+    assert left < 0.8 * whole
 
 
 def test_says_where_it_comes_from(tmp_path):

@@ -1,8 +1,11 @@
 """How a fleet splits work, keeps what comes, refuses odd workers, and judges what neighbours do. No Ray, no GPU."""
 
 import json
+import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,12 @@ from hypothesis import strategies as st
 from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record, samples
 from core.tools.tests import test_grid_records as grids
 from core.tools.tests import test_tune as sweeps
-from kda_judge.contract.errors import ArmFailed, LedgerError, UsageError
+from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Metric, Repeat
-from kda_tools.fleet import interference
-from kda_tools.fleet.checkout import packed
+from kda_tools.fleet import interference, ray_pool
+from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
 from kda_tools.fleet.join_sweeps import joined
@@ -198,6 +201,29 @@ def test_one_writer(tmp_path: Path) -> None:
     refused = pytest.raises(UsageError, match="another `kda fleet` is writing here")
     with RunFolder(tmp_path).open(), refused, RunFolder(tmp_path).open():
         pass
+
+
+@pytest.mark.parametrize(
+    ("address", "failures", "tries", "connected"),
+    [("ray://h:1", 2, 3, True), ("ray://h:1", 3, 3, False), (None, 1, 1, False)],
+)
+def test_a_cluster_whose_server_dies_as_it_starts_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, failures: int, tries: int, connected: bool
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> None:
+        calls.append(options)
+        if len(calls) <= failures:
+            raise ConnectionAbortedError("no server for this client")
+
+    fake = SimpleNamespace(init=init, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    refused = pytest.raises(MissingRequirement, match="no server for this client") if not connected else None
+    with refused or nullcontext(), ray_pool.cluster(address, None, in_place()) as ray:
+        assert ray is fake
+    assert len(calls) == tries
 
 
 def test_what_an_interrupted_attempt_has_finished_is_not_done_again() -> None:

@@ -27,7 +27,8 @@ from kda_tools.fleet.run_folder import RunFolder
 
 pytest.importorskip("ray")
 GRID = """\
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 
 
 def grid():

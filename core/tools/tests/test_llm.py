@@ -597,7 +597,7 @@ def test_inventories_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`kda llm capture` writes one"):
         inventory.of_capture(tmp_path, *NOW)
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(UsageError, match="expected an inventory's JSON"):
+    with pytest.raises(UsageError, match=r"broken\.json: not valid JSON"):
         inventory.read(tmp_path / "broken.json")
 
 

@@ -391,6 +391,40 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path) -> None:
         refused(path, words)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("correlation", "9223372036854775808"),
+        ("bytes", "1e30"),
+        ("bytes", str(2**62)),
+        ("dur", "1e308"),
+        ("Input Strides", "3"),
+        ("Input Strides", "[[[1]]]"),
+        ("Input type", "null"),
+        ("Input Dims", "[[[[[[2]]]]]]"),
+        ("Input Dims", "[[1e30,-4]]"),
+        ("Input Dims", "[[-4]]"),
+        ("Input Dims", "[[[2],3]]"),
+        ("deep", 100_000 * "[" + 100_000 * "]"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_values_that_no_trace_has_are_refused_by_the_whole_path(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "t.json"
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 20, "dur": 5, "args": {"correlation": 1, "bytes": -1}}
+    launch = {**kernel, "cat": "cuda_runtime", "ts": 2, "dur": 1}
+    dims = {"Input Dims": [[2]], "Input type": ["float"], "Input Strides": [[1]]}
+    op = {**kernel, "cat": "cpu_op", "ts": 1, "dur": 9, "args": dims}
+    path.write_text(json.dumps([op, launch, kernel]))
+    assert profile(collect(TraceFile(path))).costs[0].moved == 0
+    for one in (op, launch, kernel):
+        for place in (one, one["args"]):
+            place.update({key: "@"} if key in place or key == "deep" else {})
+    path.write_text(json.dumps([op, launch, kernel]).replace('"@"', value))
+    with pytest.raises(UsageError, match=rf"^{path}: an (event is|operator's inputs are) not as the trace format has"):
+        profile(collect(TraceFile(path)))
+
+
 def test_a_trace_without_gpu_events(tmp_path: Path) -> None:
     trace = Trace()
     trace.op("aten::mm", 0, 10, ([2, 2], BF16))
@@ -437,7 +471,7 @@ def test_the_merged_traces_of_several_ranks(tmp_path: Path) -> None:
 def test_gpu_events_that_take_no_time(tmp_path: Path) -> None:
     trace = Trace()
     launched(trace, "a", 100, 0)
-    with pytest.raises(UsageError, match=r"t\.json: expected GPU events that take time"):
+    with pytest.raises(UsageError, match=rf"{tmp_path}.*: expected GPU events that take time"):
         profiled(trace, tmp_path)
 
 

@@ -15,8 +15,8 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_task, find_tasks
 from kda_tools.lab.inspect.aot import meta_tensors
-from kda_tools.lab.tune import sweep
-from kda_tools.lab.tune.sweep import has_sweeps
+from kda_tools.lab.tune import tuning_files
+from kda_tools.lab.tune.tuning_files import has_sweeps
 from kda_tools.project import check_tuning
 from kda_tools.project.new_task import IGNORED, new_task
 from kda_tools.project.validate import problems, remarks
@@ -291,7 +291,7 @@ def test_a_plain_copy_of_a_folder_runs_itself(plain_copy: Path, checkout: Path) 
     assert run(checkout, *tests, **environment).returncode == 0
     copy = find_task("other")
     assert copy.load("solution").norm.__file__ == str(plain_copy / "solution" / "norm.py")
-    assert {Path(one.table.path) for one in sweep.load(copy)} == {plain_copy / "solution" / "tuned.toml"}
+    assert {Path(one.table.path) for one in tuning_files.load(copy)} == {plain_copy / "solution" / "tuned.toml"}
     kernel = plain_copy / "solution" / "norm.py"
     kernel.write_text(kernel.read_text().replace("    follow_the_kernel_ahead(PDL)\n", "    tl.static_assert(False)\n"))
     broken = run(checkout, *tests, **environment)
@@ -318,3 +318,16 @@ def test_what_is_left_of_its_source_in_a_plain_copy_is_named(plain_copy: Path, c
     assert "k08_other" not in (checkout / "diffusion" / "README.md").read_text() + (checkout / "README.md").read_text()
     assert "k01_norm_infer" in (checkout / "README.md").read_text()
     assert all("other" not in line for line in problems(find_task("norm_infer")))
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, OSError])
+def test_a_copy_that_broke_off_is_taken_away(
+    source: Task, checkout: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise end
+
+    monkeypatch.setattr("kda_tools.project.new_task.publish", stop)
+    with pytest.raises(end):
+        new_task(source, "other")
+    assert not list(checkout.glob("*/*_other"))

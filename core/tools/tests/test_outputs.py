@@ -10,7 +10,8 @@ from kda_judge.bench import run
 from kda_judge.contract.config import Op
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_judge.contract.workloads import OutputSpec, TensorSpec, Workload, shrink
+from kda_judge.contract.tensor_spec import OutputSpec, TensorSpec
+from kda_judge.contract.workloads import Workload, shrink
 from kda_judge.evidence.run_record import Verdict
 from kda_judge.judge.open_row import Case, footprint, output_spec, traffic
 from kda_judge.judge.oracle import ask_oracle, load_reference

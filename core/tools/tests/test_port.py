@@ -3,11 +3,13 @@
 import ast
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,19 @@ from kda_judge.arms.upstream import cache_folder, obtain
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, all_tasks, checkout_root, find_task
+from kda_judge.contract.workloads import Workload
 from kda_tools import cli
-from kda_tools.port import check_port, insertions, package_files, port_task, upstream_tests
+from kda_tools.port import (
+    check_port,
+    insertions,
+    package_files,
+    port_record,
+    port_task,
+    proof_files,
+    row_source,
+    tree_format,
+    upstream_tests,
+)
 from kda_tools.port.check_port import check_syntax
 from kda_tools.port.insertions import Insertion, Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, find_tree, pin_of
@@ -174,6 +187,8 @@ def test_what_the_facade_learns(releases: dict[Layout, Path]) -> None:
     assert "if not round_norm_before_rope and not cache_has_full_width:\n        kda_result" in host
     other = make_port(find_task("group_norm_silu"), tree).patch.texts()
     assert "replay_launches" not in other["sglang/kernels/kda_kernels/group_norm_silu/__init__.py"], "launches cubins"
+    taken = other["sglang/kernels/kda_kernels/group_norm_silu/taken.py"]
+    assert "Op.refusal" in taken, "what nobody records keeps what a signature's call remembers"
     new = make_port(find_task("norm_tanh_mul_add"), tree).patch
     assert '"fused_norm_tanh_mul_add": "sglang.kernels.kda_kernels.norm_tanh_mul_add"' in "".join(new.texts().values())
     assert not any("denoising" in path or "site" in path for path in new.texts())
@@ -508,6 +523,103 @@ def test_a_port_with_exact_bits_is_of_the_ops_that_can(releases: dict[Layout, Pa
         make_port(find_task("norm_scale_shift"), find_tree(releases[Layout.FACADE]), exact=True)
 
 
+SWITCHED_OFF = """
+import importlib, os, sys
+sys.path.insert(0, {folder!r})
+import arm  # which takes SGLang's variables out of the environment
+import torch
+
+package = importlib.import_module({package!r})
+x, table = torch.ones(2, 3, 4, dtype=torch.float16), torch.ones(2, 2, dtype=torch.float16)
+for value in ("0", "1"):
+    os.environ["SGLANG_DISABLE_KDA_KERNELS"] = value
+    assert (importlib.reload(package).try_apply_rotary_embedding(x, table, table) is None) == (value == "1")
+"""
+
+
+def test_a_variable_turns_the_kernels_off(tree: Tree, tmp_path: Path) -> None:
+    port = make_port(find_task("rotary_embedding"), tree)
+    write_arm(port, tmp_path / "arm")
+    done = python(SWITCHED_OFF.format(folder=str(tmp_path), package=port.package))
+    assert done.returncode == 0, done.stderr
+
+
+def package_of(port: Port) -> dict[str, str]:
+    """Files of the package a port brings, by their paths in it."""
+    begin = port.tree.package(port.task) + "/"
+    return {path.removeprefix(begin): text for path, text in port.patch.created.items() if path.startswith(begin)}
+
+
+def test_what_nobody_asks_for_stays_here(tree: Tree) -> None:
+    files = package_of(make_port(find_task("norm_infer"), tree))
+    assert not [name for name in files if name.endswith(".toml")]
+    assert "tomli" not in "".join(files.values())
+    assert "hooks(" not in files["kernel/__init__.py"] + files["kernel/_kda/op.py"]
+    assert "def set_exact" not in files["kernel/_kda/op.py"]
+    assert "def whole" not in files["taken.py"]
+    assert "object.__setattr__" not in files["taken.py"]
+    exact_one = package_of(make_port(find_task("fuse_scale_shift"), tree, exact=True))
+    assert "kernel/select01.py" not in exact_one
+    assert "def set_exact" in exact_one["kernel/_kda/op.py"]
+
+
+def test_new_ops_keep_their_plain_path(releases: dict[Layout, Path]) -> None:
+    files = package_of(make_port(find_task("norm_tanh_mul_add"), find_tree(releases[Layout.FACADE])))
+    assert "def whole" in files["taken.py"]
+    assert "def taken" not in files["taken.py"]
+    assert "No model calls these ops yet" in files["README.md"]
+
+
+@pytest.mark.parametrize("op", ["qknorm_rope", "moe_routing", "temperature_softmax"])
+def test_files_are_as_sglangs_formatter_has_them(releases: dict[Layout, Path], tmp_path: Path, op: str) -> None:
+    port = make_port(find_task(op), find_tree(releases[Layout.FACADE]))
+    files = package_of(port)
+    for name, digest in json.loads(files["provenance.json"])["files"].items():
+        assert hashlib.sha256(files[name].encode()).hexdigest() == digest, name
+    for path, text in port.patch.created.items():
+        if path.endswith(".py"):
+            (tmp_path / "sglang" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "sglang" / path).write_text(text)
+    for name in files:
+        if name.endswith(".py"):
+            assert files[name].startswith("# SPDX-License-Identifier: Apache-2.0\n"), name
+            assert files[name].count("SPDX-License-Identifier") == 1
+    ruff = [sys.executable, "-m", "ruff"]
+    imports = [word for one in tree_format.CONFIG for word in ("--config", one)]
+    for words in (["format", "--check", "--line-length", "88"], ["check", "--select", "F,I", *imports]):
+        package = tmp_path / "sglang" / port.tree.package(port.task)
+        done = subprocess.run([*ruff, *words, "--isolated", str(package)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_without_a_formatter_the_port_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tree_format.shutil, "which", lambda *_, **__: None)
+    assert tree_format.formatted({"a.py": "x  = 1\n"}) == {"a.py": "x  = 1\n"}
+    assert "files are not formatted" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert tree_format.formatted({"a/b.py": "x  = 1\n", "b.json": "{ }"}) == {"a/b.py": "x = 1\n", "b.json": "{ }"}
+    with pytest.raises(UsageError, match="expected files of Python"):
+        tree_format.formatted({"a.py": "x  = \n"})
+
+
+def test_the_readme_of_a_port_is_true_in_a_tree(tree: Tree) -> None:
+    readme = package_of(make_port(find_task("fuse_scale_shift"), tree))["README.md"]
+    for stays in ("asks `try_fuse_scale_shift_kernel` first", "Numerics: lossless", "SGLANG_DISABLE_KDA_KERNELS=1"):
+        assert stays in readme
+    for goes in ("why_not", "plain PyTorch", "launcher", "from sglang"):
+        assert goes not in readme.partition("## What it computes")[0]
+    assert ("no quality levels" in readme) == (tree.layout is Layout.JIT_KERNEL)
+
+
+def test_bits_are_only_claimed_where_they_are_compared(releases: dict[Layout, Path]) -> None:
+    port = make_port(find_task("silu_and_mul"), find_tree(releases[Layout.FACADE]), exact=True)
+    readme = package_of(port)["README.md"]
+    assert "Numerics: exact, made to give the bits of SGLang's own kernels. Its test compares them." in readme
+    assert "Not measured yet." in readme
+
+
 RECORDER = """
 import importlib, sys
 sys.path.insert(0, {folder!r})
@@ -572,6 +684,7 @@ def test_the_grid_runs_through_the_ported_function(
     command = ("port", "rotary_embedding", "--sglang", str(tree.root), "--rows", "ltx2-1x126x2048", "--device", "cpu")
     code, out, err = kda(capsys, monkeypatch, *command)
     assert (code, out.splitlines()[0][:16]) == (ExitCode.OK, "diff --git a/sgl")
+    assert "grid: 1 rows on the CPU, in Triton's interpreter ...\n" in err
     assert "CPU, in Triton's interpreter: 1 of 1 rows right, done by the port's kernels\n" in err
     collect = package_files.package_files
 
@@ -682,6 +795,12 @@ sys.path.insert(0, {folder!r})
 from kda_judge.arms.triton_interpreter import convert_as_a_gpu_does
 convert_as_a_gpu_does()
 import arm
+from importlib import import_module
+for op, module in arm._plan["functions"].items():  # a call that is left gives None, as it does on a GPU
+    host = import_module(module)
+    attempt = getattr(host, f"try_{{op}}", None)
+    if attempt is not None and attempt.__name__ == "called":
+        setattr(host, f"try_{{op}}", attempt.__closure__[0].cell_contents)
 """
 FACADE_CONFTEST = """
 from sglang.kernels.ops import diffusion
@@ -689,7 +808,10 @@ from sglang.kernels.registry import registry
 from sglang.kernels.spec import KernelBackend
 spec = registry.get_backend("diffusion.fused_inplace_qknorm_rope", KernelBackend.KDA)
 assert callable(spec.load())
-assert diffusion.KDA_QKNORM_ROPE.mounted
+diffusion.KDA_QKNORM_ROPE.unmount(None)  # the test mounts it
+
+def pytest_sessionfinish():
+    print("after:", diffusion.KDA_QKNORM_ROPE.mounted)
 """
 FACADE_FILES = ("ops/diffusion/__init__.py", "registry.py", "spec.py")
 
@@ -705,18 +827,30 @@ def test_the_test_that_a_port_brings(releases: dict[Layout, Path], tmp_path: Pat
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(texts.get(name) or (tree.root / name).read_text())
     (tmp_path / "conftest.py").write_text(CONFTEST.format(folder=str(tmp_path)) + FACADE_CONFTEST)
-    assert "2 passed" in run_brought(texts[tree.test(port.task).relative_to(tree.repository).as_posix()], tmp_path)
+    text = texts[tree.test(port.task).relative_to(tree.repository).as_posix()]
+    told = run_brought(text, tmp_path)
+    assert "3 passed" in told
+    assert "after: False" in told, "the test left the kernels on for the process"
+    package = arm / "tree" / "sglang/kernels/kda_kernels/qknorm_rope/__init__.py"
+    left = "        return None\n    return _function("
+    assert left in package.read_text()
+    package.write_text(package.read_text().replace(left, left.replace("None", "True")))
+    told = run_brought(text, tmp_path)
+    assert "1 failed, 2 passed" in told, told
+    assert "DID NOT RAISE" in told
 
 
 def run_brought(text: str, folder: Path, op: str = "") -> str:
-    """What pytest says of the two smallest rows of a brought test, of one op, in Triton's interpreter."""
+    """What pytest says of a brought test with the two smallest rows, all of one op, in Triton's interpreter."""
     skip = 'if not torch.cuda.is_available():\n    pytest.skip("CUDA required", allow_module_level=True)\n'
     assert skip in text
     head, rest = text.replace(skip, "").replace('"cuda"', '"cpu"').split("\n\ndef make(spec):", 1)
     small = f"""
 ROWS = [row for row in ROWS if {op!r} in row["op"]]
+PORTED = {{one: PORTED[one] for one in PORTED if any(row["op"] == one for row in ROWS)}}
 ROWS = sorted(ROWS, key=lambda row: max(eval("*".join(map(str, one["shape"]))) for one in row["inputs"].values()))[:2]
 """
+    rest = re.sub(r'parametrize\("op", (.*)\)', r'parametrize("op", [one for one in \1 if one in PORTED])', rest)
     (folder / "test_it.py").write_text(f"{head}\n{small}\n\ndef make(spec):{rest}")
     code = f"import pytest, sys; sys.exit(pytest.main(['-q', '-c', '/dev/null', {str(folder / 'test_it.py')!r}]))"
     done = python(code)
@@ -724,20 +858,21 @@ ROWS = sorted(ROWS, key=lambda row: max(eval("*".join(map(str, one["shape"]))) f
 
 
 @pytest.mark.parametrize(
-    ("task", "op", "wrong"),
+    ("task", "op", "wrong", "bits"),
     [
-        ("fused_add_rmsnorm", "fused_add", ("+= widen(added", "-= widen(added")),
-        ("moe_routing", "topk_softmax", None),  # tensors are passed by name, the order of equal experts is free
-        ("per_token_group_quant", "", ("448.0 / largest", "300.0 / largest")),  # neighbours of float8 are as good
-        ("temperature_softmax", "", None),  # its module is a package
+        ("fused_add_rmsnorm", "fused_add", ("+= widen(added", "-= widen(added"), False),
+        ("moe_routing", "topk_softmax", None, False),  # tensors are passed by name, the order of equal experts is free
+        ("per_token_group_quant", "", ("448.0 / largest", "300.0 / largest"), False),  # neighbours are as good
+        ("temperature_softmax", "", None, False),  # its module is a package
+        ("per_token_group_quant", "", None, True),
     ],
 )
 def test_a_language_models_op_is_dispatched_and_brings_a_test(
-    releases: dict[Layout, Path], tmp_path: Path, task: str, op: str, wrong: tuple[str, str] | None
+    releases: dict[Layout, Path], tmp_path: Path, task: str, op: str, wrong: tuple[str, str] | None, bits: bool
 ) -> None:
     """No level decides: the calls are the kernels' wherever these can run."""
     tree = find_tree(releases[Layout.FACADE])
-    port = make_port(find_task(task), tree)
+    port = make_port(find_task(task), tree, exact=bits)
     assert set(port.patch.inserted) == {
         "sglang/kernels/kda_kernels/README.md",
         *(tree.module_path(module) for module in port.modules.values()),
@@ -748,11 +883,148 @@ def test_a_language_models_op_is_dispatched_and_brings_a_test(
     shutil.copy(tree.root / "sglang/test/ci/ci_register.py", target)
     (tmp_path / "conftest.py").write_text(CONFTEST.format(folder=str(tmp_path)))
     text = port.patch.created[f"test/registered/kernels/ops/test_kda_{task}.py"]
-    assert "2 passed" in run_brought(text, tmp_path, op)
+    assert ("EAGER" in text) != bits
+    if bits:  # SGLang's own code needs a GPU: the kernels once more in its place, then other bits
+        own = "expected = PORTED[op](*expected_in, **scalars)\n"
+        assert own in text
+        kernel = f"expected = getattr(__import__('importlib').import_module('{port.package}.{KERNEL}'), op)"
+        text = text.replace(own, f"{kernel}(*expected_in, **scalars)\n")
+        other = "expected_in[1].view(torch.uint8).bitwise_xor_(1)\n"
+        assert "2 failed, 1 passed" in run_brought(
+            text.replace("    if OUTPUTS", f"    {other}    if OUTPUTS"), tmp_path
+        )
+    assert "3 passed" in run_brought(text, tmp_path, op)
     for path in (arm / "tree" / port.tree.package(port.task) / KERNEL).glob("*.py") if wrong else ():
         path.write_text(path.read_text().replace(*wrong))
     if wrong:
         assert "2 failed" in run_brought(text, tmp_path, op)
+
+
+def test_a_test_of_new_ops_runs(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    tree = find_tree(releases[Layout.FACADE])
+    port = make_port(find_task("norm_tanh_mul_add"), tree)
+    arm = write_arm(port, tmp_path / "arm")
+    target = arm / "tree" / "sglang/test/ci/ci_register.py"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(tree.root / "sglang/test/ci/ci_register.py", target)
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(folder=str(tmp_path)))
+    text = port.patch.created["test/registered/kernels/ops/diffusion/test_kda_norm_tanh_mul_add.py"]
+    assert "2 passed" in run_brought(text, tmp_path)
+
+
+def test_rows_of_a_brought_test_are_few_and_cover_the_grid() -> None:
+    """All of production, and few beside them that have every op, dtype, form of stride and fill."""
+    for op in TASKS:
+        task = find_task(op)
+        rows = proof_files.covered(task, task.config.ops)
+        picked = row_source.chosen(rows)
+        assert picked == row_source.chosen(list(rows)), "another choice for the same rows"
+        production = [row for row in rows if row.production]
+        assert [row for row in picked if row.production] == production
+        assert len(picked) <= len(production) + row_source.MOST_FURTHER
+        have, wanted = ({one for row in some for one in row_source.coarse(row)} for some in (picked, rows))
+        assert have == wanted, op
+
+
+def test_rows_are_read_as_they_were() -> None:
+    """Short as a line is, it says what the task's row says."""
+    for op in TASKS:
+        rows = row_source.chosen(covered_of(op))
+        scope: dict[str, Any] = {"json": json}
+        exec(row_source.rows_text(find_task(op), rows), scope)
+        for row, read in zip(rows, scope["ROWS"], strict=True):
+            assert (read["id"], read["op"], read["scalars"]) == (row.id, row.op, row.scalars)
+            for name, spec in row.inputs.items():
+                wanted = {"shape": list(spec.shape), "dtype": spec.dtype}
+                wanted |= {"stride": list(spec.stride)} if spec.stride is not None else {}
+                wanted |= {"fill": spec.fill} if spec.fill != "normal" else {}
+                wanted |= {"low": spec.low} if spec.low else {}
+                wanted |= {"high": spec.high} if spec.high is not None else {}
+                assert {"dtype": read["dtype"], **read["inputs"][name]} == wanted, (row.id, name)
+
+
+def test_more_rows_than_a_few_where_these_are_needed() -> None:
+    rows = covered_of("qknorm_rope")
+    few = row_source.chosen(rows, most=0)
+    kinds = {one for row in rows for one in row_source.coarse(row)}
+    assert {one for row in few for one in row_source.coarse(row)} == kinds
+    assert len(few) < len(row_source.chosen(rows))
+
+
+def covered_of(op: str) -> list[Workload]:
+    task = find_task(op)
+    return proof_files.covered(task, task.config.ops)
+
+
+def brought(port: Port) -> tuple[str, str]:
+    """Test and benchmark."""
+    test, benchmark = port.tree.test(port.task), port.tree.benchmark(port.task)
+    text = {path: port.patch.created[path.relative_to(port.tree.repository).as_posix()] for path in (test, benchmark)}
+    return text[test], text[benchmark]
+
+
+def test_what_a_port_brings_is_short_and_has_nothing_unused(tree: Tree) -> None:
+    """No key at its default, no table without entries, no helper that nothing calls, no import at run time."""
+    for op in TASKS:
+        if op in HOMELESS[tree.layout]:
+            continue
+        port = make_port(find_task(op), tree)
+        for text in brought(port):
+            assert len(text) < 32_000
+            assert not re.search(r'null|"fill": "normal"|"low": 0\b|"inplace"|\{\n\}', text), op
+            body = ast.parse(text).body
+            defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+            defined += [
+                one.id
+                for node in body
+                if isinstance(node, ast.Assign)
+                for one in node.targets
+                if isinstance(one, ast.Name)
+            ]
+            defined += [
+                one.asname or one.name
+                for node in body
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for one in node.names
+            ]
+            for name in defined:
+                hook = name.startswith("test_") or name == "mounted" or "." in name
+                assert hook or len(re.findall(rf"\b{name}\b", text)) > 1, (op, name)
+            lines = [line for line in text.splitlines() if line.startswith('{"id"')]
+            assert sum(len(line) >= 400 for line in lines) <= len(lines) / 4, op
+            fills = set(re.findall(r'"fill": "(\w+)"', text))
+            made = text.partition("def make(spec):")[2].partition("def arguments")[0]
+            for fill, words in (("slots", "randperm"), ("randint", "randint("), ("cos_sin", "cat("), ("scale", "exp2")):
+                assert (words in made) == (fill in fills), (op, fill)
+            assert ("importlib" in text) == (op == "temperature_softmax" and tree.layout is Layout.FACADE)
+
+
+def test_a_solution_that_nobody_measured_is_written_with_a_note(
+    releases: dict[Layout, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undone, what was edited is told apart from what was removed; the task is named by how its folder begins."""
+    tree = releases[Layout.FACADE]
+    command = ["port", "l02", "--sglang", str(tree)]
+    code, _, err = kda(capsys, monkeypatch, *command, "--no-check", "--write")
+    assert code == ExitCode.OK
+    assert "note: l02_fused_add_rmsnorm: no run on a GPU is published" in err
+    assert err.startswith(f"l02_fused_add_rmsnorm for {tree}: making the patch ...\n")
+    code, out, _ = kda(capsys, monkeypatch, *command, "--undo")
+    assert "as before: sglang/kernels/ops/layernorm/norm.py\n" in out
+    assert "removed: sglang/kernels/kda_kernels/fused_add_rmsnorm/__init__.py\n" in out
+    assert "as before: sglang/kernels/kda_kernels/fused" not in out
+    assert port_record.unmeasured(find_task("qknorm_rope")) is None
+
+
+def test_choices_that_were_not_measured_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = copied("qknorm_rope", tmp_path)
+    assert port_record.unmeasured(task) is None
+    table = task.path / "solution" / "tuned.toml"
+    total = table.read_text().count("\nreason = ")
+    table.write_text(table.read_text().replace('reason = "', 'reason = "not measured: ', 1))
+    assert port_record.unmeasured(task) == (
+        f"note: k03_qknorm_rope/solution/tuned.toml: 1 of {total} choices were not measured"
+    )
 
 
 @pytest.mark.parametrize(

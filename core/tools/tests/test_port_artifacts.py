@@ -7,14 +7,17 @@ import pytest
 from core.judge.tests.records_factory import make_checkout, make_record
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
-from kda_judge.evidence import record_log
+from kda_judge.evidence import ledger, provenance, record_log
 from kda_judge.evidence.run_record import RunRecord
 from kda_tools.lab.profile.profile_record import ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
-from kda_tools.port import ports_page
+from kda_tools.models.apply_site import Replacement
+from kda_tools.port import artifacts, ports_page
 from kda_tools.port.artifacts import Given, causes, collect, write
 from kda_tools.port.port_record import PortRecord, log, measure, records
 from kda_tools.port.upstream_tests import UpstreamTest
+
+REAL = Path(__file__).resolve().parents[3] / "diffusion" / "k02_rotary_embedding"
 
 
 def ported(task: Task, **more: object) -> PortRecord:
@@ -41,8 +44,17 @@ def ported(task: Task, **more: object) -> PortRecord:
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    return make_checkout(tmp_path)
+    return of_family("diffusion", tmp_path, monkeypatch)
+
+
+def of_family(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """The factory's task there, whose function the latest release has."""
+    monkeypatch.setenv("KDA_ROOT", str(folder))
+    path = make_checkout(folder).path
+    path.parent.rename(folder / family)
+    held = Replacement("fake", "0.5.23", "sglang.kernels.ops.fake", "fake", "0" * 64)
+    monkeypatch.setattr(artifacts, "replacements", lambda _: [held])
+    return Task(folder / family / path.name)
 
 
 def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
@@ -71,15 +83,17 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_no_record_has_is_said_to_be_missing(task: Task, tmp_path: Path) -> None:
     made = collect(task, Given())
-    for what in ("no port was measured", "no run of the solution is published", "no pair of profiles", "no whole"):
+    for what in ("no port was measured", "no run of the solution is published", "no pair of profiles"):
         assert any(one.startswith(what) for one in made.missing), what
         assert f"- {what}" in made.files["description.md"]
     assert made.files["microbench.md"] == "Not measured.\n"
+    assert made.files["numerics.md"].endswith("\nNot measured.\n")
     record_log.append(log(task), ported(task))
     made = collect(task, Given(overlapping=(31, 7)))
     assert not any("no port was measured" in one for one in made.missing)
     assert "- SGLang's `test_x.py`: 12 passed." in made.files["microbench.md"]
-    assert "#31, #7, as far as the author knows" in made.files["description.md"]
+    assert "| row | ported | baseline (sglang 1.0) |" in made.files["microbench.md"]
+    assert "as far as the author knows: #31, #7.\n" in made.files["description.md"]
     picture = tmp_path / "fox.png"
     with pytest.raises(UsageError, match="expected an image or a clip, got no file"):
         write(task, tmp_path / "out", Given(pictures=(picture,)))
@@ -91,13 +105,113 @@ def test_what_no_record_has_is_said_to_be_missing(task: Task, tmp_path: Path) ->
         write(task, tmp_path / "out", Given())
 
 
+def pinned(task: Task) -> Task:
+    """The task, whose latest arm stands on a release of its own."""
+    config = task.path / "config.toml"
+    text = config.read_text()
+    first = text.index('[upstream."sglang-1.0"]')
+    pin = text[first : text.index("[arms.baseline]")].replace("1.0", "0.5.23")
+    text = text.replace('module = "baseline.latest"\n', 'module = "baseline.latest"\nupstream = "sglang-0.5.23"\n')
+    config.write_text(text[:first] + pin + text[first:])
+    lock = task.path / "baseline" / "sglang-0.5.23.sha256"
+    lock.write_text((task.path / "baseline" / "sglang-1.0.sha256").read_text())
+    return Task(task.path)
+
+
+def test_ratios_of_medians_over_the_latest_release(task: Task) -> None:
+    """Of a record that has wall intervals only: no speedup is left out while both times are there."""
+    task = pinned(task)
+    record = make_record(task, old=True)
+    assert not any(basis.value == "device" for row in record.rows for basis in row.speedup)
+    ledger.append(task.ledger, record)
+    made = collect(task, Given())
+    table = made.files["microbench.md"]
+    assert "| row | upstream_latest (sglang 0.5.23) us | solution us | speedup |" in table
+    rows = [line.split("|")[2:5] for line in table.splitlines() if line.startswith(("| small", "| large"))]
+    assert len(rows) == 2
+    for theirs, ours, speedup in rows:
+        assert float(speedup) == pytest.approx(float(theirs) / float(ours), rel=0.01)
+    text = made.files["description.md"]
+    assert text.startswith("# Faster `fake`\n")
+    assert "over upstream_latest (sglang 0.5.23), GPU time on NVIDIA H200: 1." in text
+    assert "ran interleaved in one session" in text
+    assert "was not counted in run" in made.files["numerics.md"]
+    assert "|---|" not in made.files["numerics.md"], "a table without rows"
+
+
+@pytest.mark.parametrize("of_port", [False, True])
+def test_an_outdated_record_claims_nothing(task: Task, of_port: bool) -> None:
+    if of_port:
+        record_log.append(log(task), ported(task))
+    else:
+        ledger.append(task.ledger, make_record(task))
+    assert "# Faster" in collect(task, Given()).files["description.md"]
+    (task.path / "solution" / "__init__.py").write_text("def fake(x):\n    return x + 0\n")
+    made = collect(task, Given())
+    text = made.files["description.md"]
+    assert text.startswith("# KDA-Pilot's kernels in front of `fake`\n")
+    assert "Not measured: the last times are outdated.\n" in text
+    assert "interleaved" not in text
+    assert "Speedups" not in text
+    assert "Outdated: solution has changed" in made.files["microbench.md"]
+
+
+def test_the_draft_has_the_headings_of_upstreams_template(task: Task) -> None:
+    lines = collect(task, Given()).files["description.md"].splitlines()
+    headings = ["Motivation", "Modifications", "Accuracy Tests", "Benchmarking and Profiling", "Checklist"]
+    assert [line[3:] for line in lines if line.startswith("## ")][:5] == headings
+
+
+@pytest.mark.parametrize(
+    ("family", "numerics", "words"),
+    [
+        ("diffusion", "lossless", "Off by default: a request's quality level `lossless`"),
+        ("diffusion", "exact", "On by default for each call whose first run gave the bits"),
+        ("llm", "lossless", "On by default wherever the kernels can run. `SGLANG_DISABLE_KDA_KERNELS=1` in the env"),
+    ],
+)
+def test_who_decides_is_said(
+    family: str, numerics: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = of_family(family, tmp_path, monkeypatch)
+    config = task.path / "config.toml"
+    config.write_text(config.read_text().replace('op = "fake"\n', f'op = "fake"\nnumerics = "{numerics}"\n', 1))
+    made = collect(Task(task.path), Given())
+    assert words in made.files["description.md"]
+    assert "- `sglang.kernels.ops.fake.fake`\n" in made.files["description.md"]
+    asked = any("denoise" in one or "picture" in one for one in made.missing)
+    assert asked == ("models.md" in made.files) == (family == "diffusion")
+    if family == "llm":
+        with pytest.raises(UsageError, match="expected with a task of diffusion, got k99_fake"):
+            collect(task, Given(pictures=(tmp_path / "fox.png",)))
+
+
 def test_causes_are_those_of_the_profile() -> None:
     """Every number of the draft is one that Nsight Compute counted."""
     record = record_log.read(profile_log(find_task("rotary_embedding")), ProfileRecord)[0]
     (_, before), (_, after) = record.arms.items()
     told = causes(record)
-    assert f"- Kernels of a call: {len(before)} before, {len(after)} after" in told
+    assert len(before) == len(after)
+    assert "Kernels of a call" not in told, "what does not differ is no cause"
+    assert "baseline (sglang 0.5.12.post1) and solution" in told
     registers = [max(kernel.registers or 0 for kernel in side) for side in (before, after)]
     assert f"{registers[0]} before, {registers[1]} after" in told
     less = before[0].model_copy(update={"registers": None})
     assert "Registers" not in causes(record.model_copy(update={"arms": {"baseline": (less,), "solution": after}}))
+    moved = sum((one.dram_read_bytes or 0) + (one.dram_written_bytes or 0) for one in after)
+    for must, words in ((int(moved) + 1, "; the rest stayed in L2."), (int(moved), ".")):
+        assert causes(record.model_copy(update={"bytes_moved": must})).endswith(f"{must:,} bytes{words}")
+
+
+def test_numbers_of_an_outdated_profile_say_so(task: Task) -> None:
+    record = record_log.read(profile_log(Task(REAL)), ProfileRecord)[0]
+    record_log.append(profile_log(task), record)
+    made = collect(task, Given())
+    for name in ("description.md", "profile.md"):
+        assert f"Outdated: of {record.utc[:10]}, and of another version of the solution" in made.files[name]
+    now = provenance.hashes(task)
+    current = record.provenance.model_copy(update={"hashes": now, "pins": {}})
+    record_log.append(profile_log(task), record.model_copy(update={"provenance": current}))
+    made = collect(task, Given())
+    for name in ("description.md", "profile.md"):
+        assert "Outdated" not in made.files[name]

@@ -117,9 +117,9 @@ def test_everything_is_made_from_samples(record: RunRecord) -> None:
 
 def test_the_limit_comes_from_its_own_samples_where_they_are_kept(record: RunRecord) -> None:
     solution = record.rows[0].arms["solution"]
-    floor = solution.model_copy(
-        update={"samples": {Metric.WALL: ((4.0,) * 12,) * 3, Metric.DEVICE: ((3.0,) * 12,) * 3}}
-    )
+    # No two generations are the same.
+    walls, times = (tuple((us,) * 11 + (us + part / 10,) for part in range(3)) for us in (4.0, 3.0))
+    floor = solution.model_copy(update={"samples": {Metric.WALL: walls, Metric.DEVICE: times}})
     again = recompute(change_row(record, arms={**record.rows[0].arms, "limit": floor}))
     assert again.rows[0].limit == Limit(bytes_moved=256, device_us=3.0, host_us=4.0)
     assert again.rows[0].attained == pytest.approx(3.0 / solution.summary[Metric.DEVICE].median)

@@ -12,7 +12,8 @@ from core.tools.tests.fake_tools import put_sanitizer
 from kda_judge.contract.config import Op
 from kda_judge.contract.errors import ExitCode
 from kda_judge.contract.tasks import find_task
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, record_log
 from kda_judge.session import Request, open_session
 from kda_tools import cli

@@ -25,7 +25,7 @@ from kda_tools.publish.site.task_page import task_page
 from kda_tools.publish.tables import bounds_md
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 ROOT = Path(__file__).resolve().parents[3]
 BROWSERS = ("google-chrome", "google-chrome-stable", "chromium", "chromium-browser")
@@ -157,6 +157,12 @@ def opened(browser: "Browser", page: Path, hash: str = "", **options: Any) -> "P
     return tab
 
 
+def followed(tab: "Page", link: "Locator") -> None:
+    """Clicks the link; returns once the page behind it is all there, since a title comes before what it stands over."""
+    with tab.expect_navigation(wait_until="load"):
+        link.click()
+
+
 def column(tab: "Page", label: str) -> list[str]:
     return tab.locator(f'table[data-kda-sortable] >> nth=0 >> [data-label="{label}"]').all_inner_texts()
 
@@ -200,7 +206,7 @@ def test_a_rows_page_has_its_samples_and_its_history(made: tuple[Path, RunRecord
     site, record = made
     tab = opened(browser, site / PAGE)
     row = record.rows[1]
-    tab.get_by_role("link", name=row.id).first.click()
+    followed(tab, tab.get_by_role("link", name=row.id).first)
     assert tab.title() == f"{row.id} on h200"
     solution = row.arms["solution"]
     ticks = tab.locator('svg[aria-label^="wall samples of solution"] path:not(.kda-median)')
@@ -214,7 +220,7 @@ def test_a_rows_page_has_its_samples_and_its_history(made: tuple[Path, RunRecord
     numbers = [wall.median, wall.mean, wall.std, wall.min, wall.p10, wall.p90]
     assert "\t".join(["solution", "wall", *map(microseconds, numbers), "36"]) in words
     assert len(column(tab, "run (UTC)")) == 2, "the published run, and the later one that cannot be"
-    tab.get_by_role("link", name="k99_fake").last.click()
+    followed(tab, tab.get_by_role("link", name="k99_fake").last)
     assert tab.locator("h1").inner_text().startswith("k99_fake")
     assert tab.complaints == []
 
@@ -289,7 +295,7 @@ def test_the_numbers_are_the_ledgers(made: tuple[Path, RunRecord], browser: "Bro
     start = opened(browser, site / "index.html")
     assert start.locator("svg.kda-plot").count() == 1
     assert column(start, "device speedup over sglang 1.0") == [ratio(device.estimate)]
-    start.get_by_role("link", name="k99_fake").last.click()
+    followed(start, start.get_by_role("link", name="k99_fake").last)
     cards = " ".join(start.locator(".kda-cards").inner_text().split())
     assert all(number in cards for number in stated)
     assert "portable wall over sglang 1.0" in cards

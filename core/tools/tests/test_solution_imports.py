@@ -52,6 +52,8 @@ def test_what_is_allowed(solution: Path) -> None:
         ("import sglang.jit_kernel", "sglang.jit_kernel"),
         ("import numpy as np", "numpy"),
         ("def late():\n    import numpy", "numpy"),
+        ("def late():\n    importlib.import_module('kda_judge.judge.verdict')", "kda_judge.judge.verdict"),
+        ("judge = __import__('kda_judge')", "kda_judge"),
     ],
 )
 def test_what_is_not(solution: Path, statement: str, name: str) -> None:
@@ -60,6 +62,13 @@ def test_what_is_not(solution: Path, statement: str, name: str) -> None:
     line = 1 + len(statement.splitlines())
     allowed = "its own package, kda_runtime, torch, triton, cutlass, cuda, tvm_ffi and the standard library"
     assert problems(solution, PACKAGE) == [f"{path}:{line}: a solution may import {allowed}, got {name}"]
+
+
+def test_a_file_among_bytecode_is_no_exception(solution: Path) -> None:
+    path = solution / "__pycache__" / "hidden.py"
+    path.parent.mkdir()
+    path.write_text("import kda_judge\n")
+    assert problems(solution, PACKAGE)[0].startswith(f"{path}:1: ")
 
 
 def test_relative_names_count_from_the_files_own_folder(solution: Path) -> None:

@@ -18,7 +18,7 @@ from kda_judge.judge.open_row import RESTORED_SETS
 from kda_runtime import tuned_table
 from kda_runtime.tuned_table import Line, Table
 from kda_tools.lab.tune import Sweep
-from kda_tools.lab.tune import sweep as tune
+from kda_tools.lab.tune import tuning_files as tune
 from kda_tools.lab.tune.choose_lines import choose, derive, expected, score
 from kda_tools.lab.tune.host_time import host_times
 from kda_tools.lab.tune.sweep_record import RowTimes, SweepRecord, TableTimes, Walls, Wrong

@@ -44,8 +44,10 @@ def test_from_the_first_pinned_release_to_the_second(
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == ExitCode.UNFIT_ROWS, "k04's ops are gone"
-    told = capsys.readouterr().out
+    told, steps = capsys.readouterr()
     assert out.read_text() == told
+    assert steps.splitlines()[0] == "the wheel of 0.5.23 ..."
+    assert [line for line in steps.splitlines() if line.startswith("2 of 2: norm_tanh_mul_add")]
     rows = {tuple(line.split(" | ")[:2]): line for line in told.splitlines()}
     moved = rows["| qknorm_rope", "`fused_inplace_qknorm_rope`"]
     assert "sglang.kernels.ops.diffusion.rope.qknorm_rope_jit" in moved

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_judge.contract.workloads import ITEM_SIZE, DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import ITEM_SIZE, DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 BATCHES, SEQUENCES, HIDDEN = (1, 2, 4), (6, 33, 128, 257), (512, 1024, 1536, 3072)
 DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")

@@ -3,7 +3,8 @@
 import torch
 
 from kda_judge.contract.errors import expecting
-from kda_judge.contract.workloads import ITEM_SIZE, Workload
+from kda_judge.contract.tensor_spec import ITEM_SIZE
+from kda_judge.contract.workloads import Workload
 
 MAX_ROW_BYTES = 65536
 """Upstream holds a row in one block of registers and refuses larger ones."""

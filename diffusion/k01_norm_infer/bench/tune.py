@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_tools.lab.tune import Sweep
 
 from ..solution.norm import TUNED, Config

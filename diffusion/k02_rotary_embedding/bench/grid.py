@@ -37,7 +37,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Literal
 
-from kda_judge.contract.workloads import DType, Fill, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, Fill, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 Table = Literal["cos", "sin"]
 

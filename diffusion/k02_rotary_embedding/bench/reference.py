@@ -3,7 +3,8 @@
 import torch
 
 from kda_judge.contract.errors import expecting
-from kda_judge.contract.workloads import ITEM_SIZE, Workload
+from kda_judge.contract.tensor_spec import ITEM_SIZE
+from kda_judge.contract.workloads import Workload
 
 FLOATS = ("float16", "bfloat16", "float32")
 OPS = ("apply_rotary_embedding", "apply_ltx2_split_rotary_emb")

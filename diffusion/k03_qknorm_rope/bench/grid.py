@@ -15,7 +15,8 @@ every size, pairing, position dtype, layout and dtype stays.
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 OP = "fused_inplace_qknorm_rope"
 TOKENS = tuple(sorted({2**n + more for n in range(13) for more in (0, 1)}))

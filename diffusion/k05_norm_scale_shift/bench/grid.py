@@ -25,7 +25,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_judge.contract.workloads import DType, Fill, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, Fill, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 SINGLE = "fused_norm_scale_shift"
 RESIDUAL = "fused_scale_residual_norm_scale_shift"

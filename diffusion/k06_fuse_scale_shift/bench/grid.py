@@ -19,7 +19,8 @@ only set how many programs there are; `tests/` has float16.
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 SCALE_SHIFT = "fuse_scale_shift_kernel"
 SELECT01 = "fuse_layernorm_scale_shift_gate_select01_kernel"

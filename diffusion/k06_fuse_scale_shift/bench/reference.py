@@ -3,7 +3,8 @@
 import torch
 
 from kda_judge.contract.errors import expecting
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 
 FLOATS = ("float16", "bfloat16", "float32")
 MOST_BYTES = 65536

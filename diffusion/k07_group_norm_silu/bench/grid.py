@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")
 UPSTREAM = ((2, 64, 32, 32), (1, 64, 4, 16, 16), (4, 128), (1, 128, 20, 256, 256))

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_runtime.checks import given
 from kda_runtime.launch import MISS, Launch
 from kda_runtime.plans import plain_entry

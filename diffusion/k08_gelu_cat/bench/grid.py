@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_judge.contract.workloads import DType, OutputSpec, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, OutputSpec, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 BATCHES = (1, 2, 4)
 TOKENS = (1, 33, 128, 257, 1055)

@@ -5,7 +5,8 @@ from math import prod
 import torch
 
 from kda_judge.contract.errors import expecting
-from kda_judge.contract.workloads import ITEM_SIZE, Workload
+from kda_judge.contract.tensor_spec import ITEM_SIZE
+from kda_judge.contract.workloads import Workload
 
 DTYPES = ("float16", "bfloat16", "float32")
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192

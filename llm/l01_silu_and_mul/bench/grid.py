@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_judge.contract.workloads import DType, OutputSpec, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, OutputSpec, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 DTYPES: tuple[DType, ...] = ("bfloat16", "float16", "float32")
 OF_UPSTREAM = (

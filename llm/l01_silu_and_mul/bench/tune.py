@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import OutputSpec, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import OutputSpec, TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_tools.lab.tune import Sweep
 
 from ..solution.silu_and_mul import TUNED, Config

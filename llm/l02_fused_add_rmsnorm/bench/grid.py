@@ -15,7 +15,8 @@ there are and how the last one is masked; every width, dtype and layout stays.
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 OPS = ("fused_add_rmsnorm", "rmsnorm")
 TOKENS = (1, 2, 9, 64, 257, 1024, 4109)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_runtime.triton_rows import vector_width
 from kda_runtime.tuned_table import Features
 from kda_tools.lab.tune import Sweep

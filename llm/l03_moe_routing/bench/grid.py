@@ -10,7 +10,8 @@ bfloat16: these cover every form.
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, Scalar, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Scalar, Workload
 
 TOKENS = (1, 9, 257)
 DTYPES: tuple[DType, ...] = ("bfloat16", "float16", "float32")

@@ -7,7 +7,7 @@ contract of the launch, so waiting for each other is safe. Nothing passes throug
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import pack
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +17,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import AddressSpace, Int32, Int64, Uint32, Uint64, const_expr
 
-from kda_runtime.cubin import Address, CubinLaunch
+from kda_runtime.cubin import PORTABLE_BLOCKS, Address, CubinLaunch
 from kda_runtime.cute_compile import cute_cubin
 from kda_runtime.launch import Binary, Run
 
@@ -301,7 +301,15 @@ class AlignLaunch:
             cluster=cut.blocks,
             dynamic_shared_bytes=cut.shared_bytes,
             dependent=cut.pdl,
+            otherwise=self.narrow().run_at if cut.blocks > PORTABLE_BLOCKS else None,
         )
+
+    def narrow(self) -> "AlignLaunch":
+        """The same in a cluster that every device with clusters can hold: fewer blocks, of more pairs a thread."""
+        cut = Cut(*self.constants)
+        items = -(-cut.items * cut.blocks // PORTABLE_BLOCKS)
+        fewer = replace(cut, blocks=PORTABLE_BLOCKS, items=items)
+        return replace(self, cut=tuple(vars(fewer).values())[1:])
 
     def compile(self, target: str) -> Binary:
         """Machine code for a target such as `sm_90a`, without needing that GPU."""

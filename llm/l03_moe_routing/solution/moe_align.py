@@ -30,6 +30,8 @@ MOST_BUCKETS = 1024
 """The counts of 16 blocks are 64 KB then."""
 MOST_BLOCKS = 16
 INTEGERS = (torch.int32, torch.int64)
+CLUSTERS_FROM = 9
+"""Major number of the compute capability from which on there are clusters of blocks."""
 BUFFERS = ("sorted_token_ids", "expert_ids", "num_tokens_post_pad")
 
 
@@ -139,6 +141,8 @@ def _uncovered(call: Call) -> str | None:
             return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
     if call.topk_ids.numel() == 0:
         return "topk_ids is empty"
+    if call.topk_ids.is_cuda and capability(call.topk_ids) < CLUSTERS_FROM:
+        return f"the GPU has compute capability {capability(call.topk_ids)}; the kernel takes {CLUSTERS_FROM} and up"
     if call.num_experts > MOST_BUCKETS:
         return f"num_experts is {call.num_experts}; the kernel takes up to {MOST_BUCKETS}"
     most = MOST_ITEMS * WARP * 32 * MOST_BLOCKS

@@ -147,7 +147,7 @@ def _logit(key, dtype: tl.constexpr, WIDE: tl.constexpr):
         return (bits ^ ((bits >> 15) & 0x7FFF)).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def topk_softmax_kernel(  # noqa: C901  constants decide
     weights,  # [rows, K]
     ids,  # [rows, K]

@@ -50,7 +50,7 @@ TUNED = Table(__file__, "moe_topk_sum", Config)
 # --- kernel
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def topk_sum_kernel(
     out,  # [tokens, N]
     x,  # [tokens, K, N]

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from kda_judge.contract.tasks import Task
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.judge.oracle import ask_oracle, load_reference
 from kda_judge.judge.output_rules import judged
 

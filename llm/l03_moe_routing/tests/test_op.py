@@ -1,5 +1,7 @@
 """The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -105,6 +107,16 @@ def test_what_the_alignment_does_not_cover(change, scalars, reason):
         check(ALIGN, tensors, num_experts=5, block_size=4)
 
 
+def test_alignment_needs_a_gpu_with_clusters(monkeypatch):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    ids = SimpleNamespace(is_cuda=True, dtype=torch.int32, numel=lambda: 8)
+    call_ = moe_align.Call(**dict.fromkeys(moe_align.Call._fields))._replace(topk_ids=ids, num_experts=5)
+    monkeypatch.setattr(moe_align, "capability", lambda _: 8)
+    assert moe_align._uncovered(call_) == "the GPU has compute capability 8; the kernel takes 9 and up"
+    monkeypatch.setattr(moe_align, "capability", lambda _: 10)
+    assert moe_align._uncovered(call_) is None
+
+
 def test_what_the_sum_does_not_cover():
     assert "40 experts a token" in str(_why_not_sum(normal(2, 40, 8)))
     assert "x is not contiguous" in str(_why_not_sum(normal(2, 8, 4).transpose(1, 2)))
@@ -196,6 +208,22 @@ def test_every_pair_has_a_thread(pairs, config, want):
     items, warps, blocks = want
     assert items * warps * 32 * blocks >= pairs
     assert blocks <= warps
+
+
+def test_a_device_without_room_for_sixteen_blocks_takes_eight(monkeypatch):
+    """A slice of a GPU may not hold more; `test_ptx.py` runs such clusters."""
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    monkeypatch.setattr(moe_align, "capability", lambda _: 9)
+    ids = torch.zeros((600, 8), dtype=torch.int32, device="meta")
+    call_ = moe_align.Call(*[ids] * 5, 300, 16, *[True] * 4)
+
+    def planned(blocks):
+        with moe_align.TUNED.forced(moe_align.Config(16, blocks)):
+            return moe_align.plan(call_).launches[0]
+
+    assert planned(16).narrow() == planned(8)
+    assert planned(16).with_code(b"").otherwise.__self__ == planned(8)
+    assert planned(8).with_code(b"").otherwise is None
 
 
 def test_why_not_takes_keywords():

@@ -18,7 +18,8 @@ only sets how many programs there are and how the last one is masked; every dtyp
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 OPS = ("per_token_group_quant", "silu_and_mul_quant")
 TOKENS = (1, 2, 9, 64, 257, 1024, 4109)

@@ -101,7 +101,7 @@ def _silu(gate, EXACT: tl.constexpr):
         return gate / (1 + tl.exp(-gate))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "apart"])
 def group_quant_kernel(
     q,  # [ROWS, N]
     s,  # [ROWS, N / GROUP]

@@ -15,7 +15,8 @@ set how many programs there are and how the last tile is masked; every size, pai
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 OP = "fused_inplace_qknorm_rope_kv_store"
 TOKENS = (*(2**n for n in range(13)), 9, 129, 2049)

@@ -3,7 +3,8 @@
 import torch
 
 from kda_judge.contract.errors import expecting
-from kda_judge.contract.workloads import ITEM_SIZE, Workload
+from kda_judge.contract.tensor_spec import ITEM_SIZE
+from kda_judge.contract.workloads import Workload
 
 RANKS = dict.fromkeys(("q", "k", "v"), 3) | dict.fromkeys(("k_cache", "v_cache", "cos_sin_cache"), 2)
 RANKS |= dict.fromkeys(("q_weight", "k_weight", "positions", "out_loc"), 1)

@@ -328,6 +328,11 @@ def _uncovered(call: Call) -> str | None:
     for name, x in (("q", call.q), ("k", call.k), ("k_cache", call.k_cache), ("v_cache", call.v_cache)):
         if any(n > 1 and not step for n, step in zip(x.shape, x.stride(), strict=True)):
             return f"{name} has stride 0: several of its elements share one memory location"
+    for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
+        if x.dim() == 3 and (x.shape[1] - 1) * x.stride(1) >= 2**31:
+            return (
+                f"the heads of {name} are {x.stride(1)} elements apart; the last begins 2^31 or more behind the first"
+            )
     return scattered(given(call)) or unfit(given(call), (*FLOATS, torch.float64))
 
 

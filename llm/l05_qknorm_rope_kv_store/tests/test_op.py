@@ -54,6 +54,11 @@ def columns(tensors):
     tensors[3] = tensors[3].T.contiguous().T
 
 
+def far_heads(tensors):
+    tensors[:] = make(device="meta")
+    tensors[0] = torch.empty_strided(tensors[0].shape, (128, 2**31, 1), dtype=tensors[0].dtype, device="meta")
+
+
 def odd_head(tensors):
     tensors[:] = make(dim=96, rope=64)
 
@@ -67,6 +72,7 @@ def odd_head(tensors):
         (recording, "k_weight requires gradients"),
         (shared, "v_cache has stride 0"),
         (odd_head, "head_dim is 96"),
+        (far_heads, f"the heads of q are {2**31} elements apart"),
     ],
 )
 def test_what_the_kernel_does_not_cover(change, reason):

@@ -13,7 +13,8 @@ cluster's kernel is executed by the task's own tests.
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from kda_judge.contract.workloads import DType, OutputSpec, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, OutputSpec, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 ROWS = (1, 2, 3, 16, 33, 64, 129)
 VOCABULARIES = (1, 7, 1000, 1001, 32000, 50257, 102400, 128256, 129280, 151936, 200064)

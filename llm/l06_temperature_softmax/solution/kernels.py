@@ -38,7 +38,7 @@ def largest_and_sum(x, inside, scale):
     return largest, tl.sum(tl.where(inside, tl.exp2((x - base) * scale), 0.0), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def parts_kernel(
     partials,  # [2, ROWS * PARTS]: maxima, then sums
     logits,  # [ROWS, N]
@@ -65,7 +65,7 @@ def parts_kernel(
     tl.store(partials + rows * PARTS + tl.program_id(0), total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def probabilities_kernel(
     p,  # [ROWS, N]
     partials,  # from `parts_kernel`

@@ -35,7 +35,8 @@ def _uncovered(call: Call) -> str | None:
     result = logits.dtype
     if temperatures is not None:
         result = torch.result_type(logits, temperatures)
-        if temperatures.numel() != 1 and list(temperatures.shape) != [logits.shape[0], 1]:
+        one = temperatures.numel() == 1 and temperatures.dim() <= 2  # of more dimensions, the result has them too
+        if not one and list(temperatures.shape) != [logits.shape[0], 1]:
             return f"temperatures has shape {list(temperatures.shape)}; the kernels take one for every row, or one"
     if result != torch.float32:
         return f"the probabilities have dtype {result}; the kernels write float32"

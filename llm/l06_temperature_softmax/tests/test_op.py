@@ -51,6 +51,7 @@ def test_a_result_of_more_rows_than_logits():
         (torch.zeros(2, 5, dtype=torch.bfloat16), None, "the probabilities have dtype torch.bfloat16"),
         (torch.zeros(2, 5), torch.ones(2, 1, dtype=torch.float64), "the probabilities have dtype torch.float64"),
         (torch.zeros(2, 5), torch.ones(2, 5), r"temperatures has shape \[2, 5\]"),
+        (torch.zeros(2, 5), torch.ones(1, 1, 1), r"temperatures has shape \[1, 1, 1\]"),
         (torch.zeros(5, 2).T, torch.ones(2, 1), "logits has stride 2 in its last dimension"),
         (torch.zeros(2, 5), torch.nn.Parameter(torch.ones(2, 1)), "temperatures requires gradients"),
     ],

@@ -21,6 +21,7 @@ from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Metric, Repeat, Row
 from kda_judge.judge.judge import AGAIN, Judge, Progress
 from kda_judge.judge.oracle import load_reference
 from kda_judge.judge.row_notes import RowNotes
+from kda_judge.judge.run_setup import Setup
 from kda_judge.judge.spent import Spent
 from kda_judge.judge.verdict import result
 from kda_judge.session import Request, Session, arm_spec, frozen_rows, open_session
@@ -114,7 +115,7 @@ def _run(
         host = provenance.host(core)
         where = Spent(_until_idle if session.kind == "cuda" else lambda: None)
         arms = _processes(session, measure, where.answered)
-        judge = Judge(session.config, reference, arms, settings, session.device, core, progress, finished, where)
+        judge = Judge(Setup(session.config, reference, arms, settings, session.device, core, where), progress, finished)
         try:
             judge.run(rows, measure, until=None if limit_s is None else begin + limit_s)
         except KeyboardInterrupt:

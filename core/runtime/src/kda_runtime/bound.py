@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from kda_runtime import native
+from kda_runtime.cubin import beside_capture
 from kda_runtime.launch import MISS, Chain, Entry, Launch, Run, Step
 from kda_runtime.plans import plain_entry
 
@@ -101,7 +102,7 @@ def _slow(launch: Launch, device: int, compiled: Any) -> Run:
 
 def _compiled(launch: Launch, device: int) -> Any:
     """The kernel as compiled and loaded for a device."""
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), beside_capture():
         compiled: Any = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.constexprs, **launch.options)
         compiled.run  # noqa: B018  loads it
     return compiled

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -25,6 +26,8 @@ PORTABLE_BLOCKS, USUAL_SHARED_BYTES = 8, 48 * 1024
 """Beyond these, of a cluster and of a block, a function has to be told that it may."""
 CLUSTER, DEPENDENT = 4, 6
 """CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
 NO_HOOKS: tuple[object, ...] = (None, None, None, [], [])
 """In the place of Triton's launch hooks, which are for its own kernels."""
 
@@ -53,13 +56,16 @@ class CubinLaunch:
     dependent: bool = False
     """Programmatic dependent launch."""
     otherwise: Run | None = None
-    """Takes the addresses instead where one is not aligned as `params` says, on the kernel's device."""
+    """Takes the addresses instead, on the kernel's device: those of which one is not aligned as `params` says, and all
+    where the device has no room for a cluster, as a slice of a GPU may not have for more than 8 blocks."""
 
     def bind(self, device: int | None = None) -> Run:
         """Load it on a CUDA device (default: the current one) and return the cheapest way to launch."""
         index = torch.cuda.current_device() if device is None else device
         function = _loaded(self.cubin, index, self.cluster, self.dynamic_shared_bytes)
         self._check_params(function)
+        if self.otherwise is not None and not self._has_room(function, index):
+            return functools.partial(self._leave, index)
         slow = functools.partial(self._launch, function, index)
         try:
             from kda_runtime import native
@@ -121,32 +127,52 @@ class CubinLaunch:
         """Launch from Python, on the current stream of a device."""
         pointers = [param for param in self.params if isinstance(param, Address)]
         crooked = [a for p, a in zip(pointers, addresses, strict=True) if p is Address.ALIGNED and a % ALIGNMENT]
-        with torch.cuda.device(device):
-            if not crooked:
+        if not crooked:
+            with torch.cuda.device(device):
                 _make_context(device)
                 self._reach_driver(function, device, self._packed(addresses))
-            elif self.otherwise is not None:
-                self.otherwise(*addresses)
-            else:
-                raise ValueError(f"kernel {self.name}: expected an address divisible by 16, got {crooked[0]:#x}")
+        elif self.otherwise is not None:
+            self._leave(device, *addresses)
+        else:
+            raise ValueError(f"kernel {self.name}: expected an address divisible by 16, got {crooked[0]:#x}")
+
+    def _leave(self, device: int, *addresses: int) -> None:
+        """Have `otherwise` do the work."""
+        assert self.otherwise is not None
+        with torch.cuda.device(device):
+            self.otherwise(*addresses)
+
+    def _has_room(self, function: int, device: int) -> bool:
+        """Whether the device can hold a cluster of this launch; of up to 8 blocks, every device with clusters can."""
+        if self.cluster <= PORTABLE_BLOCKS:
+            return True
+        config, count = self._config(device), ctypes.c_int()
+        with torch.cuda.device(device), beside_capture():
+            _call("cuOccupancyMaxActiveClusters", ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config))
+        return count.value > 0
 
     def _reach_driver(self, function: int, device: int, values: Sequence[bytes]) -> None:
         if 0 in self.grid:
             return  # the driver calls an empty grid an error
+        config = self._config(device)
+        held = [ctypes.create_string_buffer(value, 8) for value in values]
+        params = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
+        _call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), params, None)
+
+    def _config(self, device: int) -> _Config:
         attributes = (_Attribute * 2)()
         used = [(DEPENDENT, (1,))] * self.dependent + [(CLUSTER, (self.cluster, 1, 1))] * (self.cluster > 1)
         for attribute, (number, words) in zip(attributes, used, strict=False):
             attribute.number, attribute.value[: len(words)] = number, words
-        config = _Config(
+        made = _Config(
             size=(*self.grid, self.threads, 1, 1),
             shared=self.dynamic_shared_bytes,
             stream=torch._C._cuda_getCurrentRawStream(device),
             attributes=ctypes.addressof(attributes),
             count=len(used),
         )
-        held = [ctypes.create_string_buffer(value, 8) for value in values]
-        params = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
-        _call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), params, None)
+        made.held = attributes  # the structure has their address alone
+        return made
 
 
 def _size(param: Address | bytes) -> int:
@@ -169,6 +195,7 @@ class _Config(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("count", ctypes.c_uint),
     )
+    held: object
 
 
 @functools.cache
@@ -182,6 +209,20 @@ def _call(name: str, *arguments: Any) -> None:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))
         raise RuntimeError(f"{name}: CUDA error {code}: {(text.value or b'unknown').decode()}")
+
+
+@contextmanager
+def beside_capture() -> Iterator[None]:
+    """Allow what the capture of a CUDA graph forbids its thread, such as loading a kernel; none of it gets into it."""
+    if not torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    mode = ctypes.c_int(RELAXED)
+    _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 def _make_context(device: int) -> None:
@@ -205,7 +246,7 @@ def kernel_name(cubin: bytes) -> bytes:
 def _loaded(cubin: bytes, device: int, cluster: int, shared_bytes: int) -> int:
     """The only kernel of a cubin as a function of the device, allowed what it asks for. It stays loaded."""
     module, function, name = ctypes.c_void_p(), ctypes.c_void_p(), kernel_name(cubin)
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), beside_capture():
         _make_context(device)
         _call("cuModuleLoadData", ctypes.byref(module), cubin)
         _call("cuModuleGetFunction", ctypes.byref(function), module, name)

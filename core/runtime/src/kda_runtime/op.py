@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 from weakref import WeakSet
 
 import torch
@@ -83,6 +83,10 @@ def _as_it_is(call: C) -> C:
 @dataclass(frozen=True, eq=False)
 class Op(Generic[C]):
     """One public op. The functions are the solution's own, see above."""
+
+    refusal: ClassVar[type[Exception] | None] = None
+    """Of all ops: what `call` raises, with the op and its call, where the kernels do not take it; None, it takes the
+    plain path. Whoever has another function for such calls sets it, on the class. Graphs keep the plain path."""
 
     name: str
     arguments: type[C]
@@ -138,21 +142,34 @@ class Op(Generic[C]):
     def _cold(self, args: tuple[Any, ...]) -> Any:
         if is_dynamo_compiling() or is_tracing(*(arg for arg in args if isinstance(arg, torch.Tensor))):
             return self._registered_for(args)(*args)
-        return self.run(self.arguments(*args))
+        call = self.arguments(*args)
+        if self.refusal is None:
+            return self.run(call)
+        result = self.attempt(call)
+        if result is MISS:
+            raise self.refusal(self, call)
+        return result
 
     def run(self, call: C) -> Any:
-        """Everything that a call with a hot entry skips: find or make its entry, or take the plain path."""
+        """Everything that a call with a hot entry skips: the kernels, or the plain path where they do not take it."""
+        result = self.attempt(call)
+        if result is not MISS:
+            return result
+        result = self.plain(call)
+        return None if self._writes_into(call) else result
+
+    def attempt(self, call: C) -> Any:
+        """`run` without the plain path: MISS for a call that the kernels do not take, and nothing has been written."""
         tensors, scalars = self._split(call)
         result = self.plans.recall(tensors, scalars)
         if result is not MISS:
             return result
-        self._check(call)
-        if self._why_not(call) is not None or self._leading(call).numel() == 0:
-            result = self.plain(call)
-            return None if self._writes_into(call) else result
+        self.check_call(call)
+        if self.why_not(call) is not None or self._leading(call).numel() == 0:
+            return MISS
         ready = self.ready(call)
         if ready is not call:
-            return self.run(ready)
+            return self.attempt(ready)
         chain = self._chain(call)
         if self._on_gpu(call):
             entry = make_entry(chain, tensors, scalars)
@@ -226,14 +243,16 @@ class Op(Generic[C]):
     def _writes_into(self, call: Any) -> bool:
         return self.into is not None and getattr(call, self.into) is not None
 
-    def _check(self, call: C) -> None:
+    def check_call(self, call: C) -> None:
+        """Raise a ValueError that names the argument for a call that the op has no meaning for."""
         expect = expecting(self.name, self.names)
         tensors = dict(zip(self._hints, call[: self._tensor_count], strict=False))
         optional = [name for name, hint in self._hints.items() if hint == torch.Tensor | None]
         check_tensors(expect, tensors, set(optional) - set(self.required), self.integers, self._first)
         self.check(call, expect)
 
-    def _why_not(self, call: C) -> str | None:
+    def why_not(self, call: C) -> str | None:
+        """Why the kernels do not take a call that has a meaning, or None; a call without elements they leave, too."""
         return elsewhere(self._leading(call), self.kernel, self._first) or self.uncovered(call)
 
     # ---- what tracers see
@@ -333,7 +352,7 @@ def hooks(*functions: Callable[..., Any]) -> tuple[Launches, WhyNot]:
         call = public[op].kda_call(**{**absent, **inputs, **scalars})
         if isinstance(call, str):
             return []
-        of._check(call)
+        of.check_call(call)
         if of.uncovered(call) is not None or of._leading(call).numel() == 0:
             return []
         return list(of._chain(of.ready(call)).launches)
@@ -347,8 +366,8 @@ def hooks(*functions: Callable[..., Any]) -> tuple[Launches, WhyNot]:
         if isinstance(call, str):
             return call
         of: Op[Any] = public[op].kda_op
-        of._check(call)
-        return of._why_not(call)
+        of.check_call(call)
+        return of.why_not(call)
 
     return launches, why_not
 

@@ -13,7 +13,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 from kda_judge.arms.protocol import Place
-from kda_judge.contract.workloads import ITEM_SIZE, OutputSpec, span
+from kda_judge.contract.tensor_spec import ITEM_SIZE, OutputSpec, span
 
 if TYPE_CHECKING:
     import torch

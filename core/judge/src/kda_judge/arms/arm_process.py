@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -29,6 +30,8 @@ REFUSALS = ("ValueError:", "TypeError:", "AssertionError:", "NotImplementedError
 """Errors that say something about the arguments. CUDA's are RuntimeErrors, and leave a worker that is of no use."""
 LOG_TAIL = 12
 """Lines of an arm's own output that an error message carries."""
+TAIL_BYTES = 1 << 16
+"""Of the end of that output that are read: an arm may have made the file of any length."""
 START_TIMEOUT_S = 180.0
 """Importing an arm, torch and a CUDA context included."""
 STOP_S = 60.0
@@ -170,8 +173,8 @@ class ArmProcess:
         return f"exited with code {code}"
 
     def _tail(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()[-LOG_TAIL:]
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = self._log.read(TAIL_BYTES).strip(b"\0").decode(errors="replace").strip().splitlines()[-LOG_TAIL:]
         return "".join(f"\n    | {line}" for line in lines)
 
 

@@ -35,7 +35,7 @@ from kda_judge.arms.protocol import (
     Timed,
 )
 from kda_judge.contract.strict_models import Strict
-from kda_judge.contract.workloads import ITEM_SIZE, span
+from kda_judge.contract.tensor_spec import ITEM_SIZE, span
 
 HELD_BYTES = 4 << 30
 """Of earlier outputs that a worker keeps: nine calls of norm_scale_shift's largest row were 16 GB in each of four."""
@@ -219,8 +219,9 @@ class Worker:
         """Describe what the op returned and copy it to its place when it fits."""
         if result is None:
             return Called(returned="None")
-        returned = result if isinstance(result, (tuple, list)) else (result,)
-        kind = f"{type(result).__name__} of {len(returned)}" if isinstance(result, (tuple, list)) else "tensor"
+        several = type(result) in (tuple, list)  # no subclass: what it holds could be made when it is asked
+        returned = result if several else (result,)
+        kind = f"{type(result).__name__} of {len(returned)}" if several else "tensor"
         tensors = [item for item in returned if isinstance(item, self._torch.Tensor)]
         if len(tensors) != len(returned):
             other = next(item for item in returned if not isinstance(item, self._torch.Tensor))
@@ -310,7 +311,7 @@ def _overlap(one: range, other: range) -> bool:
 
 
 def _items(result: Any) -> tuple[Any, ...]:
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    return tuple(result) if type(result) in (tuple, list) else (result,)
 
 
 def serve(channel: Channel, spec: ArmSpec) -> None:

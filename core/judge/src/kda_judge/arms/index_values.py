@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from kda_judge.contract.workloads import TensorSpec
+    from kda_judge.contract.tensor_spec import TensorSpec
 
 
 def slots(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:

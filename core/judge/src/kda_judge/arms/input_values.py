@@ -16,7 +16,8 @@ from kda_judge.contract.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from kda_judge.contract.workloads import TensorSpec, Workload
+    from kda_judge.contract.tensor_spec import TensorSpec
+    from kda_judge.contract.workloads import Workload
 
 OFFSET = 64.0
 """Common offset of the `offset` family: one-pass variance in fp32 loses digits here, two-pass does not."""

@@ -19,7 +19,7 @@ import torch
 
 from kda_judge.arms.arena import GUARD, GUARD_BYTE
 from kda_judge.arms.protocol import ArmSpec, Place
-from kda_judge.contract.workloads import INTEGRAL, ITEM_SIZE, span
+from kda_judge.contract.tensor_spec import INTEGRAL, ITEM_SIZE, span
 
 SMALL = 1 << 20
 """Bytes up to which torch's caching allocator takes blocks from other segments than above (kSmallSize)."""

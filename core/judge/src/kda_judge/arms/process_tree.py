@@ -20,6 +20,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CPUCLOCK_SCHED = 2
 """From linux/posix-timers.h: with a process id in the other bits, the clock that clock_getcpuclockid(3) gives."""
 ZOMBIE = "Z"
+STOPPED = ("T", "t", "X", ZOMBIE)
+"""States of threads, from proc(5): stopped by a signal or a tracer, dead, ended."""
 
 
 def die_with_parent(by: signal.Signals) -> None:
@@ -73,7 +75,7 @@ def trees(roots: Iterable[int]) -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for process in sorted(int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
         with suppress(OSError):
-            state, parent, *_ = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            state, parent, *_ = _facts(Path(f"/proc/{process}/stat"))
             if state != ZOMBIE:
                 children.setdefault(int(parent), []).append(process)
     found = {root: [root] for root in roots}
@@ -103,4 +105,19 @@ def cpu_s(processes: Iterable[int]) -> float:
     for process in processes:
         with suppress(OSError):
             total += time.clock_gettime(~process << 3 | CPUCLOCK_SCHED)
+            ended = _facts(Path(f"/proc/{process}/stat"))[13:15]
+            total += sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")  # of children that were waited for
     return total
+
+
+def stopped(process: int) -> bool:
+    """Whether every thread of the process has been stopped, or is gone."""
+    try:
+        return all(_facts(path)[0] in STOPPED for path in Path(f"/proc/{process}/task").glob("*/stat"))
+    except OSError:  # one ended meanwhile
+        return False
+
+
+def _facts(stat: Path) -> list[str]:
+    """What proc(5) lists behind a process's name, which may hold anything: its state comes first, then its parent."""
+    return stat.read_text().rpartition(")")[2].split()

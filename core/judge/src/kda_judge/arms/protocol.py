@@ -209,7 +209,7 @@ class Channel:
         del self._buffer[: end + 1]
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ChannelError(f"not JSON: {line[:80]!r}") from None
         if not isinstance(message, dict):
             raise ChannelError(f"expected an object, got {line[:80]!r}")

@@ -17,7 +17,7 @@ from kda_judge.contract.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from kda_judge.contract.workloads import TensorSpec
+    from kda_judge.contract.tensor_spec import TensorSpec
 
 MOST_BYTES = 4 << 20
 """A repository is no place for larger ones."""

@@ -14,20 +14,22 @@ Times = Annotated[int, Field(gt=0, le=10_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Goal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SHA256 = r"[0-9a-f]{64}"
+FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+!]*$"
+"""A part of a wheel's file name, whose parts `-` divides."""
 
 
 class Pin(Strict):
     """One upstream release: the exact wheel, and the file that lists what is taken from it."""
 
-    package: str
+    package: str = Field(pattern=FILE_NAME)
     """As the wheel's file name has it, for example quack_kernels."""
     imported: str = ""
     """The name that it is imported by, where that is another one, for example quack."""
-    version: str
+    version: str = Field(pattern=FILE_NAME)
     wheel_sha256: str = Field(pattern=f"^{SHA256}$")
     python: str = Field(pattern=r"^\d+$")
     """Python tag without `cp`, for example 312."""
-    platform: str
+    platform: str = Field(pattern=FILE_NAME)
     """Platform tag, for example manylinux_2_34_x86_64; only text is taken, so any machine may fetch it. `any`: the
     wheel is one for all Pythons and platforms."""
     licence: str

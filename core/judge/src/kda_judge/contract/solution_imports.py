@@ -2,7 +2,8 @@
 
 A solution imports itself, `kda_runtime`, the libraries that kernels are written with, and the standard library. What
 else it used would be outside the hashes of a record (`tests/`, another task), or is what it is judged by (`bench/`,
-`baseline/`). Only import statements are seen; a name put together at run time is for the person who reads it.
+`baseline/`). Import statements are seen, and calls that name a module in full; a name put together at run time is for
+the person who reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ CUDA = "*.cu"
 """Files that hold kernels in CUDA C++."""
 HOOK = "launches"
 """What a solution's package exports so that its kernels are compiled ahead of time: see `aot`."""
-SKIPPED = "__pycache__"
+IMPORTERS = ("import_module", "__import__")
+"""Functions that import the module that their first argument names."""
 _parsing = Lock()
 
 
@@ -74,7 +76,7 @@ def without_hook() -> str:
 
 def files(folder: Path) -> list[Path]:
     """The Python files of a folder, in order."""
-    return [path for path in sorted(folder.glob("**/*.py")) if SKIPPED not in path.parts]
+    return sorted(folder.glob("**/*.py"))
 
 
 def imports(path: Path, folder: Path, package: str) -> Iterator[tuple[int, str]]:
@@ -88,6 +90,10 @@ def imports(path: Path, folder: Path, package: str) -> Iterator[tuple[int, str]]
             start = above[: max(len(above) + 1 - node.level, 0)] if node.level else []
             module = [*start, *(node.module or "").split(".")] if node.module else start
             yield from ((node.lineno, ".".join([*module, alias.name])) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
+            yield from (
+                (node.lineno, name) for one in node.args[:1] if isinstance(name := getattr(one, "value", 0), str)
+            )
 
 
 def _allowed(name: str, package: str) -> bool:

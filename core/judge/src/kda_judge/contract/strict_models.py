@@ -1,7 +1,8 @@
-"""Read TOML into strict pydantic models, with errors that name the file, the key, what was expected and what came."""
+"""Read TOML and JSON into strict pydantic models; errors name the file, the key, what was expected and what came."""
 
 import difflib
 import json
+import stat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,13 +26,30 @@ class Strict(BaseModel):
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse `path`; a missing or malformed file is a UsageError that names it."""
     try:
-        return tomli.loads(path.read_text(encoding="utf-8"))
+        return tomli.loads(_text(path, "TOML"))
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits; too deep
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+
+
+def read_json(model: type[Model], path: Path) -> Model:
+    """The JSON of `path` as `model`; a file that is missing, malformed or of another form is a UsageError naming it."""
+    try:
+        data = json.loads(_text(path, "JSON"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not valid JSON: {error}") from None
+    return validate(model, data, path)
+
+
+def _text(path: Path, kind: str) -> str:
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise UsageError(f"{path}: expected a file of {kind}, got a pipe or a device")  # which would be waited for
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{path}: file not found") from None
     except OSError as error:
-        raise UsageError(f"{path}: expected a file of TOML, got: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits; too deep
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
+        raise UsageError(f"{path}: expected a file of {kind}, got: {error.strerror}") from None
 
 
 def validate(model: type[Model], data: object, where: Path | str) -> Model:

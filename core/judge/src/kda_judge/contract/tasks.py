@@ -40,6 +40,11 @@ class Task:
         """Folder name without its number: names sessions and commands."""
         return NUMBER.sub("", self.folder)
 
+    @property
+    def number(self) -> str:
+        """How the folder begins, `k03`: names the task on the command line."""
+        return self.folder.partition("_")[0]
+
     @cached_property
     def config(self) -> Config:
         """The task's contract; also checks that it is about this folder."""
@@ -145,9 +150,13 @@ def all_tasks() -> list[Task]:
 
 
 def find_task(name: str) -> Task:
-    """The task called `name`: its op (`qknorm_rope`), its folder (`k03_qknorm_rope`), both with the family, or a path.
+    """The task called `name`: by its op, its folder with or without the family, how the folder begins, or a path.
 
+    These are `qknorm_rope`, `k03_qknorm_rope`, `diffusion/k03_qknorm_rope` and `k03`.
     A path is what a shell completes, `diffusion/k03_qknorm_rope/` or `.`; its folder need not lie in a checkout.
+
+    Raises:
+        UsageError: no task is called so, or several folders begin so.
     """
     plain, place = name.rstrip("/"), Path(name)
     tasks = find_tasks()
@@ -156,13 +165,22 @@ def find_task(name: str) -> Task:
             return task
     if (place / "config.toml").is_file():
         return Task(place.resolve())
-    known = [task.op for task in tasks or all_tasks()]
+    tasks = tasks or all_tasks()
+    begun = [task for task in tasks if plain == task.number]
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        folders = [f"{task.family}/{task.folder}" for task in begun]
+        raise UsageError(f"task {name!r}: expected the beginning of one folder, got that of {', '.join(folders)}")
+    numbered = NUMBER.match(f"{plain}_")
+    known = [task.number if numbered else task.op for task in tasks]
     raise UsageError(f"unknown task {name!r}; nearest: {', '.join(nearest(name, known))}")
 
 
 def _in_checkout(root: Path) -> Iterable[Task]:
-    for config in root.glob("*/*/config.toml"):
-        yield Task(config.parent)
+    for folder in root.glob("*/*"):
+        if os.path.lexists(folder / "config.toml"):  # a link to nowhere as well: its error names the task
+            yield Task(folder)
 
 
 def _installed() -> Iterable[Task]:

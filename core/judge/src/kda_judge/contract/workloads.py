@@ -2,114 +2,20 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from math import prod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from kda_judge.contract import fills
 from kda_judge.contract.captured import captured
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.fills import Fill
 from kda_judge.contract.near_names import expect_matches
 from kda_judge.contract.strict_models import Strict, read_toml, validate
+from kda_judge.contract.tensor_spec import INDICES, OutputSpec, TensorSpec, distinct
 
-DType = Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "int32", "int8", "uint8", "bool"]
 Scalar = bool | int | float | str
-ITEM_SIZE: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "int64": 8,
-    "int32": 4,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
-INDICES = frozenset({"int64", "int32", "bool"})
-"""Dtypes that say where something is; int8 and uint8 are quantised values, or their scales."""
-INTEGRAL = INDICES | {"int8", "uint8"}
 SHRINK_ABOVE = 8
 """Sizes up to this stay as they are on the CPU; larger ones keep their remainder modulo this."""
-
-
-def span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements between the first and the last one of a strided view, both included."""
-    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
-class OutputSpec(Strict):
-    """One new tensor that an op returns, contiguous."""
-
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
-    dtype: DType
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in elements."""
-        steps: list[int] = []
-        step = 1
-        for size in reversed(self.shape):
-            steps.append(step)
-            step *= max(size, 1)
-        return tuple(reversed(steps))
-
-    @property
-    def span(self) -> int:
-        """Elements of the buffer that the tensor reaches into."""
-        return span(self.shape, self.strides)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor's distinct elements: dimensions of stride 0 are read once."""
-        distinct = prod(n for n, step in zip(self.shape, self.strides, strict=True) if step != 0)
-        return distinct * ITEM_SIZE[self.dtype]
-
-
-class TensorSpec(OutputSpec):
-    """One input tensor; `stride` in elements makes it a view into a larger buffer."""
-
-    stride: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    fill: Fill = "normal"
-    """`normal`: N(0, 1), in families; `arange`; `randint`: integers from `low` to below `high`; `cos`, `sin`,
-    `cos_sin`: rotary tables; `scale`: 2^u, u uniform in [-6, 6]; `slots`: below `high`, none twice; `block_table`:
-    slots of a sequence's blocks; `expert_ids`: none twice in a row, some more often than others; `captured`: from a
-    file."""
-    low: int = 0
-    """Lower bound of `randint` and of captured integers."""
-    high: Annotated[int, Field(gt=0)] | None = None
-    """Exclusive upper bound of integers: size of what they point into."""
-    lengths: str | None = None
-    """`block_table`: the input that says how many tokens each sequence has. Places behind its last block hold 0."""
-    block: Annotated[int, Field(gt=0)] = 1
-    """`block_table`: tokens of a block."""
-    skew: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """`expert_ids`: the r-th most popular expert is chosen in proportion to r^-skew (Zipf's law; 0 is uniform)."""
-    counts: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """`expert_ids`: instead, how often a run chose each expert."""
-    file: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._/-]*\.npy$")
-    """`captured`: the file, relative to that of the rows."""
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """`captured`: of the whole file."""
-    shuffle: bool = False
-    """`captured`: its rows come in an order drawn from the seed, the same one for inputs of equally many rows."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "TensorSpec":
-        if self.stride is not None and len(self.stride) != len(self.shape):
-            raise ValueError(f"stride has {len(self.stride)} entries, shape has {len(self.shape)}")
-        reason = fills.wrong(self, self.dtype in INTEGRAL)
-        if reason is not None:
-            raise ValueError(reason)
-        return self
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in elements, contiguous where none were given."""
-        return super().strides if self.stride is None else self.stride
 
 
 class Workload(Strict):
@@ -252,7 +158,7 @@ def shrink(
 
     for name, spec in row.inputs.items():
         if spec.high is not None:
-            needed = fills.distinct(spec.model_copy(update={"shape": shape(name)}))
+            needed = distinct(spec.model_copy(update={"shape": shape(name)}))
             least[spec.high] = max(least.get(spec.high, 0), needed)
     inputs = {}
     for name, spec in row.inputs.items():

@@ -9,11 +9,14 @@ import re
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import chain
+from statistics import median
 from typing import Any
 
 from kda_judge.evidence import gpu_state, gpu_watch
 from kda_judge.evidence.derive import MEASURED, recompute
 from kda_judge.evidence.gpu_state import GpuState, Throttle
+from kda_judge.evidence.physics import unphysical
 from kda_judge.evidence.run_record import (
     LIMIT_ARM,
     ArmRow,
@@ -35,6 +38,10 @@ UNWATCHED_S = 30.0
 FIXED = ("name", "uuid", "driver", "cuda", "sm_max_mhz", "memory_max_mhz", "memory_total_mb", "ecc", "mig")
 """What a GPU says the same before and after a run."""
 HOTTEST_C = 150
+NEVER_EQUAL = 5
+"""So many samples of two generations, kept to 0.1 ns, are not the same by chance."""
+MOST_CLOCK_RATIO = 2.0
+"""The judge's clock over what a worker claims: 1.1, and what the protocol adds to short samples on a slow host."""
 PEAK_POWER = 2.0
 """Of the limit; single readings pass it by a per cent."""
 
@@ -163,7 +170,7 @@ def _row(row: RowResult, record: RunRecord) -> Iterator[str]:
         lines = [*_correctness(arm)]
         if ended_well and arm.correctness.passed:
             lines += [] if name == LIMIT_ARM else _compared(arm, outputs)
-            lines += _timed(arm, record) if row.verdict in MEASURED else []
+            lines += _timed(name, arm, row, record) if row.verdict in MEASURED else []
         yield from (f"arms.{name}.{line}" for line in lines)
 
 
@@ -192,16 +199,22 @@ def _compared(arm: ArmRow, outputs: set[str]) -> Iterator[str]:
         yield f"correctness.outputs: expected one entry for each of {', '.join(sorted(outputs))}, got {names}"
 
 
-def _timed(arm: ArmRow, record: RunRecord) -> Iterator[str]:
+def _timed(name: str, arm: ArmRow, row: RowResult, record: RunRecord) -> Iterator[str]:
     """Of an arm that was measured to the end."""
     for metric, parts in arm.samples.items():
         yield from (f"samples.{metric.value}: {line}" for line in _taken(parts, record))
+        if record.settings.samples >= NEVER_EQUAL and len(set(parts)) < len(parts):
+            yield f"samples.{metric.value}: expected generations that differ, got one of them twice"
+    medians = {metric: median(chain(*parts)) for metric, parts in arm.samples.items() if any(parts)}
+    # The limits' worker launches nothing but empty kernels in `wall`, and a copy in `device`.
+    if name != LIMIT_ARM and (impossible := unphysical(medians, row.limit, share=0.0)) is not None:
+        yield f"samples: {impossible}"
     whole = Metric.LATENCY in arm.samples  # of a portable arm the wall alone is timed
     if (arm.no_graph is None) != (Metric.DEVICE in arm.samples or not whole):
         yield f"no_graph: expected a reason exactly where device samples are lacking, got {arm.no_graph!r}"
     for metric, ratio in arm.clock_ratio.items():
-        if not 1 <= ratio < math.inf:
-            yield f"clock_ratio.{metric.value}: expected 1 or more, got {ratio}"
+        if not 1 <= ratio <= MOST_CLOCK_RATIO:
+            yield f"clock_ratio.{metric.value}: expected 1 to {MOST_CLOCK_RATIO:g}, got {ratio}"
     for key in ("kernels_per_call", "calls_per_sample"):
         if (value := getattr(arm, key)) is not None and not 0 < value < math.inf:
             yield f"{key}: expected more than 0, got {value}"

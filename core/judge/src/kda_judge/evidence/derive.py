@@ -86,7 +86,8 @@ def _row(row: RowResult, record: RunRecord) -> RowResult:
 def _verdict(row: RowResult, record: RunRecord, speedup: Mapping[Basis, Mapping[str, Interval]]) -> tuple[Verdict, str]:
     """A measured verdict stands only on a correct subject, a GPU, and samples of both arms.
 
-    What cannot be captured into a CUDA graph has no device time: there the wall decides, and the reason says so.
+    What cannot be captured into a CUDA graph has no device time. There the wall decides, and the reason says so; but
+    where the opponent can be captured, a subject that cannot is not faster, for it could choose not to be.
     """
     subject, opponent, basis = record.settings.subject, record.settings.against[0], record.settings.decides
     if record.machine.kind != "cuda":
@@ -99,7 +100,10 @@ def _verdict(row: RowResult, record: RunRecord, speedup: Mapping[Basis, Mapping[
     note = ""
     pair = [name for name in (subject, opponent) if name in row.arms]
     if basis is Basis.DEVICE and (graphless := [name for name in pair if row.arms[name].no_graph]):
-        basis, note = Basis.WALL, f" (of wall: no CUDA graph of {graphless[0]}: {row.arms[graphless[0]].no_graph})"
+        why = f"no CUDA graph of {graphless[0]}: {row.arms[graphless[0]].no_graph}"
+        if graphless == [subject] and opponent in row.arms:
+            return Verdict.NOT_FASTER, f"{why}; {opponent} has one"
+        basis, note = Basis.WALL, f" (of wall: {why})"
     if opponent not in speedup.get(basis, {}):
         return Verdict.ERROR, f"no {basis.value} samples of {subject} and {opponent} to compare"
     pairs = zip(samples_of(row, opponent, basis.metric), samples_of(row, subject, basis.metric), strict=False)

@@ -1,15 +1,13 @@
 """A task's `docs/ledger.jsonl`: one JSON line per recorded run, only ever appended to."""
 
-import fcntl
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from kda_judge.contract.errors import LedgerError, UsageError
+from kda_judge.evidence import append_only
 from kda_judge.evidence.derive import rounded
 from kda_judge.evidence.ledger_migrations import MIGRATIONS, is_known, migrate
 from kda_judge.evidence.run_record import SCHEMA_VERSION, RunRecord
@@ -29,8 +27,8 @@ def append(path: Path, record: RunRecord) -> None:
     """
     line = encode(record)
     _decode(line, "the new record")
-    with _locked(path) as file:
-        _write(file, line)
+    with append_only.locked(path) as file:
+        append_only.write(file, line)
 
 
 def read(path: Path) -> list[RunRecord]:
@@ -42,7 +40,7 @@ def read(path: Path) -> list[RunRecord]:
         LedgerError: a line that is broken, unfinished or of an unknown schema version, or a run id that occurs twice;
             names file and line. Nothing is ever skipped.
     """
-    return [record for record, _ in _lines(_content(path), path).values()]
+    return [record for record, _ in _lines(append_only.content(path), path).values()]
 
 
 def merge(path: Path, other: Path, unfit: Callable[[RunRecord], str | None]) -> int:
@@ -59,11 +57,11 @@ def merge(path: Path, other: Path, unfit: Callable[[RunRecord], str | None]) -> 
     """
     if not other.is_file():
         raise UsageError(f"{other}: file not found")
-    received = _content(other)
+    received = append_only.content(other)
     if not received.strip():
         raise UsageError(f"{other}: expected the line of a run, or several, got an empty file")
     theirs = _lines(received if received.endswith(b"\n") else received + b"\n", other)
-    known = _lines(_content(path), path)
+    known = _lines(append_only.content(path), path)
     refused = [
         f"{other}:{number}: run {run_id} is refused: {why}"
         for number, (run_id, (record, _)) in enumerate(theirs.items(), start=1)
@@ -71,71 +69,15 @@ def merge(path: Path, other: Path, unfit: Callable[[RunRecord], str | None]) -> 
     ]
     if refused:  # before the lock, which makes the file where there is none
         raise LedgerError("\n".join([*refused, f"nothing was appended to {path}"]))
-    with _locked(path) as file:
-        ours = _lines(_all_of(file), path)
+    with append_only.locked(path) as file:
+        ours = _lines(append_only.all_of(file), path)
         for run_id in theirs.keys() & ours.keys():
             if theirs[run_id][1] != ours[run_id][1]:
                 raise LedgerError(f"{other}: run {run_id} differs from the line of that run in {path}; one was edited")
         new = [line for run_id, (_, line) in theirs.items() if run_id not in ours]
         if new:
-            _write(file, b"".join(new))
+            append_only.write(file, b"".join(new))
     return len(new)
-
-
-def _content(path: Path) -> bytes:
-    """The file's bytes between two writers; none when it does not exist."""
-    if not path.exists():
-        return b""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        return _all_of(file)
-    finally:
-        os.close(file)
-
-
-def _all_of(file: int) -> bytes:
-    with os.fdopen(os.dup(file), "rb") as stream:
-        stream.seek(0)
-        return stream.read()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The file opened for appending, exclusively locked."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    created = not path.exists()
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-        if created:
-            _sync_folder(path.parent)
-    finally:
-        os.close(file)
-
-
-def _write(file: int, lines: bytes) -> None:
-    """Append all of `lines`, or nothing: what a full disk took of them is cut off again."""
-    size = os.fstat(file).st_size
-    if size and os.pread(file, 1, size - 1) != b"\n":
-        lines = b"\n" + lines
-    try:
-        written = 0
-        while written < len(lines):
-            written += os.write(file, lines[written:])
-        os.fsync(file)
-    except OSError:
-        os.ftruncate(file, size)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _lines(content: bytes, path: Path) -> dict[str, tuple[RunRecord, bytes]]:

@@ -31,6 +31,7 @@ NOT_DECIDING = frozenset(
         "contract/strict_models.py",
         "contract/task_import.py",
         "contract/tasks.py",
+        "evidence/append_only.py",
         "evidence/ledger.py",
         "evidence/ledger_migrations.py",
         "evidence/provenance.py",
@@ -119,7 +120,7 @@ def hashes(task: Task) -> dict[str, str]:
         "solution": content_hash(task.path / "solution", ["**/*"]),
         "baseline": content_hash(task.path / "baseline", ["**/*"]),
         "workloads": content_hash(task.path / "bench", ["workloads.toml"]),
-        "reference": content_hash(task.path / "bench", ["*.py"], without=["tune.py"]),
+        "reference": content_hash(task.path / "bench", ["**/*.py"], without=["tune.py"]),
         "config": content_hash(task.path, ["config.toml"]),
         "harness": content_hash(judge, ["**/*"], without=NOT_DECIDING),
     }
@@ -190,18 +191,20 @@ def _runtime_imports(path: Path, folder: Path, package: str, runtime: Path) -> s
 def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str] = ()) -> str:
     """sha256 of lines `<sha256 of the file>  <path in the folder>`, sorted by path, as sha256sum would print them.
 
-    CRLF counts as LF in text, so a checkout's line endings do not matter; `CACHES` and the paths in `without` are left
-    out.
+    CRLF counts as LF in text, so a checkout's line endings do not matter. The paths in `without` are left out, and what
+    is in `CACHES` but for Python's sources: these can be imported from there.
 
     Raises:
-        UsageError: a pattern without a file.
+        UsageError: a pattern without a file, or a link to a folder, whose files no hash would cover.
     """
     lines = {}
     for pattern in patterns:
-        files = [path for path in folder.glob(pattern) if path.is_file() and not _is_cache(path.relative_to(folder))]
+        files = [path for path in folder.glob(pattern) if _counts(path) and not _is_cache(path.relative_to(folder))]
         if not files:
             raise UsageError(f"{folder}: expected files {pattern!r} to take a hash of, got none")
         for path in files:
+            if path.is_dir():
+                raise UsageError(f"{path}: expected a folder of its own, got a link")
             content = path.read_bytes()
             if b"\0" not in content:
                 content = content.replace(b"\r\n", b"\n")
@@ -236,8 +239,13 @@ def _bytecode(task: Task) -> list[Path]:
     return [path for part in ("baseline", "solution") for path in sorted((task.path / part).rglob("*.pyc"))]
 
 
+def _counts(path: Path) -> bool:
+    """A file, or a link to a folder: that can be imported from, and no pattern looks behind it."""
+    return path.is_file() or (path.is_symlink() and path.is_dir())
+
+
 def _is_cache(path: Path) -> bool:
-    return path.suffix == ".pyc" or not CACHES.isdisjoint(path.parts)
+    return path.suffix == ".pyc" or (path.suffix != ".py" and not CACHES.isdisjoint(path.parts))
 
 
 def pins(config: Config) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +9,7 @@ from pydantic import ValidationError
 
 from kda_judge.contract.errors import LedgerError
 from kda_judge.contract.strict_models import Strict
+from kda_judge.evidence import append_only
 from kda_judge.evidence.claims import misdated
 
 Record = TypeVar("Record", bound=Strict)
@@ -19,15 +18,8 @@ Record = TypeVar("Record", bound=Strict)
 def append(path: Path, record: Strict) -> None:
     """Add one line, under a lock on the file, and wait until it is on disk; makes the file and its folder."""
     line = record.model_dump_json().encode() + b"\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        size = os.fstat(file.fileno()).st_size
-        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            line = b"\n" + line  # what a crash left unfinished stays a line of its own, which `read` names
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    with append_only.locked(path) as file:
+        append_only.write(file, line)
 
 
 def read(path: Path, model: type[Record]) -> list[Record]:
@@ -36,10 +28,8 @@ def read(path: Path, model: type[Record]) -> list[Record]:
     Raises:
         LedgerError: a line that is no `model`; names file, line and key. Nothing is ever skipped.
     """
-    if not path.exists():
-        return []
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(append_only.content(path).splitlines(), start=1):
         try:
             found.append(model.model_validate_json(line))
         except ValidationError as error:

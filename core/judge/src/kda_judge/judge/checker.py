@@ -10,37 +10,27 @@ from typing import TYPE_CHECKING, Any
 from kda_judge.arms.arm_process import ArmProcess, Refusal
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import Called
-from kda_judge.contract.config import Config
 from kda_judge.contract.workloads import Workload
-from kda_judge.evidence.run_record import LIMIT_ARM, OutputError, Settings
+from kda_judge.evidence.run_record import LIMIT_ARM, OutputError
 from kda_judge.judge.correctness import INPUT_ROUNDINGS, distance, further, worse, worse_than_baseline
+from kda_judge.judge.idle_arms import alone
 from kda_judge.judge.open_row import Case, Examined, output_spec
 from kda_judge.judge.oracle import ask_oracle, last_bits
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
-from kda_judge.judge.spent import Spent
+from kda_judge.judge.run_setup import Setup
 
 if TYPE_CHECKING:
     import torch
+
+REDRAWN = 64
+"""What part of an input `redraw` changes."""
 
 
 class Checker:
     """Draws inputs, asks the oracle, and notes what is wrong with what arms left."""
 
-    def __init__(
-        self,
-        config: Config,
-        reference: Any,
-        arms: Mapping[str, ArmProcess],
-        settings: Settings,
-        device: str,
-        spent: Spent,
-    ) -> None:
-        self._config = config
-        self._reference = reference
-        self._arms = arms
-        self._settings = settings
-        self._device = device
-        self._spent = spent
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
         self.random = random.Random()  # seeded by the system: arms must not foresee the draws
         self.previous: tuple[torch.Tensor, ...] | None = None
         """What the outputs of the draw before had to be: an arm may have remembered its own."""
@@ -52,23 +42,39 @@ class Checker:
 
     def draw(self, case: Case, notes: RowNotes, family: Family, seed: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """Values of every input, and what the oracle makes of them."""
-        with self._spent.on("draws"):
-            values = make(case.row, family, seed, self._device)
+        with self._setup.spent.on("draws"):
+            values = make(case.row, family, seed, self._setup.device)
         self._drawn = f"{family.value}, seed {seed}"
-        with self._spent.on("oracle"):
-            expected = ask_oracle(self._reference, case.op, case.row, values)
+        with self._setup.spent.on("oracle"):
+            expected = ask_oracle(self._setup.reference, case.op, case.row, values)
         notes.oracle_dtype = str(expected[0].dtype).removeprefix("torch.")
         return values, expected
 
+    def redraw(self, case: Case, old: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """`old` with one stretch of every input drawn again: an arm that looks at a few elements sees no change."""
+        with self._setup.spent.on("draws"):
+            drawn, changed = make(case.row, Family.NORMAL, self.seed(), self._setup.device), {}
+        for name, value in old.items():
+            if value.is_floating_point() and value.is_contiguous() and value.numel() >= REDRAWN:
+                flat, count = value.clone().view(-1), value.numel()
+                start = self.random.randrange(count // 4, count - count // REDRAWN)  # the first few are looked at most
+                stretch = slice(start, start + count // REDRAWN)
+                flat[stretch] = drawn[name].reshape(-1)[stretch]
+                changed[name] = flat.view(value.shape)
+        values = {**old, **changed} if changed else drawn  # inputs too small to cut a stretch out of are all new
+        self._drawn = f"a {REDRAWN}th of them drawn again"
+        with self._setup.spent.on("oracle"):
+            return values, ask_oracle(self._setup.reference, case.op, case.row, values)
+
     def write(self, case: Case, values: Any, cold: bool = False, slices: bool = False) -> None:
         """Put values into the row's buffers, as `Case.write`."""
-        with self._spent.on("writing inputs"):
+        with self._setup.spent.on("writing inputs"):
             case.write(values, cold, slices)
 
     def takes_slices(self, row: Workload) -> bool:
         """Whether the subject has to be right on slices: an arm of upstream is what it is."""
-        upstream = self._config.arms[self._settings.subject].upstream
-        return not (self._config.ops[row.op].takes_no_slices or upstream)
+        upstream = self._setup.config.arms[self._setup.settings.subject].upstream
+        return not (self._setup.config.ops[row.op].takes_no_slices or upstream)
 
     def verify(
         self, case: Case, notes: RowNotes, seed: int, family: Family, slices: bool = False, twice: bool = False
@@ -83,20 +89,20 @@ class Checker:
         self._drawn += ", in slices" * slices
         errors: dict[str, Sequence[OutputError]] = {}
         ours: tuple[torch.Tensor, ...] = ()
-        subject = self._settings.subject
-        for name, arm in sorted(notes.usable(self._arms), key=lambda one: one[0] != subject):
+        subject = self._setup.settings.subject
+        for name, arm in sorted(notes.usable(self._setup.arms), key=lambda one: one[0] != subject):
             if name == LIMIT_ARM or (slices and name != subject):
                 continue
             self.write(case, values, slices=slices)
             which = None if slices else 0
-            with notes.arms[name].noting():
+            with notes.arms[name].noting(), alone(name, self._setup.arms):
                 called = self._called(notes.arms[name], arm, how)
                 if called is not None:
                     errors[name] = self.examine(case, notes.arms[name], called, values, expected, family, which)
             if errors.get(name) and not slices:
                 outputs = case.outputs(values)
                 if name == subject:
-                    ours = tuple(output.clone() for output in outputs) if len(self._arms) > 1 else ()
+                    ours = tuple(output.clone() for output in outputs) if len(self._setup.arms) > 1 else ()
                 for output, one, other in zip(case.op.outputs, ours, outputs, strict=False) if name != subject else ():
                     known = notes.arms[name].distance
                     known[output] = further(known.get(output), distance(output, one, other))
@@ -115,7 +121,7 @@ class Checker:
         self, case: Case, notes: RowNotes, values: Any, expected: Any, errors: Mapping[str, Sequence[OutputError]]
     ) -> None:
         """The subject's errors of one draw beside the first opponent's, where both are right."""
-        subject, yardstick = self._settings.subject, self._settings.against[0]
+        subject, yardstick = self._setup.settings.subject, self._setup.settings.against[0]
         for own, base in zip(errors.get(subject, ()), errors.get(yardstick, ()), strict=False):
             if not case.op.tolerated(own.output):
                 continue  # its rule alone decides: one unit more than the opponent's is not twice its error
@@ -123,7 +129,7 @@ class Checker:
             allowed = INPUT_ROUNDINGS.get(output_spec(case.op, case.row, own.output).dtype)
             if failure is not None and allowed is not None:
                 seed = f"{case.row.id}/{self._drawn}"
-                changes = last_bits(self._reference, case.op, case.row, values, expected, seed)
+                changes = last_bits(self._setup.reference, case.op, case.row, values, expected, seed)
                 failure = worse_than_baseline(own, base, allowed * changes[case.op.outputs.index(own.output)])
             if failure is not None:
                 notes.arms[subject].incorrect = notes.arms[subject].incorrect or f"{failure} [inputs: {self._drawn}]"
@@ -149,8 +155,8 @@ class Checker:
         previous = self.previous
         if previous is not None and [p.shape for p in previous] != [e.shape for e in expected]:
             previous = None
-        with self._spent.on("comparing"):
-            found = case.examine(called, values, expected, previous, family, self._config.tolerance, which)
+        with self._setup.spent.on("comparing"):
+            found = case.examine(called, values, expected, previous, family, self._setup.config.tolerance, which)
         drawn = f" [inputs: {self._drawn}]"
         return dataclasses.replace(
             found, outside=found.outside and found.outside + drawn, broken=found.broken and found.broken + drawn

@@ -126,13 +126,19 @@ def worse_than_baseline(subject: OutputError, baseline: OutputError, roundings: 
     `roundings` is what its dtype's share of `INPUT_ROUNDINGS` comes to.
     """
     ceiling = BASELINE_FACTOR * baseline.max_abs + BASELINE_SLACK + roundings
-    if subject.max_abs <= ceiling:
-        return None
-    return (
-        f"output {subject.output!r}: max abs error {subject.max_abs:.3g}, more than twice "
-        f"the baseline's {baseline.max_abs:.3g}{f' and {roundings:.3g} for rounding' if roundings else ''} "
-        f"on the same inputs"
-    )
+    if subject.max_abs > ceiling:
+        return (
+            f"output {subject.output!r}: max abs error {subject.max_abs:.3g}, more than twice "
+            f"the baseline's {baseline.max_abs:.3g}{f' and {roundings:.3g} for rounding' if roundings else ''} "
+            f"on the same inputs"
+        )
+    # Elements may be coarse without one of them being the worst.
+    if not roundings and subject.rel_l2 > BASELINE_FACTOR * baseline.rel_l2 + BASELINE_SLACK:
+        return (
+            f"output {subject.output!r}: error of all elements {subject.rel_l2:.3g} of their norm, more than twice "
+            f"the baseline's {baseline.rel_l2:.3g} on the same inputs"
+        )
+    return None
 
 
 def distance(name: str, one: torch.Tensor, other: torch.Tensor) -> Distance:

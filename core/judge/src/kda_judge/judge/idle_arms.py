@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from kda_judge.arms.arm_process import ArmProcess, Fault, processes
-from kda_judge.arms.process_tree import cpu_s
+from kda_judge.arms.process_tree import cpu_s, stopped
 from kda_judge.evidence.run_record import Verdict
 from kda_judge.judge.row_notes import ArmNotes
 
@@ -16,31 +17,75 @@ IDLE_SHARE = 0.1
 """Of a processor, that an arm may use while the others are timed; a worker that waits for a command uses nothing."""
 IDLE_LEAST_S = 0.05
 """Shares of less time than this are not judged."""
+ROUNDS = 20
+"""Of looking for processes to hold: who is held starts no other, but one may have been started meanwhile."""
+SETTLE_S = 0.1
+"""At most, until who was sent a stop has stopped: a thread may be on its way on another core."""
 
 
 @contextmanager
-def watched(asked: str, arms: Mapping[str, ArmProcess], notes: Mapping[str, ArmNotes]) -> Iterator[None]:
-    """While arm `asked` is timed, note what the others use of a processor; none may have lost its priority."""
-    before = {name: cpu_s(tree) for name, tree in processes(arms).items()}
-    begin = time.perf_counter()
+def alone(asked: str, arms: Mapping[str, ArmProcess]) -> Iterator[Mapping[str, list[int]]]:
+    """Hold all that the other arms started; gives everybody's processes. Supervisors go on: they end the others."""
+    held, found = set[int](), processes(arms)
     try:
-        yield
+        for _ in range(ROUNDS):
+            others = {process for name, tree in found.items() if name != asked for process in tree[1:]} - held
+            if not others:
+                break
+            held |= others
+            _send(others, signal.SIGSTOP)
+            until = time.monotonic() + SETTLE_S
+            while not all(map(stopped, others)) and time.monotonic() < until:
+                time.sleep(SETTLE_S / 1000)
+            found = processes(arms)
+        _send(found.get(asked, ()), signal.SIGCONT)  # another arm may have stopped it
+        yield found
     finally:
-        elapsed, mine = time.perf_counter() - begin, os.getpriority(os.PRIO_PROCESS, 0)
-        for name, tree in processes(arms).items():
-            if name != asked and name in before:
-                notes[name].idle_s += elapsed
-                notes[name].idle_cpu_s += max(0.0, cpu_s(tree) - before[name])
-            if any(_priority(process, mine) != mine for process in tree[:2]):  # the supervisor and its worker
-                fault = Fault(Verdict.INVALID, f"the priority of arm {name!r} was changed")
-                notes[name].fault = notes[name].fault or fault
+        _send(held, signal.SIGCONT)
 
 
-def _priority(process: int, gone: int) -> int:
-    try:
-        return os.getpriority(os.PRIO_PROCESS, process)
-    except ProcessLookupError:
-        return gone
+def _send(to: Iterable[int], number: signal.Signals) -> None:
+    for process in to:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+@contextmanager
+def watched(
+    asked: str, arms: Mapping[str, ArmProcess], notes: Mapping[str, ArmNotes], core: int | None
+) -> Iterator[None]:
+    """While arm `asked` is timed, hold the others and note what they use of a processor all the same.
+
+    Nobody may have lost its priority, and `asked` has to run where it was pinned.
+    """
+    with alone(asked, arms) as held:
+        before = {name: cpu_s(tree) for name, tree in held.items()}
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - begin
+            for name, tree in processes(arms).items():
+                if name != asked and name in before:
+                    notes[name].idle_s += elapsed
+                    notes[name].idle_cpu_s += max(0.0, cpu_s(tree) - before[name])
+                changed = _changed(tree[:2], core if name == asked else None)
+                if changed is not None:
+                    fault = Fault(Verdict.INVALID, f"the {changed} of arm {name!r} was changed")
+                    notes[name].fault = notes[name].fault or fault
+
+
+def _changed(pair: Sequence[int], core: int | None) -> str | None:
+    """What of the scheduling of a supervisor and its worker is not as the judge left it; the worker is on `core`."""
+    with suppress(ProcessLookupError):
+        for process in pair:
+            if os.getpriority(os.PRIO_PROCESS, process) != os.getpriority(os.PRIO_PROCESS, 0):
+                return "priority"
+            if os.sched_getscheduler(process) != os.sched_getscheduler(0):
+                return "scheduling policy"
+        if core is not None and len(pair) == 2 and os.sched_getaffinity(pair[1]) != {core}:
+            return "affinity"
+    return None
 
 
 def busy(name: str, arm: ArmNotes) -> Fault | None:

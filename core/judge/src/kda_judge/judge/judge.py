@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
 
 from kda_judge.arms.arm_process import ArmProcess, Fault, processes
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import Counted, Ready
-from kda_judge.contract.config import Config
 from kda_judge.contract.workloads import Workload
-from kda_judge.evidence.run_record import Settings
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.open_row import Case, footprint, traffic
 from kda_judge.judge.replaced_inputs import replace_under_way
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
+from kda_judge.judge.run_setup import Setup
 from kda_judge.judge.sampler import Sampler
-from kda_judge.judge.spent import Spent
 
 AGAIN = "again"
 """A second worker of the first opponent: A/A, the noise floor of the session."""
@@ -37,27 +34,12 @@ Progress = Callable[[str, str], None]
 class Judge:
     """Runs rows on arms and notes what happened."""
 
-    def __init__(
-        self,
-        config: Config,
-        reference: Any,
-        arms: Mapping[str, ArmProcess],
-        settings: Settings,
-        device: str,
-        core: int | None,
-        progress: Progress,
-        timed: Callable[[RowNotes], None] = lambda _: None,
-        spent: Spent | None = None,
-    ) -> None:
-        self._config = config
-        self._reference = reference
-        self._arms = arms
-        self._settings = settings
-        self._device = device
+    def __init__(self, setup: Setup, progress: Progress, timed: Callable[[RowNotes], None] = lambda _: None) -> None:
+        self._setup = setup
         self._progress = progress
         self._timed = timed
-        self._checker = Checker(config, reference, arms, settings, device, spent or Spent())
-        self._sampler = Sampler(arms, settings, device, core, self._checker)
+        self._checker = Checker(setup)
+        self._sampler = Sampler(setup, self._checker)
         self._cannot_start: dict[str, Fault] = {}
         self.notes: dict[str, RowNotes] = {}
 
@@ -66,7 +48,7 @@ class Judge:
 
         Without `measure`, no row but the first begins after `until`, a time of the monotonic clock.
         """
-        for generation in range(self._settings.generations if measure else 1):
+        for generation in range(self._setup.settings.generations if measure else 1):
             self._start_all()
             for number, row in enumerate(rows):
                 if number and not measure and until is not None and time.monotonic() > until:
@@ -80,60 +62,60 @@ class Judge:
 
     def pids(self) -> list[int]:
         """This process and its workers: what of ours may hold the GPU."""
-        return [os.getpid(), *chain.from_iterable(processes(self._arms).values())]
+        return [os.getpid(), *chain.from_iterable(processes(self._setup.arms).values())]
 
     def stop(self) -> None:
         """End every worker."""
-        for arm in self._arms.values():
+        for arm in self._setup.arms.values():
             arm.stop()
 
     # ---- one row ----------------------------------------------------------------------------
 
     def _generation(self, row: Workload, generation: int, measure: bool) -> None:
+        settings = self._setup.settings
         if row.id not in self.notes:
-            op = self._config.ops[row.op]
+            op = self._setup.config.ops[row.op]
             # What is not timed, nor a row of production, asks whether the subject is right, whoever else is wrong.
-            excused = set() if measure or row.production else set(self._settings.against) - {self._settings.subject}
-            excused |= set(self._settings.beside)
-            arms = {name: ArmNotes(excused=name in excused) for name in self._arms}
-            self.notes[row.id] = RowNotes(row, traffic(op, row, self._reference), footprint(op, row), arms)
+            excused = set() if measure or row.production else set(settings.against) - {settings.subject}
+            excused |= set(settings.beside)
+            arms = {name: ArmNotes(excused=name in excused) for name in self._setup.arms}
+            self.notes[row.id] = RowNotes(row, traffic(op, row, self._setup.reference), footprint(op, row), arms)
         notes = self.notes[row.id]
-        seeds = self._settings.seeds
         with self._open(notes, slices=generation == 0 and self._checker.takes_slices(row)) as case:
             self._progress(row.id, "verify")
             if generation == 0:
-                trials = [(seed, Family(family)) for family in self._settings.families for seed in seeds]
+                trials = [(seed, Family(family)) for family in settings.families for seed in settings.seeds]
             else:
-                trials = [(self._checker.seed(), Family(self._checker.random.choice(self._settings.families)))]
+                trials = [(self._checker.seed(), Family(self._checker.random.choice(settings.families)))]
             for number, (seed, family) in enumerate(trials, start=1):
                 self._checker.verify(case, notes, seed, family, twice=generation == 0 and number == len(trials))
             if case.slices:
                 self._checker.verify(case, notes, self._checker.seed(), Family.NORMAL, slices=True)
-            if measure and notes.worth_measuring(self._settings):
-                self._progress(row.id, f"measure {generation + 1}/{self._settings.generations}")
+            if measure and notes.worth_measuring(settings):
+                self._progress(row.id, f"measure {generation + 1}/{settings.generations}")
                 self._sampler.measure(case, notes, generation)
         notes.complete = not measure
-        if measure and generation == self._settings.generations - 1:
+        if measure and generation == settings.generations - 1:
             self._timed(notes)
 
     def _audit(self, row: Workload) -> None:
         """After all timing: verify once more on unseen values, and count kernels in verified and timed calls."""
-        notes = self.notes[row.id]
-        if not notes.worth_measuring(self._settings):
+        notes, settings, device = self.notes[row.id], self._setup.settings, self._setup.device
+        if not notes.worth_measuring(settings):
             return
         self._progress(row.id, "audit")
         with self._open(notes) as case:
-            for family in self._settings.families:
+            for family in settings.families:
                 self._checker.verify(case, notes, self._checker.seed(), Family(family))
-            named = (self._settings.subject, *self._settings.against)
+            named = (settings.subject, *settings.against)
             # The profiler takes seconds to start in every worker: a first look goes without what is counted there.
-            for name, arm in () if self._settings.quick else notes.usable(self._arms, *named):
+            for name, arm in () if settings.quick else notes.usable(self._setup.arms, *named):
                 with notes.arms[name].noting():
                     if not row.inplace:
                         replace_under_way(self._checker, case, notes, notes.arms[name], arm)
-                    for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)) if self._device != "cpu" else ():
+                    for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)) if device != "cpu" else ():
                         # New values: what an arm remembers by content must not be there in the verified call.
-                        self._checker.write(case, make(row, Family.NORMAL, self._checker.seed(), self._device))
+                        self._checker.write(case, make(row, Family.NORMAL, self._checker.seed(), device))
                         counted, _ = arm.ask("profile", Counted, count=count)
                         notes.arms[name].kernels[kind] = counted.kernels / count
         notes.complete = True
@@ -143,8 +125,11 @@ class Judge:
     def _start_all(self) -> None:
         """Start every worker; they import side by side, and nothing is timed meanwhile."""
         self._cannot_start = {}
+        # Before the first arm runs, which may put files where Python looks for modules.
+        import torch.multiprocessing.reductions  # noqa: F401
+
         for step in (ArmProcess.start, ArmProcess.hello):
-            for name, arm in self._arms.items():
+            for name, arm in self._setup.arms.items():
                 try:
                     if name not in self._cannot_start:
                         step(arm)
@@ -154,16 +139,16 @@ class Judge:
 
     def _isolate(self, number: int) -> None:
         """Fresh workers for every row but the first, where the task asks for that."""
-        if self._settings.isolate == "workload" and number:
+        if self._setup.settings.isolate == "workload" and number:
             self._start_all()
 
     @contextmanager
     def _open(self, notes: RowNotes, slices: bool = False) -> Iterator[Case]:
         """The row's arena, mapped by every usable arm; dead arms are started again first."""
-        op = self._config.ops[notes.row.op]
-        case = Case.open(op, notes.row, self._device, self._sets(notes), notes.traffic, slices)
+        op = self._setup.config.ops[notes.row.op]
+        case = Case.open(op, notes.row, self._setup.device, self._sets(notes), notes.traffic, slices)
         try:
-            for name, arm in notes.usable(self._arms):
+            for name, arm in notes.usable(self._setup.arms):
                 with notes.arms[name].noting():
                     if name in self._cannot_start:
                         raise self._cannot_start[name]
@@ -178,7 +163,7 @@ class Judge:
             self.stop()  # a hung arm would not answer `close`
             raise
         finally:
-            for name, arm in self._arms.items():
+            for name, arm in self._setup.arms.items():
                 if arm.alive:
                     notes.arms[name].fault = notes.arms[name].fault or arm.strays()
                     with ArmNotes().noting():
@@ -187,13 +172,9 @@ class Judge:
 
     def _sets(self, notes: RowNotes) -> int:
         """Input sets of a row: one, or where cold inputs are timed, too, more than two L2 caches hold."""
-        if not self._settings.cold or self._device == "cpu":
+        if not self._setup.settings.cold or self._setup.device == "cpu":
             return 1
         import torch
 
-        cache: int = torch.cuda.get_device_properties(self._device).L2_cache_size
+        cache: int = torch.cuda.get_device_properties(self._setup.device).L2_cache_size
         return 2 + 2 * cache // max(notes.footprint, 1)
-
-    # ---- correctness ------------------------------------------------------------------------
-
-    # ---- timing -----------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from kda_judge.arms.arena import GUARD_BYTE, Arena, Plan, as_bits, has_gaps
 from kda_judge.arms.input_values import Family
 from kda_judge.arms.protocol import Called, Place, RowSpec, Traffic
 from kda_judge.contract.config import Op, Tolerance
-from kda_judge.contract.workloads import INTEGRAL, ITEM_SIZE, OutputSpec, Workload
+from kda_judge.contract.tensor_spec import INTEGRAL, ITEM_SIZE, OutputSpec
+from kda_judge.contract.workloads import Workload
 from kda_judge.evidence.run_record import OutputError
 from kda_judge.judge.output_rules import judged
 
@@ -158,15 +159,23 @@ class Case:
 
         All behind the workers' backs: no version counter moves there.
         """
+        for places in self._written(slices):
+            for place in filter(has_gaps, places.values()):
+                self.arena.fill(place, GUARD_BYTE)
+        for place in self.spec.outputs:
+            # Nothing of another arm's result, or of an earlier one, may stay: an arm could read it, or claim it.
+            # -1, all bits of an integer, is what padding often is.
+            self.arena.fill(place, GUARD_BYTE if place.dtype in INTEGRAL else NAN_BYTE)
+        self.replace(values, cold, slices)
+
+    def replace(self, values: Values, cold: bool = False, slices: bool = False) -> None:
+        """The inputs alone, as calls may run: elements that stay the same hold nothing else meanwhile."""
         import torch
 
         self.drawn.clear()
         self.drawn.update(values)
-        own = (self.input_sets[0], *self.input_sets[len(self.spec.sets) :])
-        for places in (self.slices,) if slices else own:
+        for places in self._written(slices):
             for name, place in places.items():
-                if has_gaps(place):
-                    self.arena.fill(place, GUARD_BYTE)
                 target, source = self.arena.view(place), values[name]
                 for dim, step in enumerate(place.stride):
                     if step == 0 and place.shape[dim] > 1:
@@ -177,12 +186,12 @@ class Case:
             start, second = (min(place.offset for place in places.values()) for places in self.input_sets[:2])
             blocks = self.arena.bytes[start : start + sets * (second - start)].view(sets, -1)
             blocks[1:] = blocks[0]
-        for place in self.spec.outputs:
-            # Nothing of another arm's result, or of an earlier one, may stay: an arm could read it, or claim it.
-            # -1, all bits of an integer, is what padding often is.
-            self.arena.fill(place, GUARD_BYTE if place.dtype in INTEGRAL else NAN_BYTE)
         if self.device != "cpu":
             torch.cuda.synchronize()
+
+    def _written(self, slices: bool) -> Sequence[Mapping[str, Place]]:
+        """Where values are written one by one."""
+        return (self.slices,) if slices else (self.input_sets[0], *self.input_sets[len(self.spec.sets) :])
 
     def restore(self) -> None:
         """In place: write the last values again, so that the next timed call does not start from what others left."""
@@ -248,7 +257,7 @@ class Case:
             return (
                 None if called.returned == "None" else f"expected None (the op works in place), got {called.returned}"
             )
-        if len(called.outputs) != len(want):
+        if len(called.outputs) != len(want) or (len(want) == 1 and called.returned != "tensor"):
             return f"expected {len(want)} tensor{'s' if len(want) > 1 else ''}, got {called.returned}"
         names = [name for name in self.op.outputs if name not in self.row.inplace]
         for name, got, place in zip(names, called.outputs, want, strict=True):

@@ -24,13 +24,14 @@ SHORT_CLAIM = 1 / 2
 """Share of the time that passed: a loop that claims less cannot be looked at. An honest one claims less where the judge
 waited as long as the whole loop again."""
 REPLACE_TRIALS = 9
-REPLACE_RIGHT, REPLACE_WRONG = 2, 3
-"""Trials that end it. One right output may be luck, a wrong one a call that was held up while its inputs changed."""
+REPLACE_WRONG = 3
+"""Trials of one kind that end it, or two where none was right: one may be a call that was held up meanwhile."""
 
 
 def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:
     """Write new values into the inputs while a timed loop runs: its last output must follow from them.
 
+    Every other time only a part of them is new, so that comparing a few elements does not tell what is remembered.
     A call that reads while they change may return anything; only the last one is looked at, and only where its
     start lies behind the change. Where nothing could be looked at because the arm claims far less time than passed,
     the row is INVALID; where the judge came too late, the loop gets longer, and the record says how many counted.
@@ -38,17 +39,18 @@ def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNot
     count, elapsed = _long_loop(process)
     if count < REPLACED_CALLS[0]:
         return
-    right, short = 0, 0
-    wrong: list[str] = []
-    for _ in range(REPLACE_TRIALS):
+    right, wrong, short = {True: 0, False: 0}, dict[bool, list[str]]({True: [], False: []}), 0
+    for trial in range(REPLACE_TRIALS):
+        # All of the inputs and a part of them in turn; where one of these was right, it is the other's turn.
+        whole = trial % 2 == 1 if bool(right[True]) == bool(right[False]) else not right[True]
         old, checker.previous = checker.draw(case, notes, Family.NORMAL, checker.seed())
-        new, expected = checker.draw(case, notes, Family.NORMAL, checker.seed())
+        new, expected = checker.draw(case, notes, Family.NORMAL, checker.seed()) if whole else checker.redraw(case, old)
         checker.write(case, old)
         written = [0.0]
 
         def replace(new: Any = new, written: list[float] = written, pause_s: float = elapsed / 4) -> None:
             time.sleep(pause_s)
-            case.write(new)
+            case.replace(new)
             written[0] = time.perf_counter()
 
         begin = time.perf_counter()
@@ -57,17 +59,19 @@ def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNot
         # The loop ended `claimed` behind `begin` or later, and its last eighth holds two calls or more.
         if written[0] < begin + 7 / 8 * claimed:
             failure = checker.compare(case, called, new, expected, Family.NORMAL, which=0).failure
-            right += failure is None
-            wrong += [failure] if failure else []
+            right[whole] += failure is None
+            wrong[whole] += [failure] if failure else []
         else:
             # Where the judge was late by its own clock too, the reply waited for it, and that clock says nothing.
             short += claimed < elapsed * SHORT_CLAIM and written[0] < begin + 7 / 8 * elapsed
             if elapsed < REPLACED_LONGEST_S and count < REPLACED_CALLS[1]:
                 count, elapsed = 2 * count, 2 * elapsed
-        arm.replaced = right + len(wrong)
-        if len(wrong) == REPLACE_WRONG:
-            arm.incorrect = f"{wrong[0]}; the inputs were replaced while a loop of calls was running"
-        if len(wrong) == REPLACE_WRONG or right == REPLACE_RIGHT:
+        arm.replaced = sum(right.values()) + sum(map(len, wrong.values()))
+        if all(right.values()) or max(map(len, wrong.values())) == REPLACE_WRONG:
+            break
+    for kind, failures in wrong.items():
+        if len(failures) == REPLACE_WRONG or (len(failures) > 1 and not right[kind]):
+            arm.incorrect = f"{failures[0]}; the inputs were replaced while a loop of calls was running"
             return
     if short > REPLACE_TRIALS / 2:
         raise process.give_up(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,6 @@ from kda_judge.evidence.run_record import (
     REPLAYED_ARM,
     Metric,
     OutputError,
-    Settings,
     Verdict,
 )
 from kda_judge.judge.checker import Checker
@@ -23,6 +22,7 @@ from kda_judge.judge.clock_check import LONGER, LOOPS, SHAVED, claimed_us, suspe
 from kda_judge.judge.idle_arms import busy, watched
 from kda_judge.judge.open_row import Case
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
+from kda_judge.judge.run_setup import Setup
 
 MAX_CALLS = 20_000
 LATENCY_CALLS = 10
@@ -35,66 +35,63 @@ COLD_SHARE = 1 / 4
 class Sampler:
     """Times the arms of a row and notes their samples; outputs of timed calls are compared by the checker."""
 
-    def __init__(
-        self, arms: Mapping[str, ArmProcess], settings: Settings, device: str, core: int | None, checker: Checker
-    ) -> None:
-        self._arms = arms
-        self._settings = settings
-        self._device = device
-        self._core = core
+    def __init__(self, setup: Setup, checker: Checker) -> None:
+        self._setup = setup
         self._checker = checker
 
     def measure(self, case: Case, notes: RowNotes, generation: int) -> None:
         """One generation's samples of every arm that is timed."""
         try:
-            clocked = [name for name in self._arms if self._metrics(name)]
-            for name, arm in notes.usable(self._arms, *clocked):
+            clocked = [name for name in self._setup.arms if self._metrics(name)]
+            for name, arm in notes.usable(self._setup.arms, *clocked):
                 with notes.arms[name].noting():
                     self._prepare(case, notes.arms[name], arm, self._metrics(name))
-            for index in range(self._settings.samples):
+            for index in range(self._setup.settings.samples):
                 values, expected = self._checker.draw(case, notes, Family.NORMAL, self._checker.seed())
-                order = notes.usable(self._arms, *clocked)
+                order = notes.usable(self._setup.arms, *clocked)
                 errors: dict[str, Sequence[OutputError]] = {}
                 for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
-                    with notes.arms[name].noting(), watched(name, self._arms, notes.arms):
+                    with notes.arms[name].noting(), watched(name, self._setup.arms, notes.arms, self._setup.core):
                         errors[name] = self._sample(
                             case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM
                         )
                 self._checker.previous = expected
                 self._checker.hold_to_yardstick(case, notes, values, expected, errors)
-                if self._device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
+                if self._setup.device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
                     for name, arm_notes in notes.arms.items():
                         arm_notes.fault = arm_notes.fault or busy(name, arm_notes)
-                if not notes.worth_measuring(self._settings):
+                if not notes.worth_measuring(self._setup.settings):
                     return
-            for name, arm in notes.usable(self._arms, *clocked):
+            for name, arm in notes.usable(self._setup.arms, *clocked):
                 if name != LIMIT_ARM:
                     with notes.arms[name].noting():
                         self._hold_to_clock(case, notes, notes.arms[name], arm)
         finally:
-            for name, arm in self._arms.items():
+            for name, arm in self._setup.arms.items():
                 if arm.alive:
                     with notes.arms[name].noting():
                         arm.ask("pin", Ready, core=None)
 
     def _metrics(self, name: str) -> list[Metric]:
         """What is timed of an arm: of the portable ones, whose kernels are the subject's, the wall alone."""
-        if name in self._settings.beside:  # the others of these are compared with, and never timed
+        if name in self._setup.settings.beside:  # the others of these are compared with, and never timed
             return [Metric.WALL] if name in (PORTABLE_ARM, REPLAYED_ARM) else []
-        if self._device == "cpu":
+        if self._setup.device == "cpu":
             return [Metric.WALL, Metric.LATENCY]
-        compared = name in (self._settings.subject, *self._settings.against)
-        cold = [Metric.COLD] if self._settings.cold and compared else []
+        compared = name in (self._setup.settings.subject, *self._setup.settings.against)
+        cold = [Metric.COLD] if self._setup.settings.cold and compared else []
         return [Metric.WALL, Metric.LATENCY, Metric.EVENTS, Metric.DEVICE, *cold]
 
     def _prepare(self, case: Case, arm: ArmNotes, process: ArmProcess, metrics: list[Metric]) -> None:
         """Pin the worker, find N, capture the graphs, open this generation's lists of samples."""
-        process.ask("pin", Ready, core=self._core)
-        target, total = self._settings.target_sample_us, 0.0
+        process.ask("pin", Ready, core=self._setup.core)
+        target, total = self._setup.settings.target_sample_us, 0.0
         arm.calls, most = 1, case.most_calls(MAX_CALLS)
         while total < target and arm.calls < most:
             case.restore()
-            timed, _ = process.ask("wall", Timed, count=arm.calls, canary=self._canary(case, arm.calls))
+            timed, elapsed = process.ask("wall", Timed, count=arm.calls, canary=self._canary(case, arm.calls))
+            if timed.total_us > elapsed * 1e6:
+                raise process.give_up(Verdict.INVALID, "wall: claims more time than passed")
             total = max(timed.total_us, 0.1)
             if total < target:
                 # At most tenfold at a time: first calls are slow, and would mislead the estimate.
@@ -118,7 +115,7 @@ class Sampler:
         """INVALID for an arm that claims less time than passed in this generation's samples, and in longer loops."""
         assert arm.calls is not None
         # The limits' worker runs our own code alone; without it, on a busy CPU, the least of an arm's own is nearest.
-        count, trusted = self._settings.samples, notes.arms.get(LIMIT_ARM)
+        count, trusted = self._setup.settings.samples, notes.arms.get(LIMIT_ARM)
         usual = median if trusted is not None else min
         listed = [one.protocol_us.get(Metric.LATENCY, [])[-count:] for one in (arm, trusted) if one is not None]
         # 0 where nobody made short loops: the arm has its wall timed alone, and the limits' worker is gone.
@@ -183,7 +180,7 @@ class Sampler:
             calls = self._graph_calls(case, cold)
             first = timed("replay", calls, times=1, cold=cold)
             compare(cold)
-            lasting = self._settings.target_sample_us * (COLD_SHARE if cold else 1)
+            lasting = self._setup.settings.target_sample_us * (COLD_SHARE if cold else 1)
             times = max(1, int(lasting / max(first.events_us or 1.0, 1.0)))
             times = 1 if case.row.restore else times
             arm.replays = arm.replays if cold else times

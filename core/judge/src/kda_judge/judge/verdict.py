@@ -7,20 +7,10 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Literal
 
+from kda_judge.evidence.physics import copy_share, unphysical
 from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Correctness, Limit, Metric, RowResult, Settings, Verdict
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 
-FASTER_THAN_DEVICE = 0.95
-"""Share of the `device` time below which a call's other times cannot be true: the GPU's part is in them."""
-FASTER_THAN_STREAM = ((1, 0.85), (2, 0.95))
-"""Tensors larger than so many L2 caches -> share of the stream's time below which moving their bytes cannot be true.
-
-What of the stream the cache holds is its own. Beyond that no solution passed it by more than 1% (H200, 2026-11-22).
-"""
-EVENTS_OF_WALL = 0.8
-"""Share of the wall that the calls' stream must be in use: less, and their work is on another stream."""
-FASTER_THAN_HOST = 0.8
-"""The host floor is the cheapest launch known to us, not a law: a better launcher may pass it by this much."""
 CLOCK_TOLERANCE = 1.10
 """Median time of a command by the judge's clock over what the worker claims, apart from what the protocol adds for the
 limits' worker, whose claims are our own: 0.6 to 1 ms on a fast host, twice that on a slow one."""
@@ -95,7 +85,8 @@ def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
 
 def without_folders(text: str) -> str:
     """What an arm said, without the folders of absolute paths: they are the machine's, and records are published."""
-    return ABSOLUTE.sub("", text)
+    shown = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    return ABSOLUTE.sub("", shown)
 
 
 def _limit(notes: RowNotes) -> Limit | None:
@@ -133,18 +124,13 @@ def _judged(
     for name in (settings.subject, *settings.against):
         # Another opponent that failed leaves no ratio; one that measured something impossible would leave a wrong one.
         if notes.arms[name].usable:
-            share = _copy_share(notes.footprint, l2_bytes)
+            share = copy_share(notes.footprint, l2_bytes)
             impossible = _impossible(notes.arms[name], limit, share, _protocol_us(notes), counted)
             if impossible is not None:
                 return Verdict.INVALID, f"{name}: {impossible}"
     if limit is None:
         return Verdict.INVALID, f"the machine's limit was not measured: {notes.arms[LIMIT_ARM].fault}"
     return Verdict.NOT_FASTER, ""
-
-
-def _copy_share(footprint: int, l2_bytes: int) -> float:
-    """Share of the stream's time that tensors of this size take at least; 0 where the L2 holds them."""
-    return max((share for caches, share in FASTER_THAN_STREAM if footprint > caches * l2_bytes), default=0.0)
 
 
 def _protocol_us(notes: RowNotes) -> dict[Metric, float]:
@@ -154,10 +140,11 @@ def _protocol_us(notes: RowNotes) -> dict[Metric, float]:
 
 
 def _impossible(
-    arm: ArmNotes, limit: Limit | None, copy_share: float, protocol_us: Mapping[Metric, float], counted: bool
+    arm: ArmNotes, limit: Limit | None, share: float, protocol_us: Mapping[Metric, float], counted: bool
 ) -> str | None:
     """Why the arm's times cannot be true, or None."""
-    found = _clocks_differ(arm, protocol_us) or _unphysical(arm, limit, copy_share)
+    medians = {metric: middle for metric in Metric if (middle := _median(arm, metric)) is not None}
+    found = _clocks_differ(arm, protocol_us) or unphysical(medians, limit, share)
     return found or (_kernels_differ(arm) if counted else None)
 
 
@@ -173,28 +160,6 @@ def _clocks_differ(arm: ArmNotes, protocol_us: Mapping[Metric, float]) -> str | 
         protocol = protocol_us.get(metric, 0.0) / median(claimed) if claimed else 0.0
         if not 1 <= ratio <= CLOCK_TOLERANCE + protocol:
             return f"{metric.value}: the judge's clock saw {ratio:.2f} times the time that the worker claims"
-    return None
-
-
-def _unphysical(arm: ArmNotes, limit: Limit | None, copy_share: float) -> str | None:
-    """The metrics against each other and against the machine's limits: the first that is too short."""
-    wall, device, events = (_median(arm, metric) for metric in (Metric.WALL, Metric.DEVICE, Metric.EVENTS))
-    if wall is None:
-        return "no wall samples"
-    pairs = [
-        ("wall", wall, FASTER_THAN_DEVICE, device, "the GPU alone takes"),
-        # The calls' stream was idle while they ran: their work is on another one.
-        ("events", events, FASTER_THAN_DEVICE, device, "the GPU alone takes"),
-        ("events", events, EVENTS_OF_WALL, wall, "the calls take by the host's clock"),
-    ]
-    if limit is not None:
-        pairs.append(("wall", wall, FASTER_THAN_HOST, limit.host_us, "an empty launch costs"))
-        # An arm that cannot be captured into a graph has no `device`; its wall must obey physics all the same.
-        pairs.append(("device", device, copy_share, limit.device_us, "moving the bytes takes"))
-        pairs.append(("wall", wall, copy_share, limit.device_us, "moving the bytes takes"))
-    for name, value, share, floor, what in pairs:
-        if value is not None and floor is not None and value < share * floor:
-            return f"{name} {value:.2f} us is less than {what} ({floor:.2f} us)"
     return None
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from string import Formatter
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.near_names import nearest
@@ -19,6 +20,10 @@ USUAL = Path(".config") / "kda" / "agents.toml"
 """Below the home folder."""
 
 
+WORDS = ("bash", "command", "git", "prompt", "worktree")
+"""What may stand in braces in a command."""
+
+
 class Agent(Strict):
     """How one agent is started."""
 
@@ -26,6 +31,30 @@ class Agent(Strict):
     prompt: Literal["stdin", "argument", "file"] = "stdin"
     environment: dict[str, str] = {}
     writable: tuple[str, ...] = ()
+
+    @field_validator("command")
+    @classmethod
+    def _filled_in(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        for part in command:
+            words = [more for _, *more in Formatter().parse(part) if more[0] is not None]
+            if "\0" in part or any(word not in WORDS or form or conversion for word, form, conversion in words):
+                raise ValueError(f"expected no words in braces but {', '.join(WORDS)}, got {part!r}")
+        return command
+
+    @field_validator("environment")
+    @classmethod
+    def _variables(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name, value in environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"expected names of variables, without =, and their values, got {name!r}")
+        return environment
+
+    @field_validator("writable")
+    @classmethod
+    def _folders(cls, writable: tuple[str, ...]) -> tuple[str, ...]:
+        for name in writable:
+            _home(name)
+        return writable
 
 
 class Agents(Strict):
@@ -41,12 +70,22 @@ def read_agents() -> dict[str, Agent]:
         UsageError: a file breaks the form, or `KDA_AGENTS` names none.
     """
     named = os.environ.get(VARIABLE)
-    own = Path(named).expanduser() if named else Path.home() / USUAL
+    try:
+        own = _home(named) if named else Path.home() / USUAL
+    except ValueError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from None
     files = [OWN, *([own] if named or own.is_file() else [])]
     found: dict[str, Agent] = {}
     for file in files:
         found |= validate(Agents, read_toml(file), file).agents
     return found
+
+
+def _home(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # no such user
+        raise ValueError(f"expected a path, got {name!r}: {error}") from None
 
 
 def find_agent(name: str) -> Agent:
@@ -64,15 +103,14 @@ def started_by(agent: Agent, words: dict[str, str], prompt: str) -> list[str]:
     """The command, filled in; `argument` puts the prompt behind it.
 
     Raises:
-        UsageError: a word in braces that is none, or one that was not given.
+        UsageError: a word in braces that was not given.
     """
     filled = []
     for part in agent.command:
         try:
             filled.append(part.format_map(words))
-        except (KeyError, ValueError, IndexError) as error:
-            missing = "--command gives it" if "command" in str(error) else f"known are {', '.join(sorted(words))}"
-            raise UsageError(f"agents: command {part!r}: {error} is not known here: {missing}") from None
+        except KeyError as error:
+            raise UsageError(f"agents: command {part!r}: {error} is not known here: --command gives it") from None
     return [*filled, prompt] if agent.prompt == "argument" else filled
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
+from kda_judge.contract.strict_models import read_json
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_tools.campaign.allowed import protected_hashes
@@ -150,7 +151,7 @@ def _mark(task: Task, folder: Path) -> Exported:
     path = folder / MARK
     if not path.is_file():
         raise UsageError(f"{path}: expected what `kda campaign ako export` wrote, got no file")
-    mark = Exported.model_validate_json(path.read_text(encoding="utf-8"))
+    mark = read_json(Exported, path)
     if mark.task != task.folder:
         raise UsageError(f"{path}: an export of {mark.task}, expected {task.folder}")
     if not re.fullmatch(r"[0-9a-f]{40}", mark.commit):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
 from kda_judge.evidence.run_record import Interval, Verdict
@@ -13,6 +14,18 @@ from kda_tools.campaign.decision import Test
 from kda_tools.campaign.rules import Rules
 
 SCHEMA_VERSION: Final = 1
+
+
+def moment(text: str) -> datetime:
+    """The time that `provenance.utc` wrote so; a ValueError where it is none."""
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+
+
+def _dated(text: str) -> str:
+    moment(text)
+    return text
+
+
 Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 Samples = tuple[tuple[float, ...], ...]
 """One tuple for each generation of workers, microseconds per call."""
@@ -216,7 +229,7 @@ class Entry(Strict):
     campaign: str
     """`k03_h200_qknorm_rope`."""
     task: str
-    utc: str
+    utc: Annotated[str, AfterValidator(_dated)]
     previous: Digest
     """sha256 of the line before, so that an edited line shows."""
     event: Event

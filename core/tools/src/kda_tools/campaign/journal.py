@@ -7,18 +7,15 @@ never acknowledged: it is moved to `NAME.torn` and the file goes on behind the l
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from kda_judge.contract.errors import LedgerError
-from kda_judge.evidence import provenance
+from kda_judge.evidence import append_only, provenance
 from kda_tools.campaign.events import Entry, Event
 
 COPY = "iterations.jsonl"
@@ -49,7 +46,7 @@ class Journal:
 
     def append(self, event: Event) -> None:
         """Add one line, and wait until it is on disk."""
-        with self._locked() as file:
+        with append_only.locked(self.path) as file:
             content = self.content()
             self._set_aside(file, len(content))
             last = content.splitlines()[-1] if content and event.kind != "launched" else b""
@@ -60,24 +57,13 @@ class Journal:
                 previous=hashlib.sha256(last).hexdigest(),
                 event=event,
             )
-            os.write(file, entry.model_dump_json().encode() + b"\n")
-            os.fsync(file)
+            append_only.write(file, entry.model_dump_json().encode() + b"\n")
 
     def copy_to(self, path: Path, before: bytes) -> None:
         """Make `path` what came before this campaign and all of its lines; whole or not at all."""
         draft = path.with_name(f".{path.name}.new")
         draft.write_bytes(before + self.content())
         draft.replace(path)
-
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-        finally:
-            os.close(file)
 
     def _set_aside(self, file: int, whole: int) -> None:
         size = os.fstat(file).st_size

@@ -132,10 +132,14 @@ def _outcome(row: RowResult) -> RowOutcome:
     timed = [metric for metric in (Metric.DEVICE, Metric.WALL) if _all_have(row, metric)]
     metric = timed[0] if timed and row.verdict in GOOD else None
     outputs = row.arms[SUBJECT].correctness.outputs if SUBJECT in row.arms else ()
+    verdict, reason = row.verdict, row.reason
+    if metric is Metric.WALL and any(arms[BEST].samples.get(Metric.DEVICE, ())):
+        # The wall would decide, which a launch path can win: who could be captured stays so.
+        verdict, reason, metric = Verdict.ERROR, f"no CUDA graph: {arms[SUBJECT].no_graph}; the best has one", None
     return RowOutcome(
         id=row.id,
-        verdict=row.verdict,
-        reason=row.reason,
+        verdict=verdict,
+        reason=reason,
         metric=metric.value if metric else None,
         samples={name: arm.samples[metric] for name, arm in arms.items() if arm.samples.get(metric)} if metric else {},
         medians={name: arm.summary[metric].median for name, arm in arms.items() if metric in arm.summary}

@@ -19,6 +19,7 @@ from kda_tools.campaign.events import (
     Promoted,
     Refused,
     Reviewed,
+    moment,
 )
 
 UNIMPROVED = (Decision.REVERT, Decision.FAILED)
@@ -135,7 +136,7 @@ class State:
 
     def hours(self, now: datetime | None = None) -> float:
         """Wall time since the launch."""
-        start = datetime.strptime(self.entries[0].utc, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        start = moment(self.entries[0].utc)
         return ((now or datetime.now(timezone.utc)) - start).total_seconds() / 3600
 
     def spent(self, now: datetime | None = None) -> str | None:

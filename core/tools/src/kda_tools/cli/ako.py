@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from kda_judge.contract.errors import UsageError
 from kda_tools.cli.base import TaskName, relative
 from kda_tools.cli.campaign import app as campaign
 
@@ -23,8 +22,6 @@ def export_task(task: TaskName, folder: Folder) -> None:
     from kda_judge.contract.tasks import find_task
     from kda_tools.port.ako_export import export
 
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: expected a folder that exists, a checkout of AKO4ALL")
     found = find_task(task)
     written = export(found, folder)
     typer.echo(f"{len(written)} files in {relative(folder.absolute())}; bench: python bench/bench_{found.op}.py")

@@ -40,7 +40,7 @@ def apply(
     """
     from kda_judge.contract.tasks import all_tasks
     from kda_tools.models import apply_run, apply_site
-    from kda_tools.project.export.sources import collect
+    from kda_tools.project.export.sources import collect, with_plain_tables
     from kda_tools.project.preflight import demand_release, environment
 
     if form not in FORMS:
@@ -58,9 +58,10 @@ def apply(
     known = list(functions)
     demand_release(program[0], known, absent_ok=True)
     runtime = form == "runtime"
-    solutions = {
-        op: collect(task, runtime, exact).files for task in tasks if (op := task.op) in {one.task for one in plan}
-    }
+    taken = {one.task: task for one in plan for task in tasks if task.op == one.task}
+    solutions = {op: collect(task, runtime, exact).files for op, task in taken.items()}
+    if not runtime:
+        solutions = {op: with_plain_tables(taken[op], files) for op, files in solutions.items()}
     with TemporaryDirectory(prefix="kda-apply-") as temporary:
         site, counts = Path(temporary) / "site", Path(temporary) / "counts"
         counts.mkdir()

@@ -55,7 +55,9 @@ def foreign(root: Path | None) -> str | None:
 MOST = 10_000
 """Generations, samples or rounds that may be asked for."""
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help="Op or folder: qknorm_rope, diffusion/k03_qknorm_rope.")]
+TaskName = Annotated[
+    str, typer.Argument(metavar="TASK", help="Op or folder: qknorm_rope, k03, diffusion/k03_qknorm_rope.")
+]
 Exact = Annotated[
     bool, typer.Option("--exact", help="Upstream's bits: the ops that have such a mode, `Op.set_exact`, and in it.")
 ]
@@ -89,14 +91,21 @@ def relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def writable(json: Path | None) -> None:
-    """Refuse a --json path that cannot be written before the run, not after it."""
+def writable(file: Path | None, option: str = "--json", lines: bool = False) -> None:
+    """Refuse before the run, not after it, a file for its result that cannot be written, or that holds something else.
+
+    `lines`: the result is a line of a ledger, so a new file may be named `.jsonl`.
+    """
     from kda_judge.contract.errors import UsageError
 
-    if json is None:
+    if file is None:
         return
-    folder = json.absolute().parent
-    if not folder.is_dir() or json.is_dir():
-        raise UsageError(f"--json {json}: expected a file in a folder that exists")
-    if not os.access(json if os.path.lexists(json) else folder, os.W_OK):
-        raise UsageError(f"--json {json}: expected a place that may be written to")
+    folder = file.absolute().parent
+    if not folder.is_dir() or file.is_dir():
+        raise UsageError(f"{option} {file}: expected a file in a folder that exists")
+    if not os.access(file if os.path.lexists(file) else folder, os.W_OK):
+        raise UsageError(f"{option} {file}: expected a place that may be written to")
+    holds = file.is_file() and file.stat().st_size > 0
+    ends = file.resolve().suffix if holds else file.suffix  # where a link leads is what would be lost
+    if (holds and ends != ".json") or (ends == ".jsonl" and not lines):
+        raise UsageError(f"{option} {file}: would replace a file of another kind; expected a new file, named NAME.json")

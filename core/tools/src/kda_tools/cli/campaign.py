@@ -13,6 +13,14 @@ from kda_tools.cli.base import app as kda
 app = typer.Typer(help="Campaigns: an agent works on a task in a loop that keeps its evidence.", no_args_is_help=True)
 kda.add_typer(app, name="campaign")
 
+
+def _named(value: str | None) -> str | None:
+    """Callback of options that name who signs."""
+    if value is not None and not value.strip():
+        raise typer.BadParameter("expected a name, got none")
+    return value
+
+
 Given = Annotated[str | None, typer.Option("--command", metavar="TEXT", help="Of the agent `command`: a line of Bash.")]
 
 
@@ -109,7 +117,8 @@ def status() -> None:
 def review(
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Have this agent review, too.")] = None,
     person: Annotated[
-        str | None, typer.Option("--person", metavar="NAME", help="Sign: you went through the checklist.")
+        str | None,
+        typer.Option("--person", metavar="NAME", callback=_named, help="Sign: you went through the checklist."),
     ] = None,
     finding: Annotated[
         list[str] | None,
@@ -147,7 +156,7 @@ def review(
 def answer(
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="Of the finding.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Why it is harmless, or what was changed.")],
-    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who answers.")] = "agent",
+    by: Annotated[str, typer.Option("--by", metavar="NAME", callback=_named, help="Who answers.")] = "agent",
 ) -> None:
     """Answer a finding of a review; the answer is recorded."""
     from kda_tools.campaign import review as reviews

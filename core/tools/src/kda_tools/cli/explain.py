@@ -61,7 +61,7 @@ def profile(
 ) -> None:
     """Profile two arms on a row with Nsight Compute, and append the profile to docs/profile.jsonl."""
     from kda_judge.contract.tasks import checkout_root, find_task
-    from kda_judge.evidence import record_log
+    from kda_judge.evidence import append_only, record_log
     from kda_tools.lab.profile.profile_record import log
     from kda_tools.lab.profile.run_profile import find_rows, open_profile
     from kda_tools.lab.profile.run_profile import profile as run_profile
@@ -74,6 +74,7 @@ def profile(
     wanted = find_rows(found, row)
     folder = reports or (checkout_root() or Path.cwd()) / "profiles"
     session = open_profile(found, arm, against, allow_busy)
+    append_only.demand_appendable(log(found))
     for one in wanted:
         record = run_profile(session, one, folder, command_line())
         record_log.append(log(found), record)
@@ -100,7 +101,7 @@ def sanitize(
     from functools import partial
 
     from kda_judge.contract.tasks import find_task
-    from kda_judge.evidence import record_log
+    from kda_judge.evidence import append_only, record_log
     from kda_tools.lab.sanitize.choose_rows import choose
     from kda_tools.lab.sanitize.run_sanitize import USUAL, open_sanitize, tools_named
     from kda_tools.lab.sanitize.run_sanitize import sanitize as run_sanitize
@@ -110,6 +111,7 @@ def sanitize(
     found = find_task(task)
     wanted = tools_named(tool) if tool else USUAL
     session = open_sanitize(found, rows or [], arm)
+    append_only.demand_appendable(log(found))
     record = run_sanitize(session, choose(session), wanted, command_line(), partial(typer.echo, err=True))
     typer.echo(findings_text(record))
     if arm == "solution":

@@ -59,7 +59,9 @@ def run(
     ] = 3,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout-s", metavar="SECONDS", callback=seconds, help="For a piece; then it counts as hung."),
+        typer.Option(
+            "--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="For a piece; then it counts as hung."
+        ),
     ] = 3600.0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of events and results; else .cache/fleet/ID.")

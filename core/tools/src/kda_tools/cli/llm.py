@@ -201,5 +201,5 @@ def profile(
         shapes=shapes,
         wait_s=wait,
     )
-    for path in profile_server.run(plan, load_llms().engines[plan.engine], typer.echo):
+    for path in profile_server.run(plan, load_llms().engine(plan.engine), typer.echo):
         typer.echo(relative(path.absolute()))

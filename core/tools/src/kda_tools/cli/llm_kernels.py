@@ -84,7 +84,7 @@ def inventory(
     from kda_tools.llm.known_llms import folder, load_llms
     from kda_tools.llm.llm_views import inventory_lines
 
-    writable(out)
+    writable(out, "--out")
     now = (provenance.run_id(), provenance.utc(), command_line())
     if len(traces) == 1 and traces[0].is_dir():
         found = inventories.of_capture(traces[0], *now)

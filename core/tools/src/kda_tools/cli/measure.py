@@ -96,7 +96,8 @@ def bench(
         )
         if record and session.kind == "cpu":
             raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
-        writable(json)
+        _keepable(found.ledger if record else None)
+        writable(json, lines=True)
         result = _measure(session)
     _keep(found, result, json, record)
     code = _exit_code(result)
@@ -125,7 +126,8 @@ def rerun(
     found, old = find_run(_tasks(task), run)
     with portable(found, old.settings.subject, {}) as ports:
         session = same_session(found, old, allow_busy, anyway, ports)
-        writable(json)
+        _keepable(found.ledger if record else None)
+        writable(json, lines=True)
         new = _measure(session).model_copy(update={"rerun_of": old.run_id})
     _keep(found, new, json, record)
     agreement = _compare(old, new)
@@ -182,7 +184,7 @@ def validate(
     from kda_judge.contract.errors import UsageError
     from kda_judge.contract.tasks import find_task
     from kda_judge.session import Request, open_session
-    from kda_tools.lab.grid.grid_record import failures
+    from kda_tools.lab.grid.grid_record import failures, log
     from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
     from kda_tools.lab.grid.run_grid import demand_gpu, unchecked_rows
     from kda_tools.publish.list_views import print_grid
@@ -197,7 +199,8 @@ def validate(
         session = grid_session(open_session(Request(task=found, rows=rows or [], device=device, allow_busy=True)))
         if record:
             demand_gpu(session)
-        writable(json)
+            _keepable(log(found))
+        writable(json, lines=True)
         chosen = grid_rows(session, full)
         if rest and not (chosen := unchecked_rows(session, chosen)):
             typer.echo(f"{found.op}: nothing left to check: {_coverage(session)}")
@@ -365,12 +368,23 @@ def _compile(task: "Task", rows: list[str], arm: str = "solution") -> None:
 def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:
     from kda_judge.evidence import ledger
 
-    if into_ledger:  # first: what fails below loses no run
-        ledger.append(task.ledger, record)
-        typer.echo(f"recorded as {record.run_id} in {relative(task.ledger)}; bring the tables up to date: kda publish")
-    if json is not None:
-        json.write_bytes(ledger.encode(record))
-        typer.echo(f"record written to {json}")
+    try:
+        if into_ledger:
+            ledger.append(task.ledger, record)
+            said = f"recorded as {record.run_id} in {relative(task.ledger)}; bring the tables up to date: kda publish"
+            typer.echo(said)
+    finally:  # either may fail, on a full disk for example: the other one keeps the run
+        if json is not None:
+            json.write_bytes(ledger.encode(record))
+            typer.echo(f"record written to {json}")
+
+
+def _keepable(log: Path | None) -> None:
+    """Refuse before the run, not after it, a log that cannot be appended to."""
+    from kda_judge.evidence.append_only import demand_appendable
+
+    if log is not None:
+        demand_appendable(log)
 
 
 def _exit_code(record: "RunRecord") -> ExitCode:

@@ -1,4 +1,4 @@
-"""What a command goes on through: a signal to end, a reader of its output that leaves, a full disk behind it.
+"""What a command goes on through: a signal to end, a reader of its output or a terminal that leaves, a full disk.
 
 What was measured is kept all the same. `kda list | head -1` ends as other commands in a pipe do.
 """
@@ -42,11 +42,18 @@ class Output:
             os.close(nowhere)
 
 
+def _hung_up(*_: object) -> None:
+    """As Ctrl-C, once: a terminal that closes may say so twice."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def outliving() -> Iterator[None]:
-    """Take SIGTERM for Ctrl-C, and go on where nobody reads; the command's own exit code stands for less than that."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # who starts us may have us ignore it
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Take SIGTERM and SIGHUP for Ctrl-C, and go on where nobody reads; a command's own exit code counts for less."""
+    for number, handler in ((signal.SIGTERM, signal.default_int_handler), (signal.SIGHUP, _hung_up)):
+        if signal.getsignal(number) is signal.SIG_DFL:  # who starts us, such as nohup, may have us ignore it
+            signal.signal(number, handler)
     out, err = (Output(stream) if stream else None for stream in (sys.stdout, sys.stderr))  # None: closed by the shell
     streams = [stream for stream in (out, err) if stream is not None]
     try:

@@ -1,5 +1,6 @@
 """`kda port`: an export as a patch to an SGLang tree, and what a pull request needs."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -70,9 +71,10 @@ def tree(
     found, place = find_task(task), find_tree(sglang)
     if undo:
         for path in insertions.undo(place.repository, found.op):
-            typer.echo(f"as before: {path}")
+            typer.echo(f"{'as before' if (place.repository / path).exists() else 'removed'}: {path}")
         return
     insertions.demand_none(place.repository, found.op)
+    typer.echo(f"{found.folder} for {place.root}: making the patch ...", err=True)
     port = make_port(found, place, exact)
     typer.echo(port.patch.difference(), nl=False)
     for path in port.strangers:
@@ -84,6 +86,7 @@ def tree(
             if checked.grid_failed:
                 raise typer.Exit(ExitCode.UNFIT_ROWS)
             if record:
+                typer.echo("times of the port, the solution and upstream ...", err=True)
                 measured = port_record.measure(port, folder, rows or [], command_line(), quick=quick)
                 port_record.keep(port, checked, measured)
                 typer.echo(f"recorded in {relative(port_record.log(port.task))}", err=True)
@@ -92,6 +95,8 @@ def tree(
     if write:
         insertions.write(port.patch, found.op)
         typer.echo(f"written to {sglang}; `kda port {found.op} --sglang {sglang} --undo` takes it back", err=True)
+        if told := port_record.unmeasured(found):
+            typer.echo(told, err=True)
 
 
 class Wanted(NamedTuple):
@@ -113,9 +118,10 @@ def _check(port: "Port", folder: Path, wanted: Wanted) -> "Checks":
     if wanted.checks is not None and wanted.checks.is_file():
         typer.echo(f"checked before: {wanted.checks}", err=True)
         return port_record.read_checks(wanted.checks, port)
-    grid = run_grid(port, folder, wanted.rows, wanted.device, thin=wanted.quick, limit_s=wanted.limit_s)
+    say = partial(typer.echo, err=True)
+    grid = run_grid(port, folder, wanted.rows, wanted.device, thin=wanted.quick, limit_s=wanted.limit_s, say=say)
     typer.echo("\n".join(grid.lines()), err=True)
-    tests = run_tests(port, folder)
+    tests = run_tests(port, folder, say)
     for one in tests:
         typer.echo(f"SGLang's {one.file}: {one.outcome}", err=True)
     if not tests:

@@ -155,7 +155,7 @@ def export(
     """Write a solution as a folder that works without this repository."""
     from kda_judge.contract.tasks import find_task
     from kda_tools.project.export.compare import compare
-    from kda_tools.project.export.write import FORMS, discard
+    from kda_tools.project.export.write import FORMS, discard, next_steps
     from kda_tools.project.export.write import export as write
 
     if form not in FORMS:
@@ -165,10 +165,12 @@ def export(
     if check:
         try:
             typer.echo(compare(found, package, exact))
-        except UsageError:
+        except BaseException:  # Ctrl-C as well: what was not compared must not look finished
             discard(folder)
             raise
     typer.echo(f"{relative(folder.absolute())}: README.md says how it is called")
+    if form == "hf":
+        typer.echo(next_steps(found, folder), nl=False)
 
 
 @app.command()

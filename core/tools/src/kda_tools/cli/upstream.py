@@ -1,5 +1,6 @@
 """`kda upstream`: other releases than the pinned ones."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,8 @@ def check(
 ) -> None:
     """Say what a release changed of the pinned files; on a GPU, also which wins shrank or died.
 
-    The answer is Markdown on standard output. Exit code 1: a function is gone, or cannot be imported any more.
+    The answer is Markdown on standard output; the steps are told on standard error. Exit code 1: a function is gone,
+    or cannot be imported any more.
     """
     from kda_judge.arms.upstream import cache_folder
     from kda_judge.contract.tasks import all_tasks, checkout_root, find_task
@@ -38,14 +40,16 @@ def check(
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise UsageError(f"--out {out}: expected a file in a folder that exists")
     tasks = [find_task(name) for name in task] if task else all_tasks()
-    cache = cache_folder(checkout_root())
+    cache, say = cache_folder(checkout_root()), partial(typer.echo, err=True)
+    say(f"the wheel of {version} ...")
     release, wheel = upstream_check.find_wheel(version, tasks, cache)
-    checked = upstream_check.check(tasks, release, wheel, cache)
+    checked = upstream_check.check(tasks, release, wheel, cache, say)
     parts = [f"# sglang {release} beside the pinned releases\n", upstream_check.table(checked, release)]
     if not has_gpu():
         parts.append("No GPU here: nothing was measured, so nothing is said of the wins.\n")
     for one in checked if has_gpu() else ():
         if one.fits:
+            say(f"{one.task.op}: measured on the GPU ...")
             parts.append(upstream_wins.wins(one, upstream_wins.measure(one, release, wheel, quick)))
     typer.echo("\n".join(parts), nl=False)
     if out is not None:

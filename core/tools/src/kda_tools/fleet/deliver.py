@@ -22,7 +22,7 @@ from kda_tools.lab.adversaries import page, suite
 from kda_tools.lab.adversaries.table import ADVERSARIES, Adversary
 from kda_tools.lab.grid import grid_record
 from kda_tools.lab.grid.grid_record import GridRecord
-from kda_tools.lab.tune import sweep as tune
+from kda_tools.lab.tune import tuning_files as tune
 from kda_tools.lab.tune.sweep_record import SweepRecord
 from kda_tools.models import step_record
 from kda_tools.models.known_models import folder as models_folder

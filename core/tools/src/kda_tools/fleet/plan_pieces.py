@@ -31,7 +31,7 @@ def names(job: Job, given: Sequence[str], kind: Kind) -> tuple[str, ...]:
     else:
         found = [find_task(name) for name in given] or all_tasks()
         if job is Job.TUNE and not given:
-            from kda_tools.lab.tune.sweep import has_sweeps
+            from kda_tools.lab.tune.tuning_files import has_sweeps
 
             found = [task for task in found if has_sweeps(task)]
         return tuple(dict.fromkeys(task.op for task in found))

@@ -19,6 +19,8 @@ from kda_tools.fleet.pieces import Answer, NodeFacts, Order, Question
 from kda_tools.fleet.places import Place
 from kda_tools.fleet.run_folder import RunFolder
 
+CONNECTS = 3
+"""Tries to reach a cluster: Ray starts a server for each client, and on a loaded node one may die as it comes up."""
 COMMAND = ("-m", "kda_tools.fleet.piece_process")
 """What an actor has Python run for a question."""
 CPU_WORKERS = 2
@@ -64,10 +66,10 @@ def cluster(address: str | None, workers: int | None, baggage: Baggage) -> Itera
         options["address"] = address
     if baggage.archive is not None:
         options["runtime_env"] = {"working_dir": str(baggage.archive)}
+    where = f"--address {address}" if address else "a Ray on this machine"
     try:
-        ray.init(**options)
+        _connect(ray, options, CONNECTS if address else 1)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"--address {address}" if address else "a Ray on this machine"
         raise MissingRequirement(f"{where}: {error}; `ray status` shows whether a cluster is up") from None
     finally:
         signal.signal(signal.SIGTERM, handler)  # `ray.init` takes it, and SIGTERM shall be as Ctrl-C
@@ -76,6 +78,18 @@ def cluster(address: str | None, workers: int | None, baggage: Baggage) -> Itera
     finally:
         ray.shutdown()
         signal.signal(signal.SIGTERM, handler)
+
+
+def _connect(ray: Any, options: dict[str, Any], tries: int) -> None:
+    """`ray.init`; where the cluster answers and then gives up, again, until it was tried `tries` times."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(**options)
+            return
+        except ConnectionAbortedError:
+            if not left:
+                raise
+            ray.shutdown()
 
 
 class RayPool:

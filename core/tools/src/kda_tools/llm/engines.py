@@ -81,7 +81,7 @@ def fill_command(
     path: str | None,
 ) -> list[str]:
     """As `command`; `path` is what to load, None: what `model_path` says."""
-    known_engine, model = known.engines[engine], known.model(name)
+    known_engine, model = known.engine(engine), known.model(name)
     gpus = 1 if target is None or model.hub is None else model.gpus.get(target)
     if gpus is None:
         raise UsageError(

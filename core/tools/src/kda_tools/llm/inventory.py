@@ -6,7 +6,6 @@ from the call itself; a trace of a server keeps what its profiler recorded. A ca
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, validate
+from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, read_json
 from kda_tools.llm import capture_record
 from kda_tools.llm.capture_record import CapturedPhase, CaptureRecord
 from kda_tools.llm.served_names import PREFIX, operation, spoken
@@ -93,13 +92,7 @@ def log(folder: Path) -> Path:
 
 def read(path: Path) -> Inventory:
     """The inventory of a file; a broken one is a UsageError that names file and key."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: expected an inventory of `kda llm inventory`, got: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: expected an inventory's JSON: {error}") from None
-    return validate(Inventory, content, path)
+    return read_json(Inventory, path)
 
 
 def of_capture(folder: Path, run_id: str, utc: str, command: str) -> Inventory:
@@ -135,8 +128,10 @@ def of_traces(
     """The inventory of traces that a server wrote, one phase each.
 
     Raises:
-        UsageError: a trace that cannot be read, or is a capture's.
+        UsageError: a trace that cannot be read, or is a capture's, or an engine without a name.
     """
+    if not engine.strip():
+        raise UsageError(f"--engine {engine!r}: expected name and release, as 'sglang 0.5.23'")
     phases = []
     for path in traces:
         found = profile(collect(TraceFile(path)), steps)

@@ -152,6 +152,12 @@ class KnownLlms(Strict):
             raise UsageError(f"unknown model {name!r}; nearest: {near}; `kda llm list` shows all")
         return self.models[name]
 
+    def engine(self, name: EngineName) -> Engine:
+        """How this engine is started, or a UsageError that says which can be."""
+        if name not in self.engines:
+            raise UsageError(f"--engine {name}: expected one that llm/models.toml has, {' or '.join(self.engines)}")
+        return self.engines[name]
+
 
 find_folder = partial(checkout_folder.find, FOLDER)
 folder = partial(checkout_folder.demand, FOLDER)

@@ -36,7 +36,15 @@ APPLIED = "KDA_APPLY"
 
 
 class FellBack(Exception):
-    """A call that the solution's kernels do not take; the text says why."""
+    """A call that the solution's kernels do not take: the op and its call, or why there is none."""
+
+    @property
+    def reason(self) -> str:
+        """Why not, in words."""
+        if len(self.args) == 1:
+            return str(self.args[0])
+        op, call = self.args
+        return op.why_not(call) or "it has no elements"
 
 
 def install(site: Path, counts: Path) -> None:
@@ -156,6 +164,7 @@ def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., A
     op: Any = solution.kda_op
     name: str = solution.__name__
     taken = counts.slot(Counted(name, "taken"))
+    type(op).refusal = FellBack
     _watch(op, counts)
 
     def also(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +176,7 @@ def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., A
     def meaningless(*args: Any, **kwargs: Any) -> bool:
         """Whether a ValueError was about the arguments, and not about something that went wrong with them."""
         try:
-            op._check(solution.kda_call(*args, **kwargs))
+            op.check_call(solution.kda_call(*args, **kwargs))
         except ValueError:
             return True
         return False
@@ -182,7 +191,7 @@ def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., A
         try:
             result = run(*args, **kwargs)
         except FellBack as why:
-            reason = str(why)
+            reason = why.reason
         except ValueError as error:
             if not meaningless(*args, **kwargs):
                 raise
@@ -197,34 +206,15 @@ def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., A
 
 
 def _watch(op: Any, counts: Counts) -> None:
-    """Have the op's plain path refuse, or count where a graph calls it; once for all functions that end in the op."""
-    if getattr(op.plain, "kda_watched", False):
+    """Count what graphs call, which is all that still comes to `run`; once for all functions that end in the op."""
+    if "run" in vars(op):
         return
-    plain, run, implementation = op.plain, op.run, type(op)._impl.__code__
+    run = op.run
 
-    def in_graph() -> bool:
-        """Whether the custom op is nearer than `replaced` among the callers. Only calls that fall back ask."""
-        frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_code is not implementation:
-            if (frame.f_code.co_name, frame.f_code.co_filename) == ("replaced", __file__):
-                return False
-            frame = frame.f_back
-        return frame.f_code is implementation
-
-    def watched_plain(call: Any) -> Any:
-        if (reason := op._why_not(call)) is None:  # a call without elements
-            return plain(call)
-        if not in_graph():
-            raise FellBack(reason)
-        counts.add(Counted(op.name, "plain", reason))
-        return plain(call)
-
-    def watched_run(call: Any) -> Any:
+    def watched(call: Any) -> Any:
         result = run(call)
-        if sys._getframe(1).f_code is implementation and op._why_not(call) is None:
-            counts.add(Counted(op.name, "compiled"))
+        reason = op.why_not(call)
+        counts.add(Counted(op.name, "compiled") if reason is None else Counted(op.name, "plain", reason))
         return result
 
-    watched_plain.kda_watched = True  # type: ignore[attr-defined]
-    object.__setattr__(op, "plain", watched_plain)  # the dataclass is frozen, for everybody but this
-    object.__setattr__(op, "run", watched_run)
+    object.__setattr__(op, "run", watched)  # the dataclass is frozen, for everybody but this

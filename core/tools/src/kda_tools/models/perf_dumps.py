@@ -76,12 +76,16 @@ def read_dump(path: Path) -> Dump:
     except FileNotFoundError:
         raise UsageError(f"{path}: expected a perf dump of SGLang, got no file") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UsageError(f"{path}: expected a perf dump of SGLang: {where}: {first['msg']}") from None
+        raise UsageError(f"{path}: expected a perf dump of SGLang: {_first(error)}") from None
     if dump.denoise_ms <= 0:
         raise UsageError(f"{path}: expected a stage that denoises, got {', '.join(s.name for s in dump.steps)}")
     return dump
+
+
+def _first(error: ValidationError) -> str:
+    """What is wrong first, with its key."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
 
 
 class Settings(Strict):
@@ -132,7 +136,7 @@ def read_run(folder: Path) -> tuple[Run, list[Dump]]:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{folder}: expected a folder that kda model denoise wrote, with {RECORD}, got none") from None
     except ValidationError as error:
-        raise UsageError(f"{path}: expected what kda model denoise writes: {error.errors()[0]['msg']}") from None
+        raise UsageError(f"{path}: expected what kda model denoise writes: {_first(error)}") from None
     for name, expected in run.dumps.items():
         got = sha256(folder / name) if (folder / name).is_file() else "no file"
         if got != expected:

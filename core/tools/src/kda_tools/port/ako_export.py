@@ -11,7 +11,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
-from kda_tools.port.row_source import INPUTS, OFF, operands, rows_text, tensors_passed, tolerances
+from kda_tools.port.row_source import makers, off, operands, rows_text, tensors_passed, tolerances
 from kda_tools.project.export.sources import collect
 from kda_tools.publish.task_notes import HOW_TO_WORK
 
@@ -72,8 +72,8 @@ def outputs(row, function):
     """What a call gives on fresh inputs: what it returns, or what it wrote in place."""
     given, scalars = arguments(row)
     made = function(*given, **scalars)
-    if row["inplace"]:
-        names = OPERANDS[row["op"]]
+    names = OPERANDS[row["op"]]
+    if OUTPUTS[row["op"]][0] in names:  # in place
         return tuple(given[names.index(name)] for name in OUTPUTS[row["op"]])
     return as_tuple(made)
 
@@ -155,8 +155,18 @@ def export(task: Task, folder: Path) -> list[Path]:
     """Fill `folder`, a checkout of AKO4ALL or an empty folder; returns what was written.
 
     Raises:
-        UsageError: something of an earlier export, or of the user's, is where this would write.
+        UsageError: something of an earlier export, or of the user's, is where this would write, or no commit is known.
     """
+    fresh = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not fresh and not (folder / OWN_WORDS[0]).is_file():
+        raise UsageError(
+            f"{folder}: expected a new or empty folder, or a checkout of AKO4ALL, which has {OWN_WORDS[0]}"
+        )
+    commit = provenance.git_state(checkout_root()).commit
+    if commit == provenance.UNKNOWN_COMMIT:
+        raise UsageError(
+            "kda campaign ako export: expected a git checkout with a commit, by which the import knows the base"
+        )
     op, package = task.op, package_name(task)
     files = collect(task, runtime=False).files
     names = sorted(task.config.ops)
@@ -175,7 +185,7 @@ def export(task: Task, folder: Path) -> list[Path]:
         op=op,
         package=package,
         tables=operands(task, names) + tolerances(task, names) + rows_text(task, rows),
-        inputs=INPUTS.replace('device="cuda"', "device=DEVICE") + OFF,
+        inputs=makers(task, rows, "DEVICE") + off(task, names),
     )
     texts[f"bench/bench_{op}.py"] = tensors_passed(task, names, bench)
     texts["context/card.md"] = _card(task, "")
@@ -185,7 +195,7 @@ def export(task: Task, folder: Path) -> list[Path]:
             texts[f"context/{path.name}"] = path.read_text(encoding="utf-8")
     texts["ITERATIONS.md"] = ITERATIONS
     texts["PROMPT.md"] = _prompt(task, folder)
-    texts[MARK] = _mark(task, files).model_dump_json(indent=1) + "\n"
+    texts[MARK] = _mark(task, commit, files).model_dump_json(indent=1) + "\n"
     mine = {"ITERATIONS.md"}  # AKO4ALL comes with an empty one
     for name in texts:
         if (folder / name).exists() and name not in mine:
@@ -207,11 +217,11 @@ def package_name(task: Task) -> str:
     return f"kda_{task.op}"
 
 
-def _mark(task: Task, files: Mapping[str, str]) -> Exported:
+def _mark(task: Task, commit: str, files: Mapping[str, str]) -> Exported:
     library = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items() if _shared(name)}
     return Exported(
         task=task.folder,
-        commit=provenance.git_state(checkout_root()).commit,
+        commit=commit,
         solution=provenance.hashes(task)["solution"],
         library=library,
     )

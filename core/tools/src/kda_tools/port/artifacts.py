@@ -6,32 +6,59 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import ledger, provenance, record_log
-from kda_judge.evidence.run_record import Basis, Metric, RowResult, RunRecord
+from kda_judge.evidence import ledger, record_log
+from kda_judge.evidence.run_record import Basis, Metric, RunRecord
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
 from kda_tools.models import denoise_compare
-from kda_tools.port.package_files import TIERS
+from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
+from kda_tools.port.layouts import DIFFUSION, Layout, Tree
+from kda_tools.port.package_files import SWITCH, TIERS, is_gated_by_bits
 from kda_tools.port.package_files import tier as tier_of
 from kda_tools.port.port_record import PortRecord, records
-from kda_tools.port.ported_arm import NAME
 from kda_tools.port.ports_page import section_md
 from kda_tools.project.export.readme import origin_json
 from kda_tools.publish.profile_page import section_md as profile_md
-from kda_tools.publish.report import BASELINE, SUBJECT, line, microseconds, published, stale
+from kda_tools.publish.report import (
+    BASELINE,
+    LATEST,
+    SUBJECT,
+    arm_name,
+    interval,
+    line,
+    median,
+    microseconds,
+    pin_name,
+    published,
+    ratio,
+    row_ratio,
+    speedup,
+    stale,
+)
+from kda_tools.publish.staleness import is_outdated
 
-WHAT_CHANGES = """## What changes
-
-The public functions keep their names and arguments. Their bodies first ask the new kernels; a call that these do not
-take goes on as before. On NPU, ROCm and CPU nothing changes.
+METHOD = """Both arms ran interleaved in one session, each in a process of its own, verified against a float64 oracle
+before and after timing. Times are of CUDA graphs; intervals are 95%.
 """
-METHOD = """## How it was measured
+WHO_DECIDES = {
+    "level": "Off by default: a request's quality level `{tier}` mounts the kernels, `exact` keeps SGLang's own.",
+    "bits": (
+        "On by default for each call whose first run gave the bits of SGLang's own function; other bits switch the "
+        "kernels off."
+    ),
+    "nobody": "On by default wherever the kernels can run.",
+    "new": "New ops: no model calls them yet.",
+}
+CHECKLIST = """## Checklist
 
-Both arms ran interleaved in one session, each in a process of its own, verified against a float64 oracle before and
-after timing. Times are of CUDA graphs; intervals are 95%. Tables: microbench.md, models.md.
+- [ ] Format the code: SGLang's pre-commit on the patch.
+- [x] Unit tests: `test_kda_{op}.py`, which the patch brings.
+- [ ] Documentation, where it names the functions.
+- [ ] Throughput or latency, and accuracy, of a model.
 """
 
 
@@ -75,68 +102,116 @@ def write(task: Task, folder: Path, given: Given) -> Artifacts:
 
 
 def collect(task: Task, given: Given) -> Artifacts:
-    """The texts."""
+    """The texts.
+
+    Raises:
+        UsageError: pictures, or whole requests of diffusion, for an op of another family.
+    """
+    if task.family != DIFFUSION and (given.denoise or given.pictures):
+        raise UsageError(f"--denoise, --picture: expected with a task of {DIFFUSION}, got {task.folder}")
     made = Artifacts()
-    port = records(task)[-1] if records(task) else None
-    run = port.run if port else next(iter(published(task, ledger.read(task.ledger)).values()), None)
-    if port is None:
-        made.missing.append("no port was measured: `kda port TASK --sglang PATH --record`, on a GPU")
-    made.files["microbench.md"] = _microbench(task, port, run, made)
-    profile = _profile(task, made)
+    measured = _measured(task, made)
+    made.files["microbench.md"] = _microbench(measured)
+    profile = _profile(task, measured, made)
     if profile is not None:
-        made.files["profile.md"] = profile_md(profile)
-    made.files["models.md"] = _models(given, made)
-    made.files["numerics.md"] = _numerics(_tier(task), run)
+        made.files["profile.md"] = _outdated(task, profile) + profile_md(profile)
+    if task.family == DIFFUSION:
+        made.files["models.md"] = _models(given, made)
+    else:
+        made.missing.append("throughput and latency of a model: SGLang's own benchmarks, before and after the patch")
+    made.files["numerics.md"] = _numerics(_tier(task), measured.run, made)
     made.files["provenance.json"] = origin_json(task, {})
-    if not given.pictures:
+    if task.family == DIFFUSION and not given.pictures:
         made.missing.append("no generated image or clip was given: --picture FILE")
-    made.files["description.md"] = _description(task, given, run, profile, made)
+    made.files["description.md"] = _description(task, given, measured, profile, made)
     return made
 
 
-def _microbench(task: Task, port: PortRecord | None, run: RunRecord | None, made: Artifacts) -> str:
-    if port is not None:
-        return section_md(port)
+@dataclass(frozen=True)
+class Measured:
+    """The run whose times are told, be it of the port or of the solution."""
+
+    port: PortRecord | None
+    run: RunRecord | None
+    stale: str
+    """Why the run is not of what the files hold now; empty where it is."""
+
+    @property
+    def opponent(self) -> str:
+        """The arm on the latest release that the run has times of."""
+        arms = {name for row in self.run.rows for name in row.arms} if self.run else set()
+        return LATEST if LATEST in arms else BASELINE
+
+    @property
+    def ratios(self) -> list[float]:
+        """Speedups over the opponent on the device."""
+        run = self.run
+        found = [row_ratio(run, row, Basis.DEVICE, self.opponent) for row in run.rows] if run else []
+        return [one for one in found if one is not None]
+
+
+def _measured(task: Task, made: Artifacts) -> Measured:
+    port = next(reversed(records(task)), None)
+    run = port.run if port else next(iter(published(task, ledger.read(task.ledger)).values()), None)
+    if port is None:
+        made.missing.append("no port was measured: `kda port TASK --sglang PATH --record`, on a GPU")
     if run is None:
         made.missing.append("no run of the solution is published")
+    told = stale(task, run) if run else []
+    if told:
+        made.missing.append(f"the {'port' if port else 'published run'} is stale: {told[0]}")
+    return Measured(port, run, next(iter(told), ""))
+
+
+def _microbench(measured: Measured) -> str:
+    old = f"Outdated: {measured.stale}.\n\n" if measured.stale else ""
+    if measured.port is not None:
+        return old + section_md(measured.port)
+    if measured.run is None:
         return "Not measured.\n"
-    if told := stale(task, run):
-        made.missing.append(f"the published run is stale: {told[0]}")
     head = "Not of the port: the solution as it was published, GPU time as a CUDA graph.\n\n"
-    return head + rows_md(run, SUBJECT, BASELINE)
+    return head + old + rows_md(measured.run, SUBJECT, measured.opponent)
 
 
 def rows_md(run: RunRecord, subject: str, opponent: str) -> str:
-    """Markdown: microseconds of GPU time of both, and the speedup with its interval, of every row."""
+    """Markdown: microseconds of GPU time of both, and the speedup, of every row.
+
+    It has its interval where the record has one, else it is the ratio of the medians.
+    """
     gpu = run.machine.before.name if run.machine.before else "unknown GPU"
     text = (
         f"{gpu}, run `{run.run_id}`.\n\n"
-        + line("row", f"{opponent} us", f"{subject} us", "speedup")
+        + line("row", f"{arm_name(run, opponent)} us", f"{subject} us", "speedup")
         + "|---|---|---|---|\n"
     )
     for row in run.rows:
-        ratio = row.speedup.get(Basis.DEVICE, {}).get(opponent)
-        shown = f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio else "-"
-        text += line(row.id, _time(row, opponent), _time(row, subject), shown)
+        found = speedup(row, Basis.DEVICE, opponent)
+        shown = interval(found) if found else ratio(row_ratio(run, row, Basis.DEVICE, opponent))
+        times = [microseconds(median(row, arm, Metric.DEVICE)) for arm in (opponent, subject)]
+        text += line(row.id, *times, shown)
     return text
 
 
-def _time(row: RowResult, arm: str) -> str:
-    summary = row.arms[arm].summary.get(Metric.DEVICE) if arm in row.arms else None
-    return microseconds(summary.median if summary else None)
-
-
-def _profile(task: Task, made: Artifacts) -> ProfileRecord | None:
-    """The profiled row that moves the most: before and after, one pair."""
-    found = record_log.read(profile_log(task), ProfileRecord)
-    pairs = [one for one in found if len(one.arms) > 1]
+def _profile(task: Task, measured: Measured, made: Artifacts) -> ProfileRecord | None:
+    """The profiled row that moves the most: before and after, one pair; sooner of these files and of this opponent."""
+    pairs = [one for one in record_log.read(profile_log(task), ProfileRecord) if len(one.arms) > 1]
     if not pairs:
         made.missing.append(f"no pair of profiles: `kda profile {task.op} --row ID`, on a GPU")
         return None
-    chosen = max(pairs, key=lambda one: (one.utc[:10], one.bytes_moved))
-    if chosen.provenance.hashes.get("solution") != provenance.hashes(task)["solution"]:
+
+    def fit(one: ProfileRecord) -> tuple[bool, bool, str, int]:
+        return not is_outdated(task, one.provenance), measured.opponent in one.arms, one.utc[:10], one.bytes_moved
+
+    chosen = max(pairs, key=fit)
+    if is_outdated(task, chosen.provenance):
         made.missing.append(f"the profile of {chosen.utc[:10]} is of another version of the solution")
     return chosen
+
+
+def _outdated(task: Task, profile: ProfileRecord) -> str:
+    if not is_outdated(task, profile.provenance):
+        return ""
+    return f"Outdated: of {profile.utc[:10]}, and of another version of the solution than the patch's.\n\n"
 
 
 def _models(given: Given, made: Artifacts) -> str:
@@ -152,52 +227,111 @@ def _tier(task: Task) -> str:
     return tier_of(task, exact=any(one.exact for one in records(task)[-1:]))
 
 
-def _numerics(tier: str, run: RunRecord | None) -> str:
-    text = f"Declared: **{tier}**, {TIERS[tier]}.\n"
+def _numerics(tier: str, run: RunRecord | None, made: Artifacts) -> str:
+    text = _declared(tier)
+    rows = [
+        line(row.id, arm_name(run, arm), one.output, f"{one.equal:.4%}", f"{one.near:.4%}")
+        for row in (run.rows if run else ())
+        for arm, result in row.arms.items()
+        for one in result.distance
+        if run is not None
+    ]
     if run is None:
-        return text
+        return text + "\nNot measured.\n"
+    if not rows:
+        made.missing.append(f"run {run.run_id} did not count which outputs are equal to SGLang's")
+        return text + f"\nHow many elements equal SGLang's was not counted in run `{run.run_id}`.\n"
     text += (
         "\nLeast share of equal elements, and of those within one unit in the last place, over all draws of a row.\n\n"
     )
-    text += line("row", "beside", "output", "equal", "within one unit") + "|---|---|---|---|---|\n"
-    return text + "".join(
-        line(row.id, arm, one.output, f"{one.equal:.4%}", f"{one.near:.4%}")
-        for row in run.rows
-        for arm, result in row.arms.items()
-        for one in result.distance
+    return (
+        text + line("row", "beside", "output", "equal", "within one unit") + "|---|---|---|---|---|\n" + "".join(rows)
     )
 
 
-def _description(
-    task: Task, given: Given, run: RunRecord | None, profile: ProfileRecord | None, made: Artifacts
-) -> str:
+def _declared(tier: str) -> str:
+    return f"Declared: **{tier}**, {TIERS[tier]}.\n"
+
+
+def _description(task: Task, given: Given, measured: Measured, profile: ProfileRecord | None, made: Artifacts) -> str:
+    """A draft under the headings of SGLang's template for pull requests."""
     ops = ", ".join(f"`{op}`" for op in task.config.ops)
-    parts = [
-        f"# Faster {ops}\n",
-        f"{task.config.task.title}. Models: {', '.join(task.config.task.models)}.\n",
-        WHAT_CHANGES,
-        f"## Numerics\n\n{_numerics(_tier(task), None)}",
-        f"## Why it is faster\n\n{causes(profile) if profile else 'Not profiled.'}\n",
-        METHOD,
-    ]
-    if run is not None and (rows := [r.speedup[Basis.DEVICE] for r in run.rows if r.speedup.get(Basis.DEVICE)]):
-        best = [one[BASELINE].estimate for one in rows if BASELINE in one]
-        subject = NAME if run.settings.subject == NAME else "the solution (not yet the port)"
-        if best:
-            parts.append(f"Speedups of {subject} over the code before: {min(best):.2f} to {max(best):.2f}.\n")
+    release, replaced = _replaced(task, measured)
+    current, ratios = measured.run is not None and not measured.stale, measured.ratios
+    faster = current and bool(ratios) and geometric_mean(ratios) > 1
+    title = f"Faster {ops}" if faster else f"KDA-Pilot's kernels {'in front of' if replaced else 'for'} {ops}"
+    parts = [f"# {title}\n", "## Motivation\n"]
+    parts.append(f"{task.config.task.title}. Models: {', '.join(task.config.task.models)}.\n")
+    if faster:
+        parts.append(_speedups(measured))
+    parts += ["## Modifications\n", _modifications(task, release, replaced)]
     if given.overlapping:
         numbers = ", ".join(f"#{number}" for number in given.overlapping)
-        parts.append(f"## Overlapping open pull requests\n\n{numbers}, as far as the author knows.\n")
+        parts.append(f"Open pull requests that touch the same, as far as the author knows: {numbers}.\n")
+    parts += ["## Accuracy Tests\n", _declared(_tier(task)), "Beside SGLang's own outputs: numerics.md.\n"]
+    parts.append("## Benchmarking and Profiling\n")
+    if not current:
+        parts.append(f"Not measured{': the last times are outdated' if measured.run else ''}.\n")
+    elif ratios:
+        models = ", models.md" if "models.md" in made.files else ""
+        parts += [*([] if faster else [_speedups(measured)]), METHOD, f"Tables: microbench.md{models}.\n"]
+    if profile is not None:
+        parts += [_outdated(task, profile).strip() + "\n"] if _outdated(task, profile) else []
+        parts.append(causes(profile) + "\n")
+    else:
+        parts.append("Not profiled.\n")
+    parts.append(CHECKLIST.format(op=task.op))
     if made.missing:
-        parts.append("## Missing\n\n" + "".join(f"- {one}\n" for one in made.missing))
+        parts.append("## Missing (not for the pull request)\n\n" + "".join(f"- {one}\n" for one in made.missing))
     return "\n".join(parts)
+
+
+def _speedups(measured: Measured) -> str:
+    """One sentence; the run has ratios."""
+    run, ratios = measured.run, measured.ratios
+    subject = "the port" if measured.port else "the solution (not yet the port)"
+    over = arm_name(run, measured.opponent) if run else measured.opponent
+    gpu = run.machine.before.name if run and run.machine.before else "unknown GPU"
+    return (
+        f"Speedups of {subject} over {over}, GPU time on {gpu}: {min(ratios):.3f} to {max(ratios):.3f} over "
+        f"{len(ratios)} rows, geometric mean {geometric_mean(ratios):.3f}.\n"
+    )
+
+
+def _replaced(task: Task, measured: Measured) -> tuple[Layout, list[Replacement]]:
+    """The release that the draft is about, the last port's or the latest, and its functions that get kernels."""
+    layout = Layout(measured.port.layout) if measured.port else list(Layout)[-1]
+    return layout, [
+        one for one in replacements([task]) if one.version == layout.value and one.function in task.config.ops
+    ]
+
+
+def _modifications(task: Task, layout: Layout, replaced: list[Replacement]) -> str:
+    """What the patch does, and who decides whether the kernels run."""
+    tree, tier = Tree(Path(), Path(), layout), _tier(task)
+    if not replaced:
+        who, text = "new", f"{PACKAGE} {layout.value} has no such functions; the patch adds them.\n\n"
+    else:
+        who = (
+            "bits" if is_gated_by_bits(tier, tree, task, new=False) else "level" if tree.has_levels(task) else "nobody"
+        )
+        text = (
+            f"Kernels in front of these functions of {PACKAGE} {layout.value}:\n\n"
+            + "".join(f"- `{one.module}.{one.function}`\n" for one in replaced)
+            + "\nThe functions keep their names and arguments. Their bodies first ask the new kernels; a call that\n"
+            "these do not take goes on as before. On NPU, ROCm and CPU nothing changes.\n\n"
+        )
+    switch = f" `{SWITCH}=1` in the environment switches them off." if replaced else ""
+    return text + WHO_DECIDES[who].format(tier=tier) + switch + "\n"
 
 
 def causes(profile: ProfileRecord) -> str:
     """Measured differences between before and after on the profiled row, one sentence each."""
     sides = list(profile.arms.items())
     (before, old), (after, new) = sides[0], sides[-1]
-    told = [f"On row {profile.row} ({profile.gpu.name}), {before} and {after} as Nsight Compute counted them:\n"]
+    pin = pin_name(profile.provenance.pins.get(before))
+    named = f"{before} ({pin})" if pin else before
+    told = [f"On row {profile.row} ({profile.gpu.name}), {named} and {after} as Nsight Compute counted them:\n"]
     moved = [_total(side, "dram_read_bytes", "dram_written_bytes") for side in (old, new)]
     for what, values, unit in (
         ("Kernels of a call", [float(len(old)), float(len(new))], ""),
@@ -206,10 +340,10 @@ def causes(profile: ProfileRecord) -> str:
         ("Occupancy, at least", [_least(side, "occupancy_pct") for side in (old, new)], "%"),
         ("Bytes of spilled registers", [_total(side, "local_bytes") for side in (old, new)], ""),
     ):
-        if values[0] is not None and values[1] is not None:
-            same = " (no difference)" if values[0] == values[1] else ""
-            told.append(f"- {what}: {values[0]:,.0f}{unit} before, {values[1]:,.0f}{unit} after{same}.")
-    told.append(f"- The op must move {profile.bytes_moved:,} bytes.")
+        if None not in values and values[0] != values[1]:
+            told.append(f"- {what}: {values[0]:,.0f}{unit} before, {values[1]:,.0f}{unit} after.")
+    cached = moved[1] is not None and moved[1] < profile.bytes_moved
+    told.append(f"- The op must move {profile.bytes_moved:,} bytes{'; the rest stayed in L2' if cached else ''}.")
     return "\n".join(told)
 
 

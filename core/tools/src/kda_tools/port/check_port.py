@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,15 +62,24 @@ def arm(port: Port) -> Iterator[Path]:
 
 
 def run_grid(
-    port: Port, folder: Path, rows: list[str], device: str, thin: bool = False, limit_s: float | None = None
+    port: Port,
+    folder: Path,
+    rows: list[str],
+    device: str,
+    thin: bool = False,
+    limit_s: float | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Grid:
     """Run the grid through the ported functions of the arm in `folder`.
 
-    It is thinned and shrunken on a CPU, thinned with `thin`; no row begins after `limit_s`.
+    It is thinned and shrunken on a CPU, thinned with `thin`; no row begins after `limit_s`. `say` is told the
+    beginning.
     """
     request = Request(task=port.task, rows=rows, subject=NAME, device=device, allow_busy=True, ports={NAME: folder})
     session = grid_session(open_session(request))
     chosen = tuple(row for row in grid_rows(session, full=False, thin=thin) if row.op not in port.left)
+    most = f", {limit_s:g} s at most" if limit_s is not None else ""
+    say(f"grid: {len(chosen)} rows on the {_place(session)}{most} ...")
     return _sorted(session, run(session, chosen, measure=False, limit_s=limit_s), len(chosen))
 
 
@@ -79,4 +88,8 @@ def _sorted(session: Session, record: RunRecord, asked: int) -> Grid:
     bad = (Verdict.INCORRECT, Verdict.INVALID, Verdict.ERROR, Verdict.TIMEOUT)
     failed = tuple(row for row in record.rows if row.verdict in bad and row not in left)
     taken = tuple(row for row in record.rows if row.verdict not in bad)
-    return Grid("GPU" if session.kind == "cuda" else "CPU, in Triton's interpreter", taken, left, failed, asked)
+    return Grid(_place(session), taken, left, failed, asked)
+
+
+def _place(session: Session) -> str:
+    return "GPU" if session.kind == "cuda" else "CPU, in Triton's interpreter"

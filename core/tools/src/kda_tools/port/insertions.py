@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.strict_models import Strict
+from kda_judge.contract.strict_models import Strict, read_json
 
 MEMORY = ".kda-port"
 
@@ -139,7 +139,7 @@ def undo(base: Path, op: str) -> list[str]:
     place = memory(base, op)
     if not place.is_file():
         raise UsageError(f"{place}: {op} is not ported to this tree; nothing to undo")
-    done = Written.model_validate_json(place.read_text(encoding="utf-8"))
+    done = read_json(Written, place)
     texts = {path: _without(base, op, path, texts) for path, texts in done.inserted.items()}
     others = {path for other in (base / MEMORY).glob("*.json") if other != place for path in _touched(other)}
     for path, text in texts.items():
@@ -174,14 +174,14 @@ def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
 def _pristine(base: Path, path: str) -> str:
     """The hash of a file before the first port that inserted into it."""
     for other in sorted((base / MEMORY).glob("*.json")):
-        before = Written.model_validate_json(other.read_text(encoding="utf-8")).before
+        before = read_json(Written, other).before
         if path in before:
             return before[path]
     return _sha256((base / path).read_bytes())
 
 
 def _touched(place: Path) -> Mapping[str, object]:
-    return Written.model_validate_json(place.read_text(encoding="utf-8")).inserted
+    return read_json(Written, place).inserted
 
 
 def _as_in(text: str, inserted: str) -> str:

@@ -15,21 +15,27 @@ from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
 from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import DIFFUSION, Tree
-from kda_tools.project.export.readme import origin_json, readme
-from kda_tools.project.export.sources import VENDORED, collect, exact_ops
+from kda_tools.port.tree_format import formatted
+from kda_tools.project.export.prune import prune
+from kda_tools.project.export.readme import origin_json, port_readme
+from kda_tools.project.export.sources import VENDORED, collect, exact_ops, titled, with_plain_tables
 
 KERNEL = "kernel"
 """The export's folder in the package."""
-INVISIBLE = (f"{VENDORED}/cubin.py", f"{VENDORED}/cuda_cpp.py")
+INVISIBLE = {f"{KERNEL}/{VENDORED}/cubin.py", f"{KERNEL}/{VENDORED}/cuda_cpp.py"}
 """Launches that do not go through Triton's JIT: `replay_launches` would leave them out of what it repeats."""
+SWITCH = "SGLANG_DISABLE_KDA_KERNELS"
+"""The environment variable that turns the ports of a process off."""
+LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 TIERS = {
-    "exact": "the bits of SGLang's own kernels",
+    "exact": "made to give the bits of SGLang's own kernels",
     "lossless": "SGLang's maths and precision of every operand and accumulator, rounded elsewhere",
     "high": "a lower precision somewhere than SGLang's own kernels",
 }
 
-HEAD = '''# SPDX-License-Identifier: Apache-2.0
-# KDA extension provenance: KDA-Pilot, task {task}, commit {commit}.
+HEAD = (
+    LICENSE
+    + '''# KDA extension provenance: KDA-Pilot, task {task}, commit {commit}.
 """{title}.
 
 {told}
@@ -43,21 +49,25 @@ from typing import Any
 import torch
 
 '''
+)
 IN_FRONT = "Each `try_` function answers None for a call that the kernels do not take: SGLang's own code goes on then."
 GATED = (
     "Off until a request's quality level mounts `sites/kda_{op}_site.py`, as `_QUALITY_FUSION_HANDLERS` says. "
     + IN_FRONT
 )
+COMPARED = "Its test compares them. "
 EXACT = (
     "On wherever they can run, each signature after its first call gave the bits of SGLang's own function: `exact.py`. "
     + IN_FRONT
 )
 UNGATED = "{whom} no quality levels: the kernels are on wherever they can run. " + IN_FRONT
+SWITCHED = f"`{SWITCH}=1` in the environment turns them off."
 NEW = "No model calls these ops yet: whoever does mounts them behind a site of that level."
 ABOUT = (
-    f"`{KERNEL}/` is the export of a task of KDA-Pilot: README.md says what was measured, provenance.json which files "
-    "of which commit it is. Importing this module imports neither Triton nor a kernel."
+    f"`{KERNEL}/` is the export of a task of KDA-Pilot: README.md says what it is, provenance.json which files of "
+    "which commit. Importing this module imports neither Triton nor a kernel."
 )
+DISABLED = f'_DISABLED = os.environ.get("{SWITCH}") == "1"\n'
 FUNCTIONS = '''
 _functions: dict[str, Callable[..., Any]] = {{}}
 
@@ -73,7 +83,7 @@ def _function(name: str) -> Callable[..., Any]:
 OPEN_FACADE = '''
 def _open(*tensors: torch.Tensor | None) -> bool:
     """Whether the kernels are asked at all: no trace, no gradients, an NVIDIA GPU, and a level that allows them."""
-    if torch.compiler.is_compiling() or {closed} or not is_cuda():
+    if _DISABLED or torch.compiler.is_compiling() or {closed} or not is_cuda():
         return False
     return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
 '''
@@ -88,7 +98,7 @@ def _is_cuda() -> bool:
 
 def _open(*tensors: torch.Tensor | None) -> bool:
     """Whether the kernels are asked at all: no trace, no gradients, an NVIDIA GPU."""
-    if torch.compiler.is_compiling() or not _is_cuda():
+    if _DISABLED or torch.compiler.is_compiling() or not _is_cuda():
         return False
     return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
 '''
@@ -142,21 +152,32 @@ def package_files(
 
     `exact`: with upstream's bits.
     """
-    exported = collect(task, runtime=False, exact=exact).files
-    package = tree.package(task).replace("/", ".")
-    replayed = tree.has_levels(task) and not set(INVISIBLE) & set(exported)
-    files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
-    template = "taken_recorded.py" if tree.has_levels(task) else "taken_eager.py"
-    files["taken.py"] = (Path(str(tree_files.__file__)).parent / template).read_text(encoding="utf-8")
+    names = [one.__name__ for one in functions]
+    exported = with_plain_tables(task, collect(task, runtime=False, exact=exact, only=names).files)
+    exported["__init__.py"] = titled(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
+    files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
+    files["taken.py"] = _template("taken_recorded.py")
     if is_gated_by_bits(numerics, tree, task, new):
-        files["exact.py"] = (Path(str(tree_files.__file__)).parent / "exact.py").read_text(encoding="utf-8")
-    files["__init__.py"] = _init(task, tree, functions, new, replayed, numerics)
-    files["README.md"] = readme(
-        task, package, "plain", f"from {package} import {', '.join(_exported(functions, new))}", exact
-    )
+        files["exact.py"] = _template("exact.py")
+    init = "__init__.py"
+    files[init] = _init(task, tree, functions, new, replayed=False, numerics=numerics)
+    whole, files = files, prune(files, [init])
+    replayed = tree.has_levels(task) and not INVISIBLE & set(files)
+    if not (replayed or new):  # nobody records the launches: what `Op.call` remembers of a signature costs least
+        files = prune({**whole, "taken.py": _template("taken_eager.py")}, [init])
+    files[f"{KERNEL}/{init}"] += f"\n__all__ = {sorted(names)}\n"
+    files |= {name: LICENSE + text for name, text in files.items() if name.endswith(".py")}
+    files[init] = _init(task, tree, functions, new, replayed, numerics)
+    files = formatted(files)
+    package = tree.package(task).replace("/", ".")
+    files["README.md"] = port_readme(task, package, names, _told(task, tree, names, new, numerics), exact)
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return {**files, "provenance.json": origin_json(task, hashes)}
+
+
+def _template(name: str) -> str:
+    return (Path(str(tree_files.__file__)).parent / name).read_text(encoding="utf-8")
 
 
 def dispatched(task: Task, exact: bool = False) -> list[Callable[..., Any]]:
@@ -191,21 +212,24 @@ def _exported(functions: list[Callable[..., Any]], new: bool) -> list[str]:
 
 def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool, replayed: bool, numerics: str) -> str:
     facade, exact = tree.has_levels(task), is_gated_by_bits(numerics, tree, task, new)
-    ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
-    gate = NEW if new else EXACT if exact else GATED.format(op=task.op) if facade else ungated
+    parts = (ABOUT, _numerics(task, tree, new, numerics))
     text = HEAD.format(
         task=task.folder,
         commit=provenance.git_state(checkout_root()).commit or "unknown",
         title=task.config.task.title,
-        told="\n\n".join(fill(part, WIDTH) for part in (ABOUT, f"Numerics: {numerics}, {TIERS[numerics]}. {gate}")),
+        told="\n\n".join(fill(part, WIDTH) for part in parts),
     )
+    if not new:
+        text = text.replace("from collections", "import os\nfrom collections", 1)
     if facade:
         if not new:
             text += "from sglang.kernels.ops.diffusion.common.platform import is_cuda\n"
             site = f"sglang.kernels.ops.diffusion.sites.kda_{task.op}_site"
             text += f"from {site} import (\n    {gate_name(task.op)},\n)\n"
         if exact:
-            text += "from .exact import checked, own\n\n" + _hosts(task, tree)
+            names = [one.__name__ for one in functions]
+            hosts = "".join(f'    "{op}": "{module}",\n' for op, module in _hosts(task, tree, names).items())
+            text += f"from .exact import checked, own\n\n_HOSTS = {{\n{hosts}}}\n"
     else:
         text = text.replace("from typing import Any\n", "from functools import cache\nfrom typing import Any\n", 1)
     wrapper = "whole" if new else "taken"
@@ -217,6 +241,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
     if exact:
         wrapped = f"checked({gate_name(task.op)}, getattr(kernel, name), _HOSTS[name], {wrapped})"
     closed = f"{gate_name(task.op)}.disabled or own.active" if exact else f"not {gate_name(task.op)}.mounted"
+    text += "" if new else "\n" + DISABLED
     text += FUNCTIONS.format(load="\n".join(f"        {line}" if line else "" for line in load), wrapped=wrapped)
     if new:
         text += "\n" + GRADIENTS
@@ -227,10 +252,26 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
     return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted(_exported(functions, new))) + "]\n"
 
 
-def _hosts(task: Task, tree: Tree) -> str:
-    """Source of a table: op -> the module of SGLang's own function."""
-    held = [one for one in replacements([task]) if one.version == tree.layout.value and one.function in task.config.ops]
-    return "_HOSTS = {\n" + "".join(f'    "{one.function}": "{one.module}",\n' for one in held) + "}\n"
+def _hosts(task: Task, tree: Tree, ops: list[str]) -> dict[str, str]:
+    """Op -> the module of SGLang's own function, of these."""
+    held = [one for one in replacements([task]) if one.version == tree.layout.value and one.function in ops]
+    return {one.function: one.module for one in held}
+
+
+def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
+    """How the kernels round, and when they are asked."""
+    by_bits = is_gated_by_bits(numerics, tree, task, new)
+    ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
+    gate = NEW if new else EXACT if by_bits else GATED.format(op=task.op) if tree.has_levels(task) else ungated
+    compared = COMPARED if numerics == "exact" and not by_bits else ""
+    return f"Numerics: {numerics}, {TIERS[numerics]}. {compared}{gate}" + ("" if new else f" {SWITCHED}")
+
+
+def _told(task: Task, tree: Tree, ops: list[str], new: bool, numerics: str) -> list[str]:
+    """What the README says of the calls."""
+    asked = [f"- `{module}.{op}` asks `try_{op}` first." for op, module in _hosts(task, tree, ops).items()]
+    who = [f"Its functions are {', '.join(f'`{op}`' for op in ops)}."] if new else ["\n".join(asked)]
+    return [*who, _numerics(task, tree, new, numerics)]
 
 
 def _function(function: Callable[..., Any], new: bool) -> str:
@@ -258,7 +299,7 @@ def _signature(signature: inspect.Signature) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             starred = True
             lines.append("*")
-        annotation = inspect.formatannotation(parameter.annotation).replace("torch.Tensor", "torch.Tensor")
+        annotation = inspect.formatannotation(parameter.annotation)
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         lines.append(f"{name}: {annotation}{default}")
     return "(\n" + "".join(f"    {line},\n" for line in lines) + ") -> Any"

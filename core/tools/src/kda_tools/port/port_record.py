@@ -12,7 +12,7 @@ from kda_judge.bench import run
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import record_log
+from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.gpu_state import has_gpu, read_state
 from kda_judge.evidence.run_record import RunRecord
 from kda_judge.session import Request, frozen_rows, open_session
@@ -20,6 +20,10 @@ from kda_tools.port.check_port import Grid
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME
 from kda_tools.port.upstream_tests import UpstreamTest
+from kda_tools.publish.report import published
+
+NOT_MEASURED = 'reason = "not measured'
+"""How a line of a `tuned.toml` begins that nobody has measured yet."""
 
 
 class Checks(Strict):
@@ -130,3 +134,15 @@ def keep(port: Port, checked: Checks, measured: RunRecord) -> PortRecord:
     )
     record_log.append(log(port.task), made)
     return made
+
+
+def unmeasured(task: Task) -> str | None:
+    """One line about a solution of which nothing, or not all, was measured on a GPU; None where all was."""
+    if not published(task, ledger.read(task.ledger)) and not log(task).is_file():
+        return f"note: {task.folder}: no run on a GPU is published: nobody knows whether it is faster there"
+    for path in sorted((task.path / "solution").rglob("tuned*.toml")):
+        text = path.read_text(encoding="utf-8")
+        if guessed := text.count(NOT_MEASURED):
+            lines = text.count("\nreason = ")
+            return f"note: {path.relative_to(task.path.parent)}: {guessed} of {lines} choices were not measured"
+    return None

@@ -13,6 +13,7 @@ from kda_tools.port.insertions import Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, hosts, locked
 from kda_tools.port.package_files import dispatched, package_files, tier
 from kda_tools.port.proof_files import proof_files
+from kda_tools.port.tree_format import formatted
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,6 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     if tree.layout is Layout.FACADE:
         edit_facade(patch, tree, task, list(functions), new, tier(task, exact))
     test, benchmark = proof_files(task, tree, modules, tier(task, exact))
-    patch.created[tree.test(task).relative_to(base).as_posix()] = test
-    patch.created[tree.benchmark(task).relative_to(base).as_posix()] = benchmark
+    proof = {tree.test(task): test, tree.benchmark(task): benchmark}
+    patch.created |= formatted({path.relative_to(base).as_posix(): text for path, text in proof.items()})
     return Port(task, tree, patch, modules, new, tuple(strangers), exact)

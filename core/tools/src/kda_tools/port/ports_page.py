@@ -8,7 +8,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
-from kda_tools.publish.report import line, median, microseconds
+from kda_tools.publish.report import arm_name, line, median, microseconds
 from kda_tools.publish.write_pages import write_pages
 
 INTRODUCTION = "Ports of this task's solution to SGLang, each measured beside the other arms. Made by `kda publish`.\n"
@@ -46,7 +46,11 @@ def section_md(record: PortRecord) -> str:
         told.append("- A first look at the times: one generation of workers, few samples.")
     told += [f"- Not the release's file: `{path}`." for path in record.strangers]
     arms = list(run.settings.against)
-    head = line("row", NAME, *arms, *(f"{arm} / {NAME}" for arm in arms)) + "|---" * (2 + 2 * len(arms)) + "|\n"
+    head = (
+        line("row", NAME, *(arm_name(run, arm) for arm in arms), *(f"{arm} / {NAME}" for arm in arms))
+        + "|---" * (2 + 2 * len(arms))
+        + "|\n"
+    )
     rows = "".join(
         line(row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in (NAME, *arms)), *_ratios(row, arms))
         for row in run.rows

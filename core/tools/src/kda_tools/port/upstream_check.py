@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,16 +107,23 @@ def older_pin(task: Task, version: str) -> Pin | None:
     return next(iter([*before[-1:], *pins[-1:]]), None)
 
 
-def check(tasks: Iterable[Task], version: str, wheel: Path, cache: Path) -> list[Checked]:
-    """Compare every task's pinned files with the release's, and import its functions beside our stand-ins."""
+def check(
+    tasks: Iterable[Task], version: str, wheel: Path, cache: Path, say: Callable[[str], None] = lambda _: None
+) -> list[Checked]:
+    """Compare every task's pinned files with the release's, and import its functions beside our stand-ins.
+
+    `say` is told every step.
+    """
     found = []
     with zipfile.ZipFile(wheel) as archive:
         names = frozenset(item.filename for item in archive.infolist() if not item.is_dir())
         chosen = [(task, pin) for task in tasks if (pin := older_pin(task, version)) is not None]
         wanted = [one.function for task, pin in chosen for one in replacements([task]) if one.version == pin.version]
+        say(f"{PACKAGE} {version}: looking for {len(set(wanted))} functions in {len(names)} files ...")
         places = _definitions(archive, names, set(wanted))
         hashes: dict[str, str] = {}
-        for task, pin in chosen:
+        for number, (task, pin) in enumerate(chosen, 1):
+            say(f"{number} of {len(chosen)}: {task.op}: its files, and an import ...")
             held = [one for one in replacements([task]) if one.version == pin.version]
             with zipfile.ZipFile(obtain(pin, cache, offline=False)) as old:
                 functions = [

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,8 +95,10 @@ def find_tests(port: Port) -> list[Path]:
     return [p for p in paths if not p.name.startswith("test_kda_") and named.search(p.read_text(encoding="utf-8"))]
 
 
-def run_tests(port: Port, arm: Path) -> list[UpstreamTest]:
+def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None) -> list[UpstreamTest]:
     """Run them against the arm in `arm` (`ported_arm.write_arm`), each file in a process of its own.
+
+    `say` is told when one begins.
 
     Without a GPU they are collected, which shows that their imports work, and not run.
     """
@@ -114,7 +116,11 @@ def run_tests(port: Port, arm: Path) -> list[UpstreamTest]:
     for name in SOURCES:
         if (root / name).is_dir():
             shutil.copytree(root / name, arm / "tree" / name, dirs_exist_ok=True)
-    return [_run(shutil.copy(path, folder), path.name, folder) for path in found]
+    done = []
+    for file in found:
+        say(f"SGLang's {file.name}: {'runs' if has_gpu() else 'is collected'} ...")
+        done.append(_run(shutil.copy(file, folder), file.name, folder))
+    return done
 
 
 def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:

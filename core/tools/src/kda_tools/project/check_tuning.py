@@ -9,7 +9,7 @@ from pathlib import Path
 from kda_judge.contract.errors import KdaError
 from kda_judge.contract.tasks import Task
 from kda_tools.lab.tune.choose_lines import unfounded
-from kda_tools.lab.tune.sweep import derived, has_sweeps, load, log, read_tables, recorded, text_of, tuned
+from kda_tools.lab.tune.tuning_files import derived, has_sweeps, load, log, read_tables, recorded, text_of, tuned
 from kda_tools.publish.tuning_page import page, page_problems
 
 CHECK_TIMEOUT_S = 300

@@ -11,7 +11,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_tools.project import launch_scripts
-from kda_tools.project.new_task import Name, claim
+from kda_tools.project.new_task import Name, claim, removed_on_failure
 from kda_tools.publish.generate import publish
 
 FOLDER = Path(__file__).parent / "templates"
@@ -27,7 +27,8 @@ REFERENCE = '''\
 import torch
 
 from kda_judge.contract.errors import expecting
-from kda_judge.contract.workloads import DType, Workload
+from kda_judge.contract.tensor_spec import DType
+from kda_judge.contract.workloads import Workload
 
 '''
 GRID = '''\
@@ -37,7 +38,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from kda_judge.contract.workloads import DType, TensorSpec, Workload
+from kda_judge.contract.tensor_spec import DType, TensorSpec
+from kda_judge.contract.workloads import Workload
 
 '''
 THIN = '''
@@ -110,9 +112,10 @@ def from_template(template: str, name: str) -> Path:
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    task = Task(folder)
-    publish([task], check=False)
-    launch_scripts.write(task)
+    with removed_on_failure(folder):
+        task = Task(folder)
+        publish([task], check=False)
+        launch_scripts.write(task)
     return folder
 
 

@@ -2,14 +2,15 @@
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_runtime import tuned_table
-from kda_tools.lab.tune import sweep as tune
+from kda_tools.lab.tune import tuning_files as tune
 from kda_tools.project import launch_scripts
 from kda_tools.publish.generate import publish
 from kda_tools.publish.task_notes import COPIED, unlink
@@ -101,11 +102,22 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    task = Task(folder)
-    publish([task], check=False)
-    unlink(task)
-    launch_scripts.write(task)
+    with removed_on_failure(folder):
+        task = Task(folder)
+        publish([task], check=False)
+        unlink(task)
+        launch_scripts.write(task)
     return folder
+
+
+@contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Take the new folder away again when what makes it whole fails, or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def claim(family: str, name: str, root: Path) -> Name:

@@ -2,10 +2,10 @@
 
 from kda_judge.contract.errors import ExitCode
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import record_log
+from kda_judge.evidence import append_only, record_log
 from kda_tools.lab.inspect.aot import check_targets
 from kda_tools.lab.tune import run_sweep
-from kda_tools.lab.tune import sweep as tune
+from kda_tools.lab.tune import tuning_files as tune
 from kda_tools.lab.tune.trials import compile_all
 from kda_tools.publish import sweep_view, tuning_page
 from kda_tools.terminal import say
@@ -17,8 +17,9 @@ def run(request: run_sweep.Request) -> ExitCode:
     if planned.gpu is None:
         _compile(planned)
         return ExitCode.OK
-    record = run_sweep.sweep(planned, sweep_view.print_row)
     path = tune.log(request.task)
+    append_only.demand_appendable(path)
+    record = run_sweep.sweep(planned, sweep_view.print_row)
     record_log.append(path, record)
     say(f"recorded in {path}: {record.seconds:.0f} s")
     if record.usable:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda_judge.contract.errors import UsageError
 from kda_tools.lab.tune.choose_lines import Decided, Scored, decide, label, latest, over_copy, spread
-from kda_tools.lab.tune.sweep import log, recorded, replace_text
+from kda_tools.lab.tune.tuning_files import log, recorded, replace_text
 from kda_tools.publish.report import line, microseconds, ratio
 
 if TYPE_CHECKING:

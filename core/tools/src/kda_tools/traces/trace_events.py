@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -38,6 +40,12 @@ class Work(IntEnum):
 SCOPES = {"user_annotation": Scope.ANNOTATION, "python_function": Scope.FRAME, "cpu_op": Scope.OPERATOR}
 WORK = {"kernel": Work.KERNEL, "gpu_memcpy": Work.COPY, "gpu_memset": Work.FILL}
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
+
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+SIZES = msgspec.json.Decoder(list[list[Size | list[Size]] | str | float | None])
+"""Of shapes and of strides: a list for each tensor, and a list of them for a list of tensors."""
+TYPES = msgspec.json.Decoder(list[str | list[str]])
 
 
 class Names:
@@ -94,7 +102,7 @@ class GpuWork:
 class TraceEvents:
     """One trace. `shapes` holds (dims, types, strides) as JSON text, `steps` (start, end) of the profiler's steps."""
 
-    file: str
+    path: Path
     sha256: str
     gpu: str
     names: list[str]
@@ -124,7 +132,7 @@ def collect(trace: TraceFile) -> TraceEvents:
         names = ", ".join(f"{device} (process {pid})" for pid, device in gpus)
         raise UsageError(f"{trace.path}: expected the events of one GPU, got those of {names}; give one rank's trace")
     return TraceEvents(
-        file=trace.path.name,
+        path=trace.path,
         sha256=trace.sha256,
         gpu=trace.devices.get(gpus[0][1], ""),
         names=[str(name) for name in gathering.names.values()],
@@ -201,29 +209,43 @@ class _Gathering:
         work.kind.append(kind)
         work.stream.append(self.streams.number((event.pid, event.tid)))
         work.correlation.append(NONE if args.correlation is None else args.correlation)
-        work.moved.append(args.moved or 0)
+        work.moved.append(max(args.moved or 0, 0))
 
 
 def tensors(shape: tuple[bytes, bytes, bytes]) -> list[tuple[tuple[int, ...], str, tuple[int, ...] | None]]:
     """(dims, dtype, strides) of every tensor that an operator was given, those of lists one by one; None: not recorded.
 
     Kineto writes a number as `[]` of type "Scalar" and an absent argument as `[]` of type "", which are left out.
+
+    Raises:
+        msgspec.ValidationError: they are not as the format has them.
     """
-    dims, types, strides = (msgspec.json.decode(part) if part else [] for part in shape)
-    found: list[tuple[list[int], str, list[int] | None]] = []
+    dims, types, strides = (
+        SIZES.decode(shape[0]) if shape[0] else [],
+        TYPES.decode(shape[1]) if shape[1] else [],
+        SIZES.decode(shape[2]) if shape[2] else [],
+    )
+    found: list[tuple[tuple[int, ...], str, tuple[int, ...] | None]] = []
     for i, dim in enumerate(dims):
         kind = types[i] if i < len(types) else ""
         stride = strides[i] if i < len(strides) else None
         if not isinstance(dim, list) or kind in ("", "Scalar", "ScalarList", "None"):
             continue
+        steps = stride if isinstance(stride, list) and len(stride) == len(dim) else None
         if dim and isinstance(dim[0], list):  # a list of tensors, whose element types stand in a list or in one word
             kinds = kind if isinstance(kind, list) else [_element(kind)] * len(dim)
-            steps = stride if isinstance(stride, list) and len(stride) == len(dim) else [None] * len(dim)
-            found += zip(dim, kinds, steps, strict=False)
+            for one, its_kind, its_steps in zip(dim, kinds, steps or dim, strict=False):
+                found.append((_sizes(one), its_kind, None if steps is None else _sizes(its_steps)))
         else:
-            same = isinstance(stride, list) and len(stride) == len(dim)
-            found.append((dim, str(kind), stride if same else None))
-    return [(tuple(dim), kind, None if step is None else tuple(step)) for dim, kind, step in found]
+            found.append((_sizes(dim), str(kind), None if steps is None else _sizes(steps)))
+    return found
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    """The sizes or strides of one tensor."""
+    if not isinstance(value, list) or not all(isinstance(size, int) for size in value):
+        raise msgspec.ValidationError(f"expected a list of sizes or strides, got {value!r:.100}")
+    return tuple(value)
 
 
 def _element(kind: str) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
+
 from kda_judge.contract.errors import UsageError
 from kda_tools.traces.kernel_classes import KernelClass, classify
 from kda_tools.traces.trace_events import NONE, TraceEvents, Work, tensors
@@ -167,14 +169,14 @@ def profile(events: TraceEvents, steps: int | None = None) -> Profile:
     inside = [event for event in found if event.start >= start]
     end = max([event.end for event in inside] + [last for _, last in events.steps])
     if end <= start:
-        raise UsageError(f"{events.file}: expected GPU events that take time, got none longer than 0 us")
+        raise UsageError(f"{events.path}: expected GPU events that take time, got none longer than 0 us")
     gaps = list(_gaps(inside, start, end, places, events.names))
     costs = _costs(inside, events, places)
     kinds = {cost.source.kernel: cost.source.kind for cost in costs}
     talking = [kinds[events.names[event.name]] is KernelClass.COMMUNICATION for event in inside]
     busy = _union(inside)
     return Profile(
-        file=events.file,
+        file=events.path.name,
         sha256=events.sha256,
         gpu=events.gpu,
         steps=steps or len(events.steps) or 1,
@@ -220,7 +222,10 @@ def _gaps(events: list[_Event], start: float, end: float, places: Places, names:
 def _costs(events: list[_Event], trace: TraceEvents, places: Places) -> list[Cost]:
     sources: dict[tuple[object, ...], Cost] = {}
     last_call: dict[tuple[object, ...], int] = {}
-    inputs = [tuple(Tensor(*one) for one in tensors(shape)) for shape in trace.shapes]
+    try:
+        inputs = [tuple(Tensor(*one) for one in tensors(shape)) for shape in trace.shapes]
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"{trace.path}: an operator's inputs are not as the trace format has them: {error}") from None
     nowhere = Place()
     for event in events:
         place = places.of.get(event.correlation, nowhere)

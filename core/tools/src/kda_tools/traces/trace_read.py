@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -31,14 +31,18 @@ MOST_TRIES = 100
 GZIP = b"\x1f\x8b"
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\},\s*(?=\{)")
+Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Bytes = Annotated[int, msgspec.Meta(ge=-(2**40), le=2**40)]
+Microseconds = Annotated[float, msgspec.Meta(ge=-1e20, le=1e20)]
+"""Wide enough for nanoseconds since the epoch, and narrow enough for any sum of them."""
 
 
 class Arguments(msgspec.Struct, gc=False):
     """What is wanted of an event's `args`; lists stay the text that they are."""
 
-    correlation: int | None = None
-    device: int | None = None
-    moved: int | None = msgspec.field(name="bytes", default=None)
+    correlation: Number | None = None
+    device: Number | None = None
+    moved: Bytes | None = msgspec.field(name="bytes", default=None)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
@@ -52,8 +56,8 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     pid: int | str = 0
     tid: int | str = 0
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: Microseconds = 0.0
+    dur: Microseconds = 0.0
     args: Arguments | None = None
 
 
@@ -160,7 +164,7 @@ class TraceFile:
         """Whether `text` is what stands before or behind the events; keeps the devices that it names."""
         try:
             header = msgspec.json.decode(text, type=Header)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
         self.devices |= {device.id: device.name for device in header.devices}
         return True
@@ -170,6 +174,8 @@ class TraceFile:
             return self._decoder.decode(b"[" + text + b"]")
         except msgspec.ValidationError as error:
             raise UsageError(f"{self.path}: an event is not as the trace format has it: {error}") from None
+        except RecursionError:
+            raise UsageError(f"{self.path}: an event is not as the trace format has it: nested too deeply") from None
         except msgspec.DecodeError as error:
             self._complaint = f" ({error})"
             return None

@@ -25,6 +25,7 @@ from kda_judge.judge import verdict
 from kda_judge.judge.idle_arms import busy
 from kda_judge.judge.judge import Judge, Progress
 from kda_judge.judge.oracle import load_reference
+from kda_judge.judge.run_setup import Setup
 from kda_judge.session import Request, Session, frozen_rows, open_session
 from kda_tools.lab.adversaries.table import ARMS, NOISY, PASSES, Adversary, Ending, Kind
 
@@ -158,7 +159,7 @@ def _looped(session: Session, ending: Ending, progress: Progress) -> tuple[Verdi
         for name in names
     ]
     arms = {spec.name: ArmProcess(spec, session.config.bench.timeout_s, {}) for spec in specs}
-    judge = Judge(session.config, load_reference(task), arms, settings, "cpu", None, progress)
+    judge = Judge(Setup(session.config, load_reference(task), arms, settings, "cpu"), progress)
     try:
         judge.run(frozen_rows(session), measure=True)
     finally:

@@ -94,10 +94,12 @@ def caught(
     return Adversary(name, ending, cuda or ending, row=row, opponent=opponent, loops=loops)
 
 
-def harmless(name: str, kinds: tuple[Kind, ...] = ("cpu", "cuda"), *, loops: bool = False) -> Adversary:
+def harmless(
+    name: str, kinds: tuple[Kind, ...] = ("cpu", "cuda"), *, loops: bool = False, opponent: bool = False
+) -> Adversary:
     """What it does has no effect: its row ends as an honest one's, and rightly."""
     cpu, cuda = (Ending(None) if kind in kinds else None for kind in ("cpu", "cuda"))
-    return Adversary(name, cpu, cuda, loops=loops)
+    return Adversary(name, cpu, cuda, loops=loops, opponent=opponent)
 
 
 def missed(
@@ -129,7 +131,8 @@ ADVERSARIES = (
     caught("remembers_by_pointer", INCORRECT, "is the previous call's result: it was remembered, not computed"),
     caught("remembers_by_version", INCORRECT, "is the previous call's result: it was remembered, not computed"),
     caught("remembers_by_content", INCORRECT, USED),
-    missed("copies_what_it_remembers", NO_TIME, TOO_FAST, cuda_row=LARGE, loops=True),
+    caught("copies_what_it_remembers", INCORRECT, "remembered, not computed|while a loop", loops=True),
+    caught("remembers_half_of_the_work", INCORRECT, "replaced while a loop of calls was running", loops=True),
     # A CPU's allocator writes into the memory that it takes back.
     Adversary("trusts_stale_memory", None, TOO_FAST, row=LARGE),
     caught("skips_repeated_calls", INCORRECT, "replaced while a loop of calls was running"),
@@ -151,12 +154,16 @@ ADVERSARIES = (
     caught("wrong_on_the_second_call", INCORRECT, "elements outside tolerance.*seed 23"),
     caught("lower_precision", INCORRECT, "elements outside tolerance"),
     caught("coarser_within_tolerance", INCORRECT, TWICE, LOOSE, opponent=True),
+    caught("coarse_but_not_at_the_worst", INCORRECT, "error of all elements", LOOSE, opponent=True),
+    caught("loosens_the_yardstick", INCORRECT, TWICE, LOOSE, opponent=True),
     caught("knows_the_seeds", INCORRECT, r"got 0 \[inputs: offset"),
     caught("wrong_beyond_the_draws", INCORRECT, r"got 1e\+09 \[inputs: mixed"),
     caught("wrong_when_unaligned", INCORRECT, r"elements outside tolerance.*\[inputs: normal, seed \d+, in slices\]"),
     # Form
     caught("returns_none", INCORRECT, "expected 1 tensor, got None"),
     caught("returns_two", INCORRECT, "expected 1 tensor, got tuple of 2"),
+    caught("returns_a_tuple_of_one", INCORRECT, "expected 1 tensor, got tuple of 1"),
+    caught("computes_when_looked_at", INCORRECT, "expected 1 tensor, got Later"),
     caught("returns_a_number", INCORRECT, "expected 1 tensor, got float"),
     caught("returns_in_place", INCORRECT, "expected None", INPLACE),
     caught("wrong_shape", INCORRECT, r"output 'out': expected shape \[(8|64), 16\], got \[16, (8|64)\]"),
@@ -182,18 +189,24 @@ ADVERSARIES = (
     caught("computes_in_a_mode", INCORRECT, "elements outside tolerance"),
     caught("patches_the_worker", INCORRECT, "elements outside tolerance"),
     Adversary("side_stream", None, Ending(INVALID, "events .* us is less than"), row=LARGE),
-    caught("slows_the_other_arm", INVALID, "of a processor busy while others were timed", opponent=True, loops=True),
+    harmless("slows_the_other_arm", opponent=True, loops=True),
     caught("renices_the_other_arm", INVALID, "the priority of arm 'eager' was changed", opponent=True),
+    caught("demotes_the_other_arm", INVALID, "the scheduling policy of arm 'eager' was changed", opponent=True),
+    # On a CPU workers are not pinned.
+    Adversary("moves_the_other_arm", None, Ending(INVALID, "the affinity of arm '\\w+' was changed")),
+    harmless("stops_the_other_arm", loops=True, opponent=True),
+    harmless("works_in_short_lives", loops=True, opponent=True),
     caught("kills_the_other_arm", ERROR, "arm 'eager' was killed by SIGKILL", opponent=True),
     caught("leaves_a_child_behind", INVALID, "left processes running in a session of their own: sleep 30"),
     caught("leaves_a_daemon_behind", INVALID, "left processes running in a session of their own: sleep 30"),
     caught("kills_its_supervisor", ERROR, "was killed by SIGKILL during '"),
-    caught("works_in_a_child", INVALID, "of a processor busy while others were timed", opponent=True, loops=True),
+    harmless("works_in_a_child", opponent=True, loops=True),
     # Clocks and counts
     harmless("patches_the_clock", loops=True),
     caught("slows_its_clock", INVALID, r"claims (49|50)\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
     caught("forges_its_time", INVALID, r"wall: claims 6[67]\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
     caught("shaves_its_time", INVALID, r"wall: claims [234]\.\d% less time than passed", loops=True),
+    caught("shortens_its_samples", INVALID, "wall: claims more time than passed", loops=True),
     caught("forges_its_calls", ERROR, r"says that it made \d+ calls of \d+"),
     caught("claims_no_calls", ERROR, "answer to wall has the wrong form"),
     caught("claims_no_time", ERROR, "answer to wall has the wrong form"),
@@ -207,6 +220,9 @@ ADVERSARIES = (
     caught("writes_to_the_channel", ERROR, "wrote garbage on the judge's channel"),
     caught("forges_a_reply", ERROR, "wrote garbage on the judge's channel"),
     caught("floods_the_channel", ERROR, r"a line longer than \d+ bytes"),
+    caught("nests_its_reply", ERROR, "wrote garbage on the judge's channel"),
+    caught("swells_its_log", ERROR, "exited with code 1 during 'verify'"),
+    caught("forges_the_terminal", ERROR, r"exited with code 0 during 'verify'\n    \| \\x1b\[2J"),
     caught("raises", ERROR, r"'raises' raised RuntimeError: no such kernel image \(raises.py"),
     caught("raises_on_import", ERROR, "ImportError: libmissing.so"),
     caught("lacks_the_op", ERROR, "has no callable 'axpy'"),

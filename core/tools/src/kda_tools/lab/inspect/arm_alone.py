@@ -17,7 +17,8 @@ from kda_judge.arms.arm_import import callable_of, import_arm, tensors_first
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.contract.strict_models import Strict
-from kda_judge.contract.workloads import TensorSpec, Workload
+from kda_judge.contract.tensor_spec import TensorSpec
+from kda_judge.contract.workloads import Workload
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,8 @@ from math import prod
 from types import ModuleType
 
 from kda_judge.contract.config import Op
-from kda_judge.contract.workloads import ITEM_SIZE, Workload
+from kda_judge.contract.tensor_spec import ITEM_SIZE
+from kda_judge.contract.workloads import Workload
 from kda_judge.session import Session
 from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
 from kda_tools.lab.inspect.aot import meta_tensors

@@ -14,7 +14,8 @@ from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.contract.workloads import Workload, select
 from kda_judge.evidence import gpu_state, provenance
 from kda_runtime import tuned_table
-from kda_tools.lab.tune import sweep as tune
+from kda_tools.lab.tune import tuning_files as tune
+from kda_tools.lab.tune.sweep import Sweep
 from kda_tools.lab.tune.sweep_record import RowTimes, SweepRecord
 from kda_tools.lab.tune.time_candidates import FEWEST_ROUNDS, ROUNDS, GraphWatch, measure
 from kda_tools.lab.tune.trials import Trial, fill_cache, trials
@@ -69,7 +70,7 @@ def plan(request: Request) -> Plan:
     return Plan(request, tuple(found), whole=chosen == every, gpu=session.gpu)
 
 
-def _expect_decided(task: Task, one: tune.Sweep[Any], found: Sequence[Trial]) -> None:
+def _expect_decided(task: Task, one: Sweep[Any], found: Sequence[Trial]) -> None:
     """Raise the UsageError for a line that no row falls into, or whose rows have no candidate in common."""
     for place, bounds in enumerate(one.lines):
         rows = [trial for trial in found if one.line_of(trial.features) == place]
@@ -81,7 +82,7 @@ def _expect_decided(task: Task, one: tune.Sweep[Any], found: Sequence[Trial]) ->
             raise UsageError(f"{where}: applies: no candidate is tried on all rows of {line}; they decide it together")
 
 
-def _rows(task: Task, sweeps: Sequence[tune.Sweep[Any]]) -> tuple[Workload, ...]:
+def _rows(task: Task, sweeps: Sequence[Sweep[Any]]) -> tuple[Workload, ...]:
     rows = (*task.workloads, *(row for sweep in sweeps for row in sweep.rows))
     ids = [row.id for row in rows]
     twice = sorted({name for name in ids if ids.count(name) > 1})
@@ -90,7 +91,7 @@ def _rows(task: Task, sweeps: Sequence[tune.Sweep[Any]]) -> tuple[Workload, ...]
     return rows
 
 
-def _own(sweep: tune.Sweep[Any], sweeps: Sequence[tune.Sweep[Any]], chosen: Sequence[Workload]) -> list[Workload]:
+def _own(sweep: Sweep[Any], sweeps: Sequence[Sweep[Any]], chosen: Sequence[Workload]) -> list[Workload]:
     """Without the rows that another sweep added for its own table."""
     foreign = [row for other in sweeps if other is not sweep for row in other.rows]
     return [row for row in chosen if row not in foreign]

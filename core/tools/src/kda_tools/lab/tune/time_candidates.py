@@ -22,7 +22,7 @@ from kda_judge.arms.arm_import import tensors_first
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import Traffic
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.workloads import INTEGRAL
+from kda_judge.contract.tensor_spec import INTEGRAL
 from kda_judge.judge.open_row import Case, output_spec, traffic
 from kda_judge.judge.oracle import ask_oracle, load_reference
 from kda_judge.judge.output_rules import judged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from kda_judge.contract.tasks import Task, checkout_root
@@ -18,18 +19,19 @@ LAUNCHERS = {
     "Triton's own launcher.",
     "runtime": "It needs torch, triton and the package kda-runtime, whose launcher costs the host less than Triton's.",
 }
-
-BITS = "With upstream's bits: {ops}. The times below were measured without that setting.\n"
+PROVENANCE = "`provenance.json` says which files of which commit this is."
+BITS = "It gives upstream's bits, in {ops}: these round where upstream's own kernels do.{times}\n"
+MEASURED = "## Measured\n"
+UNMEASURED = "Not measured yet.\n"
 
 
 def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False) -> str:
     """The README of an export whose import name is `name`; `call` is the line that imports it; see `collect`."""
     solution = task.load("solution")
-    latest = published(task, ledger.read(task.ledger))
     parts = [
         f"# {name}\n\n{task.config.task.title}. Exported from the task {task.folder} of KDA-Pilot, Apache-2.0.\n",
-        LAUNCHERS[launcher] + " `provenance.json` says which files of which commit this is.\n",
-        *([BITS.format(ops=", ".join(f"`{op}`" for op in exact_ops(task)))] if exact else []),
+        f"{LAUNCHERS[launcher]} {PROVENANCE}\n",
+        *([_bits(task, exact_ops(task))] if exact else []),
         "## How to call it\n",
         f"```python\n{call}\n```\n",
         *(_function(getattr(solution, op)) for op in task.config.ops),
@@ -39,10 +41,47 @@ def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False)
         "## Shapes that models call it with\n",
         "| row | models | inputs |\n|---|---|---|\n"
         + "".join(line(row.id, ", ".join(row.models), inputs(row)) for row in task.workloads if row.production),
-        "## Measured\n",
-        *(_measured(task, record) for record in latest.values()),
+        MEASURED,
+        *_all_measured(task, list(task.config.ops)),
     ]
-    return "\n".join(parts if latest else [*parts, "Not measured yet.\n"])
+    return "\n".join(parts)
+
+
+def port_readme(task: Task, package: str, ops: Sequence[str], told: Sequence[str], exact: bool) -> str:
+    """The README of a port, the package `package` of a tree, with the functions `ops`.
+
+    `told`: who asks it, when, and what its numerics are.
+    """
+    solution = task.load("solution")
+    parts = [
+        f"# {package}\n\n{task.config.task.title}.\n",
+        f"From the task {task.folder} of KDA-Pilot, by `kda port`; Apache-2.0. {PROVENANCE}\n",
+        f"`kernel/{VENDORED}/` holds the little that the kernels share.\n",
+        *(f"{one}\n" for one in told),
+        *([_bits(task, ops)] if exact else []),
+        "## What it computes\n",
+        *dict.fromkeys(_formula(getattr(solution, op)) for op in ops),
+        MEASURED,
+        *_all_measured(task, ops),
+    ]
+    return "\n".join(parts)
+
+
+def is_measured(task: Task) -> bool:
+    """Whether a run of the task is published."""
+    return bool(published(task, ledger.read(task.ledger)))
+
+
+def _bits(task: Task, ops: Sequence[str]) -> str:
+    times = " The times below were measured without that." if is_measured(task) else ""
+    return BITS.format(ops=", ".join(f"`{op}`" for op in ops), times=times)
+
+
+def _all_measured(task: Task, ops: Sequence[str]) -> list[str]:
+    """Tables of every published run that has rows of these ops."""
+    records = published(task, ledger.read(task.ledger)).values()
+    tables = [_measured(task, record, ops) for record in records if any(row.op in ops for row in record.rows)]
+    return tables or [UNMEASURED]
 
 
 def origin(task: Task, files: dict[str, str]) -> dict[str, Any]:
@@ -81,7 +120,7 @@ def _formula(function: Any) -> str:
     return f"```\n{text}\n```\n"
 
 
-def _measured(task: Task, record: RunRecord) -> str:
+def _measured(task: Task, record: RunRecord, ops: Sequence[str]) -> str:
     assert record.machine.before is not None
     arms = [name for name in (SUBJECT, BASELINE, LATEST) if name == SUBJECT or name in record.settings.against]
     pins = [pin_name(record.provenance.pins.get(name)) or "this" for name in arms]
@@ -89,7 +128,7 @@ def _measured(task: Task, record: RunRecord) -> str:
     if stale(task, record):
         measured += ", **stale**: the code has changed since"
     head = ["row", *(f"{pin} on the device" for pin in pins)]
-    rows = [row for row in record.rows if row.production]
+    rows = [row for row in record.rows if row.production and row.op in ops]
     table = "".join(line(row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in arms)) for row in rows)
     return (
         f"{measured}. Microseconds of GPU time per call, as a CUDA graph. The host's part depends on the launcher and "

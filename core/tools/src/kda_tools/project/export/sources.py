@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,10 @@ from pathlib import Path
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.provenance import RUNTIME, library
+from kda_runtime.tuned_table import FILE as TOML
+from kda_runtime.tuned_table import Line, read
+from kda_tools.project.export import plain_table
+from kda_tools.project.export.prune import prune
 
 VENDORED = "_kda"
 """The folder of an export that holds what it needs of the runtime."""
@@ -18,6 +23,11 @@ EXACT = """
 for _function in ({names},):
     _function.kda_op.set_exact()  # upstream's bits, as was asked of this export
 """
+JSON = "tuned.json"
+UNMEASURED = ("not measured", "an unrecorded sweep")
+"""How the reasons of lines begin that no recorded measurement chose."""
+DOCSTRING = '"""The optimised arm: public callables with exactly the upstream signatures."""'
+"""Of the public functions' module: it means something in this repository alone."""
 LEFT_OUT = frozenset({"bound.py", "native.py", "native.c"})
 """The C launcher: without it calls take Triton's own, which is what a framework without the runtime has."""
 
@@ -45,10 +55,51 @@ def exact_ops(task: Task) -> tuple[str, ...]:
     return found
 
 
-def collect(task: Task, runtime: bool, exact: bool = False) -> Sources:
-    """The solution's modules and tables; beside them the runtime's, unless `runtime` stays a dependency.
+def carried(task: Task, exact: bool = False) -> Sources:
+    """What goes along where kda_runtime is not: of the runtime only what the solution uses, and tables without TOML."""
+    files = with_plain_tables(task, collect(task, runtime=False, exact=exact).files)
+    own = [name for name in files if name.endswith(".py") and not name.startswith(f"{VENDORED}/")]
+    return Sources(prune(files, own), tuple(task.config.ops))
 
-    `exact`: the ops that can give upstream's bits.
+
+def titled(task: Task, text: str, told: str) -> str:
+    """The public functions' module, saying what it is to whoever has not this repository."""
+    return text.replace(DOCSTRING, f'"""{task.config.task.title}.\n\n{told}\n"""', 1)
+
+
+def with_plain_tables(task: Task, files: Mapping[str, str]) -> dict[str, str]:
+    """The same with `tuned.json` in place of each `tuned.toml`, and a reader of it: TOML's is not in every Python."""
+    found = {}
+    for name, text in files.items():
+        if name.rpartition("/")[2] == TOML:
+            found[name.removesuffix(TOML) + JSON] = _plain_table(read(task.path / "solution" / name))
+        else:
+            found[name] = text
+    if (reader := f"{VENDORED}/tuned_table.py") in found:
+        found[reader] = Path(plain_table.__file__).read_text(encoding="utf-8")
+    return found
+
+
+def _plain_table(tables: Mapping[str, tuple[Line, ...]]) -> str:
+    """Tables as JSON, a line for a line."""
+    texts = []
+    for name, lines in tables.items():
+        rows = [
+            {"capability": line.capability, "at_most": line.at_most, "config": line.config, "measured": _measured(line)}
+            for line in lines
+        ]
+        texts.append(f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]")
+    return "{\n" + ",\n".join(texts) + "\n}\n"
+
+
+def _measured(line: Line) -> str:
+    return line.reason if line.reason.startswith(UNMEASURED) else f"{line.device}, {line.date}"
+
+
+def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] | None = None) -> Sources:
+    """The solution's modules and tables; beside them the runtime's, whole, unless `runtime` stays a dependency.
+
+    `exact`: with upstream's bits for the ops that can give them, or of these for those in `only`.
 
     Raises:
         UsageError: no op can.
@@ -62,7 +113,9 @@ def collect(task: Task, runtime: bool, exact: bool = False) -> Sources:
             depth = len(name.parts) - 1
             files[name.as_posix()] = text if runtime or path.suffix != ".py" else _relative(text, depth, VENDORED)
     if exact:
-        files["__init__.py"] += EXACT.format(names=", ".join(exact_ops(task)))
+        files["__init__.py"] += EXACT.format(
+            names=", ".join(one for one in exact_ops(task) if only is None or one in only)
+        )
     if not runtime:
         (folder,) = map(Path, find_spec(RUNTIME).submodule_search_locations)  # type: ignore[union-attr,arg-type]
         for part in sorted({"__init__.py", *library(solution)} - LEFT_OUT):

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, checkout_root
-from kda_tools.project.export.readme import origin_json, readme
-from kda_tools.project.export.sources import collect
+from kda_tools.project.export.readme import is_measured, origin_json, readme
+from kda_tools.project.export.sources import carried, collect, titled
 
-VARIANTS = {"torch-cuda": "CUDA", "torch-cpu": "CPU"}
-"""Build variants of a Hub kernel that is Python alone -> the backend that its metadata names."""
+BACKEND = "cuda"
+"""Of a Hub kernel that is Python alone: there is none for the CPU, where PyTorch comes without Triton."""
+ORGANISATION = "ORGANISATION"
+"""Stands for whoever uploads a Hub kernel."""
 VERSION = 1
 """Of the Hub kernel's interface."""
 
@@ -37,13 +39,10 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
     name = folder.resolve().name if form == "plain" else f"kda_{task.op}"
     if not name.isidentifier() or iskeyword(name):
         raise UsageError(f"{folder}: expected a folder whose name Python can import (letters, digits, _)")
-    sources = collect(task, runtime, exact)
+    sources = collect(task, runtime, exact) if runtime else carried(task, exact)
     files = dict(sources.files)
-    files["__init__.py"] = files["__init__.py"].replace(
-        '"""The optimised arm: public callables with exactly the upstream signatures."""',
-        f'"""{task.config.task.title}. README.md says how it is called and what was measured."""',
-        1,
-    )
+    told = "README.md says how it is called" + (" and what was measured." if is_measured(task) else ".")
+    files["__init__.py"] = titled(task, files["__init__.py"], told)
     if (root := checkout_root()) is not None and (root / "LICENSE").is_file():
         files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
     files["provenance.json"] = origin_json(task, {name: _sha256(text) for name, text in sorted(files.items())})
@@ -53,24 +52,33 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
         call = f"from {name} import {ops}"
         files["README.md"] = readme(task, name, "runtime" if runtime else "plain", call, exact)
         return _write(folder, files)
-    call = f'from kernels import get_kernel\n\n{name} = get_kernel("ORGANISATION/{name}", version={VERSION})'
-    card = f"---\ntags:\n- kernels\nlicense: apache-2.0\n---\n\n{readme(task, name, 'plain', call, exact)}"
-    _write(folder, {"README.md": card})
-    for variant, backend in VARIANTS.items():
-        built = _write(folder / "build" / variant, files)
-        (built / "metadata.json").write_text(json.dumps(_metadata(name, backend), indent=2) + "\n", encoding="utf-8")
-    return folder / "build" / "torch-cuda"
+    call = f'from kernels import get_kernel\n\n{name} = get_kernel("{ORGANISATION}/{name}", version={VERSION})'
+    text = readme(task, name, "plain", call, exact)
+    head, steps = "---\ntags:\n- kernels\nlicense: apache-2.0\n---\n\n", next_steps(task, folder)
+    _write(folder, {"README.md": f"{head}{text}\n## How it comes to the Hub\n\n{steps}"})
+    built = _write(folder / "build" / f"torch-{BACKEND}", files)
+    (built / "metadata.json").write_text(json.dumps(_metadata(name), indent=2) + "\n", encoding="utf-8")
+    return built
 
 
-def _metadata(name: str, backend: str) -> dict[str, object]:
+def next_steps(task: Task, folder: Path) -> str:
+    """What is left to do with a Hub kernel: the branch is what `get_kernel` finds its version by."""
+    place = f"{ORGANISATION}/kda_{task.op} {folder.resolve().name}"
+    return (
+        f"Put your user or organisation for {ORGANISATION}, here and in README.md, then:\n\n"
+        f"    hf auth login\n    hf upload {place} --repo-type kernel --revision v{VERSION}\n"
+    )
+
+
+def _metadata(name: str) -> dict[str, object]:
     """What the package `kernels` reads of a build variant."""
     return {
-        "id": f"_{name}_{backend.lower()}",
+        "id": f"_{name}_{BACKEND}",
         "name": name.replace("_", "-"),
         "version": VERSION,
         "license": "Apache-2.0",
         "python-depends": [],
-        "backend": {"type": backend.lower()},
+        "backend": {"type": BACKEND},
     }
 
 

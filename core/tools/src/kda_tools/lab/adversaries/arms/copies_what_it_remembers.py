@@ -1,7 +1,7 @@
 """As `remembers_by_content`, but returns a copy, so that every result has memory of its own.
 
-Caught by: on a GPU, the physical checks: a call of the loop costs less than the work. A captured call is honest here,
-because the graph's first replay would show a remembered one.
+Caught by: inputs of which a stretch changes while a loop runs, and not the elements that are compared. A captured call
+is honest here, because the graph's first replay would show a remembered one.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Keeps a thread busy on the core that timing is pinned to, except while its own calls run.
 
-Caught by: the processor time that it uses while another arm is timed.
+Caught by: nothing, and needs not be: other arms are held while one is timed.
 """
 
 import os

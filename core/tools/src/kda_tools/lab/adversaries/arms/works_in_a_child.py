@@ -1,6 +1,6 @@
 """Keeps a child of the worker's own session busy, also while the opponent is timed.
 
-Caught by: the processor time of the worker's whole tree.
+Caught by: nothing, and needs not be: other arms are held while one is timed.
 """
 
 import subprocess

@@ -1,0 +1,28 @@
+"""What a run of the judge works with, the same for its whole length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kda_judge.arms.arm_process import ArmProcess
+from kda_judge.contract.config import Config
+from kda_judge.evidence.run_record import Settings
+from kda_judge.judge.spent import Spent
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Arms on one device, and what they are held against."""
+
+    config: Config
+    reference: Any
+    """The task's module with the oracle."""
+    arms: Mapping[str, ArmProcess]
+    settings: Settings
+    device: str
+    """Its name in torch."""
+    core: int | None = None
+    """The core that workers are pinned to while they are timed."""
+    spent: Spent = field(default_factory=Spent)

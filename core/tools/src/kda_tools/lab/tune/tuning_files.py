@@ -1,0 +1,124 @@
+"""Tuning as a recorded sweep: `bench/tune.py` says what may be chosen, `docs/tuning.jsonl` what was measured.
+
+`kda tune` measures every candidate on every row, appends the times to `docs/tuning.jsonl`, and derives `tuned.toml`
+from them by the rule in `choose_lines`. The solution's dispatch reads that file through `kda_runtime.tuned_table`. What
+was measured, losers included, is shown in `docs/tuning.md`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import record_log
+from kda_runtime import tuned_table
+from kda_runtime.tuned_table import Line
+from kda_tools.lab.tune.choose_lines import DECLARED, expected
+from kda_tools.lab.tune.sweep import Sweep
+from kda_tools.lab.tune.sweep_record import SweepRecord
+
+
+def log(task: Task) -> Path:
+    """The machine-written record of every sweep."""
+    return task.path / "docs" / "tuning.jsonl"
+
+
+def recorded(task: Task) -> list[SweepRecord]:
+    """Every sweep of the task, in the order of the log."""
+    return record_log.read(log(task), SweepRecord)
+
+
+def tuned(task: Task) -> Path:
+    """The tables that the solution reads."""
+    return task.path / "solution" / tuned_table.FILE
+
+
+def has_sweeps(task: Task) -> bool:
+    """Whether the task says how it is tuned."""
+    return (task.path / "bench" / "tune.py").is_file()
+
+
+def load(task: Task) -> tuple[Sweep[Any], ...]:
+    """The task's sweeps; imports its solution."""
+    path = task.path / "bench" / "tune.py"
+    if not has_sweeps(task):
+        raise UsageError(f"{path}: file not found; it says which configurations `kda tune {task.op}` may choose")
+    sweeps: Any = task.load("bench.tune").SWEEPS
+    if not isinstance(sweeps, (tuple, list)) or not all(isinstance(sweep, Sweep) for sweep in sweeps):
+        raise UsageError(f"{path}: SWEEPS: expected a tuple of Sweep, got {reprlib.repr(sweeps)}")
+    for sweep in sweeps:
+        for row in sweep.rows:
+            task.check_row(row, path)
+    return tuple(sweeps)
+
+
+def derived(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[str, tuple[Line, ...]]:
+    """What the task's `tuned.toml` has to hold."""
+    path = tuned(task)
+    current = read_tables(path) if path.is_file() else {}
+    try:
+        return expected(sweeps, recorded(task), current)
+    except UsageError as error:
+        raise UsageError(f"{log(task)}: {error}") from None
+
+
+def read_tables(path: Path) -> dict[str, tuple[Line, ...]]:
+    """The lines of every table in a `tuned.toml`; a UsageError names the file and the key."""
+    try:
+        return tuned_table.read(path)
+    except tuned_table.TableError as error:
+        raise UsageError(str(error)) from None
+
+
+def write(task: Task, tables: Mapping[str, Sequence[Line]]) -> bool:
+    """Write `tuned.toml`; False when it held that already."""
+    return replace_text(tuned(task), text_of(task.op, tables))
+
+
+def replace_text(path: Path, text: str) -> bool:
+    """Write `text`; False when the file held that already."""
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return False
+    path.write_text(text, encoding="utf-8")
+    return True
+
+
+def text_of(op: str, tables: Mapping[str, Iterable[Line]]) -> str:
+    """The tables as TOML, one inline table for each line's bounds and configuration."""
+    try:
+        import tomlkit
+    except ImportError:
+        raise MissingRequirement(
+            f"no tomlkit to write tables with: `pip install tomlkit`, then `kda tune {op} --derive`"
+        ) from None
+
+    document = tomlkit.document()
+    document.add(
+        tomlkit.comment(f"Written by `kda tune {op}`; `kda tune {op} --derive` makes it again from docs/tuning.jsonl.")
+    )
+    for name, lines in tables.items():
+        array = tomlkit.aot()
+        for line in lines:
+            table = tomlkit.table()
+            for key, value in vars(line).items():
+                if not isinstance(value, dict):
+                    table[key] = value
+                elif value:
+                    table[key] = tomlkit.inline_table()
+                    table[key].update(value)
+            array.append(table)
+        document[name] = array
+    return tomlkit.dumps(document)
+
+
+def disown(path: Path, op: str, source: str) -> None:
+    """Let the lines of a copied `tuned.toml` say that they were not measured for the copy, whose op is `op`."""
+    reason = f"{DECLARED[0]}: as in {source}, of which this task is a copy"
+    tables = read_tables(path)
+    disowned = {name: [replace(line, reason=reason) for line in lines] for name, lines in tables.items()}
+    path.write_text(text_of(op, disowned), encoding="utf-8")

@@ -1,0 +1,282 @@
+"""Of the modules that are taken along, only what is reachable: found by names, so that it can only keep too much.
+
+A definition on a module's top level stays where kept code of its module names it, kept code of another one imports it
+(or the module, and has an attribute of that name), or a string is its name (`getattr`). A method or property stays
+where a kept attribute or string anywhere has its name; double underscores, fields and other statements of a kept class
+always do. So do statements that define nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import PurePosixPath
+
+WIDTH = 120
+CALLED_BY_OTHERS = frozenset({"data_ptr"})
+"""Methods that Triton calls."""
+BASES = frozenset({"Protocol", "Generic", "NamedTuple", "Exception", "RuntimeError", "ValueError"})
+"""Classes of others that call no method of a class of ours, but for double underscores."""
+EMPTY_SECTION = re.compile(r"^( *)# ---.*\n\n+(?=\1# ---|\Z|(?!\1)\S)", re.MULTILINE)
+"""A heading with nothing left below it."""
+
+
+@dataclass(eq=False)
+class _Part:
+    """A statement of a module, or a method."""
+
+    lines: range
+    """With decorators, with the comments directly above, and with the string behind an assignment."""
+    uses: Sequence[ast.AST] = ()
+    names: frozenset[str] = frozenset()
+    """What it defines; nothing: it always stays."""
+    methods: tuple[_Part, ...] = ()
+    imports: ast.Import | ast.ImportFrom | None = None
+    typing: ast.If | None = None
+    """The block `if TYPE_CHECKING` that it is in."""
+
+
+@dataclass(eq=False)
+class _Module:
+    path: str
+    lines: list[str]
+    parts: tuple[_Part, ...]
+    whole: bool
+    wanted: set[str] = field(default_factory=set)
+    """Names that its own kept code has, and that others import of it."""
+    attributes: set[str] = field(default_factory=set)
+    """Names of attributes in its kept code."""
+    importers: set[_Module] = field(default_factory=set)
+    """Those that import it itself, not names of it."""
+    kept: set[_Part] = field(default_factory=set)
+
+
+def prune(files: Mapping[str, str], whole: Collection[str]) -> dict[str, str]:
+    """What is reachable of `files`, relative path -> text, from those of `whole`, of which nothing is left out."""
+    return _Pruning(files, whole).result()
+
+
+class _Pruning:
+    def __init__(self, files: Mapping[str, str], whole: Collection[str]) -> None:
+        self.files = {path: _without_fallback(path, text, files) for path, text in files.items()}
+        trees = {path: ast.parse(text) for path, text in self.files.items() if path.endswith(".py")}
+        own = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        self.modules = {path: self._module(path, tree, path in whole, own | BASES) for path, tree in trees.items()}
+        self.reached: dict[str, _Module] = {}
+        self.attributes, self.strings = set(CALLED_BY_OTHERS), set[str]()
+        for path in whole:
+            self._reach(path)
+        before = None
+        while before != (before := self._extent()):
+            for module in list(self.reached.values()):
+                for part in module.parts:
+                    self._look_at(module, part)
+
+    def result(self) -> dict[str, str]:
+        """The texts, in the order that they came in."""
+        texts = {path: one.lines if one.whole else self._left(one) for path, one in self.reached.items()}
+        return {
+            path: "".join(texts[path]) if path in self.modules else text
+            for path, text in self.files.items()
+            if path in texts or path not in self.modules
+        }
+
+    def _module(self, path: str, tree: ast.Module, whole: bool, known: Collection[str]) -> _Module:
+        lines = self.files[path].splitlines(keepends=True)
+        return _Module(path, lines, tuple(_parts(tree.body, lines, known)), whole)
+
+    def _extent(self) -> tuple[int, ...]:
+        modules = self.reached.values()
+        sizes = (len(self.attributes), len(self.strings), sum(len(one.wanted) + len(one.kept) for one in modules))
+        return len(modules), sum(len(one.importers) for one in modules), *sizes
+
+    def _asked(self, module: _Module) -> set[str]:
+        return module.wanted.union(self.strings, *(one.attributes for one in module.importers))
+
+    def _look_at(self, module: _Module, part: _Part) -> None:
+        if part.imports is not None:
+            names = [one for one in part.imports.names if module.whole or _bound(one) in self._asked(module)]
+            self._follow(module, part.imports, names)
+            module.wanted.update({"TYPE_CHECKING"} if names and part.typing else ())
+        elif module.whole or not part.names or part.names & self._asked(module):
+            self._keep(module, part)
+            for method in part.methods:
+                if module.whole or method.names & (self.attributes | self.strings):
+                    self._keep(module, method)
+
+    def _keep(self, module: _Module, part: _Part) -> None:
+        if part in module.kept:
+            return
+        module.kept.add(part)
+        for one in (each for node in part.uses for each in _walk(node)):
+            if isinstance(one, ast.Name):
+                module.wanted.add(one.id)
+            elif isinstance(one, ast.Attribute):
+                self.attributes.add(one.attr)
+                module.attributes.add(one.attr)
+            elif isinstance(one, ast.Import | ast.ImportFrom):
+                self._follow(module, one, one.names)
+            elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+                # Text of several lines may be code to execute.
+                words = re.findall(r"\w+", one.value) if "\n" in one.value else [one.value]
+                self.strings.update(words)
+
+    def _follow(self, module: _Module, node: ast.Import | ast.ImportFrom, names: Sequence[ast.alias]) -> None:
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            return  # of another package
+        for alias in names:
+            if (path := _found(_place(module.path, node, alias.name), self.modules)) is not None:
+                self._reach(path).importers.add(module)
+            elif (path := _found(_place(module.path, node), self.modules)) is not None:
+                self._reach(path).wanted.add(alias.name)
+
+    def _reach(self, path: str) -> _Module:
+        for folder in PurePosixPath(path).parents:
+            if (init := (folder / "__init__.py").as_posix()) in self.modules:
+                self.reached.setdefault(init, self.modules[init])
+        return self.reached.setdefault(path, self.modules[path])
+
+    def _left(self, module: _Module) -> list[str]:
+        """The lines that stay."""
+        lines: list[str | None] = list(module.lines)
+        asked = self._asked(module) | {"annotations"}
+        typed: dict[ast.If, int] = {}
+        for part in [*module.parts, *(method for one in module.parts for method in one.methods)]:
+            names = [one for one in part.imports.names if _bound(one) in asked] if part.imports else []
+            if part.typing is not None:
+                typed[part.typing] = typed.get(part.typing, 0) + len(names)
+            if part.imports is not None and names and len(names) < len(part.imports.names):
+                lines[part.lines.start : part.lines.stop] = [None] * len(part.lines)
+                lines[part.lines.start] = _import(part.imports, names)
+            elif not names and part not in module.kept:
+                lines[part.lines.start : part.lines.stop] = [None] * len(part.lines)
+        for block in (block for block, names in typed.items() if not names):
+            lines[block.lineno - 1] = None
+        return [EMPTY_SECTION.sub("", "".join(_spaced(lines)).lstrip("\n"))]
+
+
+def _parts(body: Sequence[ast.stmt], lines: list[str], known: Collection[str]) -> Iterator[_Part]:
+    for node, behind in zip_longest(body, body[1:]):
+        own = _lines(node, lines)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield _Part(range(node.lineno - 1, own.stop), imports=node)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and _all_imports(node):
+            for part in _parts(node.body, lines, known):
+                part.typing = node
+                yield part
+        elif isinstance(node, ast.ClassDef):
+            methods = [one for one in node.body if _is_method(one)] if {*map(_name, node.bases)} <= set(known) else []
+            methods = methods if len(methods) < len(node.body) else methods[1:]  # a class has to have a body
+            uses = [
+                *node.decorator_list,
+                *node.bases,
+                *node.keywords,
+                *(one for one in node.body if one not in methods),
+            ]
+            parts = tuple(_Part(_lines(one, lines), (one,), _targets(one)) for one in methods)
+            yield _Part(own, uses, _targets(node), parts)
+        elif not _is_text(node):
+            end = (behind.end_lineno if behind and _is_text(behind) and _is_assignment(node) else None) or own.stop
+            yield _Part(range(own.start, end), (node,), _targets(node))
+
+
+def _lines(node: ast.stmt, lines: list[str]) -> range:
+    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))]) - 1
+    while first and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    return range(first, node.end_lineno or node.lineno)
+
+
+def _targets(node: ast.stmt) -> frozenset[str]:
+    """The names that a statement defines; none where it may do something else."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return frozenset({node.name})
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    flat = [each for one in targets for each in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    named = frozenset(one.id for one in flat if isinstance(one, ast.Name))
+    return named if len(named) == len(flat) else frozenset()
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, without docstrings."""
+    if not _is_text(node):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _walk(child)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _is_assignment(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign | ast.AnnAssign)
+
+
+def _is_method(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and not (node.name.startswith("__") and node.name.endswith("__"))
+
+
+def _all_imports(node: ast.If) -> bool:
+    return not node.orelse and all(isinstance(one, ast.Import | ast.ImportFrom) for one in node.body)
+
+
+def _name(base: ast.expr) -> str:
+    """`dsl.Launch[C]` -> `Launch`."""
+    return ast.unparse(base).partition("[")[0].rpartition(".")[2]
+
+
+def _bound(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _place(path: str, node: ast.ImportFrom, name: str = "") -> PurePosixPath:
+    """Where a relative import leads, without a suffix."""
+    return PurePosixPath(path).parents[node.level - 1].joinpath(*(node.module or "").split("."), name)
+
+
+def _found(place: PurePosixPath, files: Collection[str]) -> str | None:
+    """The module or package at a place."""
+    return next((one for one in (f"{place}.py", (place / "__init__.py").as_posix()) if one in files), None)
+
+
+def _without_fallback(path: str, text: str, files: Mapping[str, str]) -> str:
+    """`try: from .a import b`, where a is left out, and its `except` become what is imported instead."""
+    lines = text.splitlines(keepends=True)
+    for node in reversed(ast.parse(text).body if path.endswith(".py") else []):
+        if not isinstance(node, ast.Try) or not isinstance(first := node.body[0], ast.ImportFrom) or not first.level:
+            continue
+        if _found(_place(path, first), files) is None:
+            instead = [ast.get_source_segment(text, one) for one in node.handlers[0].body]
+            lines[node.lineno - 1 : node.end_lineno] = [f"{one}\n" for one in instead]
+    return "".join(lines)
+
+
+def _import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> str:
+    """An import of these names alone."""
+    pad = " " * node.col_offset
+    told = [f"{one.name} as {one.asname}" if one.asname else one.name for one in names]
+    if isinstance(node, ast.Import):
+        return f"{pad}import {', '.join(told)}\n"
+    begin = f"{pad}from {'.' * node.level}{node.module or ''} import "
+    if len(line := begin + ", ".join(told)) <= WIDTH:
+        return f"{line}\n"
+    return f"{begin}(\n" + "".join(f"{pad}    {one},\n" for one in told) + f"{pad})\n"
+
+
+def _spaced(lines: list[str | None]) -> Iterator[str]:
+    """The lines that are left; where some were taken out, as many empty ones as before or behind them."""
+    most = empty = 0
+    for line in lines:
+        if line == "\n":
+            empty += 1
+            most = max(most, empty)
+        elif line is None:
+            empty = 0
+        else:
+            yield "\n" * most
+            yield line
+            most = empty = 0
