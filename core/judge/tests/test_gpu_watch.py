@@ -314,6 +314,13 @@ QUIET = summarise([reading(float(second)) for second in range(5)], cpu_s=0.01)
             ["during: the GPU was held by pid 7 in 3 of 5 readings"],
         ),
         (
+            {"foreign": tuple(WatchedProcess(pid=n, readings=min(n, 5), memory_mb=1) for n in range(1, 8))},
+            [
+                *(f"during: the GPU was held by pid {n} (1 MiB) in 5 of 5 readings" for n in (5, 6, 7)),
+                "during: the GPU was held by 2 more processes in as many readings or fewer",
+            ],
+        ),
+        (
             {"throttle_s": dict.fromkeys(sorted(gpu_state.DISTURBING), 0.2)},
             [f"during: clocks throttled by {reason} for 0.2 s" for reason in sorted(gpu_state.DISTURBING)],
         ),

@@ -21,6 +21,8 @@ from kda_judge.evidence.run_record import MachineWatch, RunRecord
 FOREIGN_READINGS = 3
 """In fewer a foreign process does not count: a worker that has just ended can still be listed, under a pid that is
 nobody's any more."""
+NAMED = 3
+"""Foreign processes, those with the most readings; the others are counted."""
 LONGEST_GAP_S = 10.0
 """Unwatched for longer, a run is not known to be undisturbed: a row's samples take about as long."""
 ANSWER_S = 10.0
@@ -43,11 +45,14 @@ def noise(watch: MachineWatch, before: GpuState | None) -> list[str]:
     """
     reasons = []
     known = {process.pid for process in before.processes} if before else set()
-    for process in watch.foreign:
-        if process.readings >= FOREIGN_READINGS and process.pid not in known:
-            memory = "" if process.memory_mb is None else f" ({process.memory_mb} MiB)"
-            seen = f"in {process.readings} of {watch.readings} readings"
-            reasons.append(f"during: the GPU was held by pid {process.pid}{memory} {seen}")
+    held = [p for p in watch.foreign if p.readings >= FOREIGN_READINGS and p.pid not in known]
+    held.sort(key=lambda process: -process.readings)
+    for process in held[:NAMED]:
+        memory = "" if process.memory_mb is None else f" ({process.memory_mb} MiB)"
+        seen = f"in {process.readings} of {watch.readings} readings"
+        reasons.append(f"during: the GPU was held by pid {process.pid}{memory} {seen}")
+    if held[NAMED:]:
+        reasons.append(f"during: the GPU was held by {len(held) - NAMED} more processes in as many readings or fewer")
     for reason in sorted(DISTURBING & watch.throttle_s.keys()):
         reasons.append(f"during: clocks throttled by {reason} for {watch.throttle_s[reason]:.1f} s")
     if watch.sm_mhz and before and before.sm_max_mhz and watch.sm_mhz.median < LOW_CLOCK * before.sm_max_mhz:
