@@ -1,6 +1,7 @@
 """Sweeps: what is measured, what follows from it, and when a tuning table is not what the record gives."""
 
 import json
+import os
 import re
 import sys
 import threading
@@ -17,7 +18,7 @@ from kda_judge.evidence import record_log
 from kda_judge.judge.open_row import RESTORED_SETS
 from kda_runtime import tuned_table
 from kda_runtime.tuned_table import Line, Table
-from kda_tools.lab.tune import Sweep
+from kda_tools.lab.tune import Sweep, run_sweep
 from kda_tools.lab.tune import tuning_files as tune
 from kda_tools.lab.tune.choose_lines import choose, derive, expected, score
 from kda_tools.lab.tune.host_time import host_times
@@ -50,6 +51,19 @@ def row(width: int, times: Sequence[float | None], spread: float = 0.0, wrong: S
         spread=tuple(None if time is None else spread for time in times),
         wrong=tuple(Wrong(candidate=place, reason="not finite") for place in wrong),
     )
+
+
+def test_the_context_of_a_sweep_is_no_stranger_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choosing the device may make a context before the GPU is read."""
+
+    def read(_device: int, own_pids: Sequence[int] = ()) -> None:
+        raise UsageError(f"read beside {list(own_pids)}")
+
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.read_state", read)
+    request: Any = run_sweep.Request(task=None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=re.escape(f"read beside [{os.getpid()}]")):
+        run_sweep.sweep(run_sweep.Plan(request, (), whole=True, gpu=0), lambda *_: None)
 
 
 def record(*rows: RowTimes, utc: str = "2026-12-01T00:00:00Z", **changes: Any) -> SweepRecord:

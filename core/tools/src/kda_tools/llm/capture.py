@@ -6,6 +6,7 @@ Without a GPU the structure is the same, the operations are PyTorch's, and only 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callabl
     with torch.inference_mode():
         served = ServedStep(model.config, layers, ops, device, dtype, plan.seed)
         phases = tuple(_phases(plan, served, said))
-    after = gpu_state.read_state(0) if gpu else None
+    after = gpu_state.read_state(0, own_pids=[os.getpid()]) if gpu else None
     names = {call.name for phase in phases for call in phase.calls}
     record = CaptureRecord(
         run_id=run_id,

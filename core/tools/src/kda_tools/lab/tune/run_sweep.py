@@ -109,7 +109,7 @@ def sweep(planned: Plan, show: Callable[[Trial, RowTimes], None]) -> SweepRecord
     task, rounds, started = request.task, request.rounds or ROUNDS, time.monotonic()
     gpu = planned.gpu or 0
     torch.cuda.set_device(gpu)
-    before = gpu_state.read_state(gpu)
+    before = gpu_state.read_state(gpu, own_pids=[os.getpid()])  # planning may have made a context already
     reason = gpu_state.busy(before)
     if reason is not None:
         raise MissingRequirement(f"the GPU is busy: {reason}. Wait: a sweep decides by differences of 1%")
