@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from kda_judge.bench import run
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Metric, Verdict
 from kda_judge.judge import checker
+from kda_judge.judge.judge import Judge
 from kda_judge.session import Request, frozen_rows, open_session
 from kda_tools.lab.grid.grid_rows import grid_session
 
@@ -41,6 +43,46 @@ def test_a_run_without_a_gpu_keeps_no_time(toy):
     checks = [row.arms["solution"].correctness.checks for row in record.rows]
     # 3 seeds x 3 families, slices, one more per later generation, every family in the audit, one per timed sample.
     assert checks == [9 + 1 + 1 + 3 + 2] * 2
+
+
+MEETING = """
+import time
+from pathlib import Path
+
+
+def meet(where):
+    here = Path({folder!r})
+    (here / f"{{where}}-{name}").touch()
+    until = time.monotonic() + 20
+    while len(list(here.glob(f"{{where}}-*"))) < 2:
+        if time.monotonic() > until:
+            raise RuntimeError(f"{name} is alone at the {{where}}")
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("where", ["import", "call"])
+def test_arms_import_and_compile_side_by_side(toy, tmp_path, monkeypatch, where):
+    """Each waits for the other one, so that none gets on where they take turns."""
+    for name in ("solution", "baseline"):
+        path = toy.path / name / "__init__.py"
+        source = path.read_text() + MEETING.format(folder=str(tmp_path), name=name)
+        if where == "import":
+            source += '\n\nmeet("import")\n'
+        else:
+            source = source.replace("def axpy(x, y, *, factor):\n", 'def axpy(x, y, *, factor):\n    meet("call")\n')
+        path.write_text(source)
+    opened = Judge._open
+
+    @contextmanager
+    def warmed(self, notes, slices=False):
+        with opened(self, notes, slices) as case:
+            self._warm(case, notes)  # without a GPU nothing is compiled that takes long
+            yield case
+
+    monkeypatch.setattr(Judge, "_open", warmed)
+    record = bench(toy, "solution", "out", generations=1)
+    assert (record.rows[0].verdict, len(list(tmp_path.glob(f"{where}-*")))) == (Verdict.CORRECT, 2)
 
 
 def test_a_crash_costs_one_row_and_the_next_one_gets_a_new_worker(toy):

@@ -73,6 +73,9 @@ def test_the_ledgers_of_this_repository_are_read_and_left_alone(path: Path) -> N
         assert mismatches(record) == []
         kept = migrate(line)
         assert holds(json.loads(encode(record)), kept)
+        if line["schema_version"] == SCHEMA_VERSION:
+            assert kept == line
+            continue
         assert holds(kept, {key: part for key, part in line.items() if key not in CHANGED})
         for row, old in zip(kept["rows"], line["rows"], strict=True):
             assert holds(row, {key: part for key, part in old.items() if key not in CHANGED})

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,15 @@ class ArmProcess:
                 raise self.give_up(Verdict.ERROR, f"could not be started: {error}") from None
         self._answered("start", begin)
 
-    def hello(self) -> None:
+    def hello(self, posted: bool = False) -> None:
         """Wait until the arm is imported."""
-        self.ask("hello", Ready, START_TIMEOUT_S)
+        self.ask("hello", Ready, START_TIMEOUT_S, posted=posted)
+
+    def post(self, command: str, **arguments: Any) -> None:
+        """Send a command, so that several arms are at it at once; `ask` with `posted` waits for the answer."""
+        with suppress(ChannelClosed):  # which the waiting finds out
+            if self._channel is not None:
+                self._channel.post(command, **arguments)
 
     def ask(
         self,
@@ -114,6 +121,7 @@ class ArmProcess:
         timeout_s: float | None = None,
         meanwhile: Callable[[], None] | None = None,
         refusable: bool = False,
+        posted: bool = False,
         **arguments: Any,
     ) -> tuple[Reply, float]:
         """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault.
@@ -124,7 +132,7 @@ class ArmProcess:
             raise Fault(Verdict.ERROR, f"arm {self.spec.name!r} is not running")
         begin = time.perf_counter()
         try:
-            return self._channel.ask(command, reply, timeout_s or self._timeout_s, meanwhile, **arguments)
+            return self._channel.ask(command, reply, timeout_s or self._timeout_s, meanwhile, posted, **arguments)
         except ArmFailure as failure:
             where = _arm_frame(failure.failure.traceback)
             if refusable and str(failure).startswith(REFUSALS):

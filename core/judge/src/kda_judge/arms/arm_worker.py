@@ -26,6 +26,7 @@ from kda_judge.arms.protocol import (
     Captured,
     Channel,
     ChannelClosed,
+    Chosen,
     Counted,
     Failure,
     Output,
@@ -37,8 +38,8 @@ from kda_judge.arms.protocol import (
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tensor_spec import ITEM_SIZE, span
 
-HELD_BYTES = 4 << 30
-"""Of earlier outputs that a worker keeps: nine calls of norm_scale_shift's largest row were 16 GB in each of four."""
+HELD_BYTES, HELD_SHARE = 4 << 30, 1 / 64
+"""Of earlier outputs that a worker keeps, and of a GPU's memory: nine workers hold some, and guards as large beside."""
 
 
 @dataclass
@@ -51,14 +52,16 @@ class OpenRow:
     slices: tuple[Any, ...] | None
     op: Any
     device_op: Any
-    """What the CUDA graph captures: the op, or for the limit worker the streaming copy."""
+    """What the CUDA graph captures: the op, or for the limits' worker the stream that was chosen."""
+    streams: list[Any]
+    """What the limits' worker chooses from."""
     graphs: dict[bool, Any] = field(default_factory=dict)
     """By whether the inputs are cold."""
     last: Any = None
     """What the last timed call returned, until `collect`."""
     held: tuple[Any, ...] = ()
-    """Outputs of the single calls since the row was opened or timed, of `HELD_BYTES` before the last one, kept so that
-    no later one gets their memory."""
+    """Outputs of the single calls since the row was opened or timed, of `HELD_BYTES` or fewer before the last one, kept
+    so that no later one gets their memory."""
 
     def sequence(self, count: int, canary: int | None, cold: bool = False) -> list[tuple[Any, ...]]:
         """Argument tuples of `count` calls: the hot input sets in turn, or all of them; the canary in its place."""
@@ -87,6 +90,10 @@ class Worker:
         # As serving frameworks run: with gradients on, some ops take a slower path through the dispatcher.
         torch.set_grad_enabled(False)
         self._memory = Memory(spec.device)
+        self._held_bytes = HELD_BYTES
+        if spec.device.startswith("cuda"):
+            total = torch.cuda.get_device_properties(spec.device).total_memory
+            self._held_bytes = min(HELD_BYTES, int(total * HELD_SHARE))
         for name, method in vars(type(self)).items():  # what an arm makes of the class has no effect
             if callable(method) and name != "__init__":
                 setattr(self, name, MethodType(method, self))
@@ -109,12 +116,34 @@ class Worker:
         if self._spec.limit:
             from kda_judge.arms.limit_arm import floors
 
-            op, device_op = floors(spec, self._spec.device)
+            op, streams = floors(spec, self._spec.device)
         else:
             found = callable_of(self._module, self._spec, spec.op)
-            op = device_op = tensors_first(found, tuple(spec.sets[0]), spec.by_name)
-        self._open = OpenRow(spec, sets, canary, slices, op, device_op)
+            op, streams = tensors_first(found, tuple(spec.sets[0]), spec.by_name), []
+        self._open = OpenRow(spec, sets, canary, slices, op, op, streams)
         return Ready()
+
+    def warm(self, stream: int | None) -> Ready:
+        """One call that nobody looks at, for what the first one compiles; of the streams all, or the known one."""
+        row = self._row
+        if self._spec.limit:
+            for one in row.streams if stream is None else [row.streams[stream]]:
+                one()
+        else:
+            row.op(*row.sets[0], **row.spec.scalars)
+        self._clock.synchronize()
+        self._torch.cuda.empty_cache()
+        return Ready()
+
+    def choose(self, stream: int | None) -> Chosen:
+        """The stream that `capture` takes: the known one, or the fastest here."""
+        from kda_judge.arms.limit_arm import trial
+
+        row = self._row
+        if stream is None:
+            stream = min(range(len(row.streams)), key=lambda one: trial(row.streams[one]))
+        row.device_op = row.streams[stream]
+        return Chosen(stream=stream)
 
     def verify(self, slices: bool = False, twice: bool = False) -> Called:
         """Call the op once on the first input set or on the slices, between guards; copy out what it returned.
@@ -130,7 +159,7 @@ class Worker:
                 self._clock.synchronize()
                 answer = self._hand_back(result)
                 made = tuple(item for item in _items(result) if isinstance(item, self._torch.Tensor))
-                row.held = _newest(row.held, HELD_BYTES) + made
+                row.held = _newest(row.held, self._held_bytes) + made
         return answer.model_copy(update={"overrun": guards.broken()})
 
     def wall(self, count: int, canary: int | None) -> Timed:

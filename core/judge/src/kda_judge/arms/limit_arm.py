@@ -222,13 +222,21 @@ def _bulk(  # type: ignore[no-untyped-def]
             dst.store([both + (turn * WRITTEN + i) * BLOCK, 0], loaded)
 
 
-def floors(row: RowSpec, device: str) -> tuple[Op, Op]:
-    """The host's floor, a function of a number of calls, and the device's, a call that ignores its arguments."""
-    return host_floor(row.outputs, torch.device(device)), fastest_stream(row.traffic, in_place=bool(row.inplace))
+def floors(row: RowSpec, device: str) -> tuple[Op, list[Op]]:
+    """The host's floor, a function of a number of calls, and calls of which the fastest is the device's."""
+    return host_floor(row.outputs, torch.device(device)), all_streams(row.traffic, in_place=bool(row.inplace))
 
 
 def fastest_stream(traffic: Traffic, in_place: bool) -> Op:
-    """The fastest kernel that reads and writes so many bytes of the current device's memory, and does nothing else."""
+    """The fastest of `all_streams`."""
+    return min(all_streams(traffic, in_place), key=trial)
+
+
+def all_streams(traffic: Traffic, in_place: bool) -> list[Op]:
+    """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
+
+    Always in the same order; they ignore their arguments.
+    """
     reads, writes = (max(size // 16 * 16, 16) // WORD for size in (traffic.read, traffic.written))
     words = max(reads, writes if in_place else 0)
     source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
@@ -244,7 +252,7 @@ def fastest_stream(traffic: Traffic, in_place: bool) -> Op:
     for programs, both, turns, constants in bulk_streams(reads, writes, multiprocessors) if hopper else ():
         tensors = (lines(tensor, size, constants["BLOCK"]) for tensor, size in ((target, writes), (source, reads)))
         tried.append(_call(_bulk, programs, (*tensors, 0, both, turns), constants, hopper))
-    return min(tried, key=_trial)
+    return tried
 
 
 def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: Mapping[str, Any], pdl: bool) -> Op:
@@ -252,7 +260,7 @@ def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: 
     return lambda *_, **__: kernel[programs,](*arguments, PDL=pdl, launch_pdl=pdl, **constants)
 
 
-def _trial(stream: Op) -> float:
+def trial(stream: Op) -> float:
     """Microseconds of a call in a CUDA graph."""
     graph = Graph(stream, [()] * TRIAL_CALLS, {})
     graph.replay(1)

@@ -88,7 +88,14 @@ Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Ready(Strict):
-    """Reply to `hello`, `attach`, `row`, `pin` and `close`."""
+    """Reply to `hello`, `attach`, `row`, `warm`, `pin` and `close`."""
+
+
+class Chosen(Strict):
+    """Reply of the limits' worker to `choose`."""
+
+    stream: Annotated[int, Field(ge=0)]
+    """Which of the streams was the fastest."""
 
 
 class Output(Strict):
@@ -215,21 +222,27 @@ class Channel:
             raise ChannelError(f"expected an object, got {line[:80]!r}")
         return message
 
+    def post(self, command: str, **arguments: Any) -> None:
+        """Send a command without waiting."""
+        self._sequence += 1
+        self.send({"id": self._sequence, "command": command, **arguments})
+
     def ask(
         self,
         command: str,
         reply: type[Reply],
         timeout_s: float,
         meanwhile: Callable[[], None] | None = None,
+        posted: bool = False,
         **arguments: Any,
     ) -> tuple[Reply, float]:
-        """Send a command and wait for its answer; returns it and the seconds that passed by our own clock.
+        """Send a command, unless it was `posted`, and wait for its answer.
 
-        `meanwhile` is called between the two.
+        Returns it and the seconds that passed by our own clock. `meanwhile` is called between the two.
         """
-        self._sequence += 1
         start = time.perf_counter()
-        self.send({"id": self._sequence, "command": command, **arguments})
+        if not posted:
+            self.post(command, **arguments)
         if meanwhile is not None:
             meanwhile()
         answer = self.receive(timeout_s)

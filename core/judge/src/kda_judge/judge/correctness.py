@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kda_judge.arms.arena import as_bits
 from kda_judge.contract.errors import UsageError
 from kda_judge.evidence.run_record import Distance, OutputError
@@ -94,7 +96,7 @@ def compare(
         max_rel = max(max_rel, float((difference / size.clamp_min_(1e-12)).max()))
         square += float(difference.square().sum())
         norm += float(want.square().sum())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), expected.shape)) if flat.numel() else ()
+    index = tuple(int(i) for i in np.unravel_index(worst, expected.shape)) if flat.numel() else ()
     want_worst = float(ref[worst]) if flat.numel() else 0.0
     allowed_worst = tolerance.atol * magnitude + tolerance.rtol * abs(want_worst)
     error = OutputError(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 
-from kda_judge.arms.arm_process import ArmProcess, Fault, processes
+from kda_judge.arms.arm_process import ArmProcess, Fault, Refusal, processes
 from kda_judge.arms.input_values import Family, make
-from kda_judge.arms.protocol import Counted, Ready
+from kda_judge.arms.protocol import Chosen, Counted, Ready
 from kda_judge.contract.workloads import Workload
+from kda_judge.evidence.run_record import LIMIT_ARM
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.open_row import Case, footprint, traffic
 from kda_judge.judge.replaced_inputs import replace_under_way
@@ -83,6 +84,8 @@ class Judge:
         notes = self.notes[row.id]
         with self._open(notes, slices=generation == 0 and self._checker.takes_slices(row)) as case:
             self._progress(row.id, "verify")
+            if self._setup.device != "cpu":
+                self._warm(case, notes)
             if generation == 0:
                 trials = [(seed, Family(family)) for family in settings.families for seed in settings.seeds]
             else:
@@ -97,6 +100,24 @@ class Judge:
         notes.complete = not measure
         if measure and generation == settings.generations - 1:
             self._timed(notes)
+
+    def _warm(self, case: Case, notes: RowNotes) -> None:
+        """Every arm's first call, all at once, for what it compiles; on values of which nothing is judged.
+
+        Then the limits' worker chooses its stream, alone: once for all generations.
+        """
+        self._checker.write(case, make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device))
+        usable = notes.usable(self._setup.arms)
+        for name, arm in usable:
+            arm.post("warm", stream=notes.arms[name].stream)
+        for name, arm in usable:
+            with notes.arms[name].noting(), suppress(Refusal):
+                arm.ask("warm", Ready, refusable=notes.arms[name].excused, posted=True)
+        case.arena.repair_guards()  # nobody knows who wrote there; whoever did does so again when it is verified
+        for name, arm in notes.usable(self._setup.arms, LIMIT_ARM):
+            with notes.arms[name].noting():
+                chosen, _ = arm.ask("choose", Chosen, stream=notes.arms[name].stream)
+                notes.arms[name].stream = chosen.stream
 
     def _audit(self, row: Workload) -> None:
         """After all timing: verify once more on unseen values, and count kernels in verified and timed calls."""
@@ -128,7 +149,7 @@ class Judge:
         # Before the first arm runs, which may put files where Python looks for modules.
         import torch.multiprocessing.reductions  # noqa: F401
 
-        for step in (ArmProcess.start, ArmProcess.hello):
+        for step in (ArmProcess.start, _begin_import, _end_import):
             for name, arm in self._setup.arms.items():
                 try:
                     if name not in self._cannot_start:
@@ -178,3 +199,11 @@ class Judge:
 
         cache: int = torch.cuda.get_device_properties(self._setup.device).L2_cache_size
         return 2 + 2 * cache // max(notes.footprint, 1)
+
+
+def _begin_import(arm: ArmProcess) -> None:
+    arm.post("hello")
+
+
+def _end_import(arm: ArmProcess) -> None:
+    arm.hello(posted=True)

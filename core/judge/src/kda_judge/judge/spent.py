@@ -10,7 +10,9 @@ from contextlib import contextmanager
 COMMANDS: Mapping[str, str] = {
     "start": "starting workers",
     "hello": "starting workers",
+    "warm": "first calls",
     "verify": "verifying",
+    "choose": "timing",
     "capture": "timing",
     "wall": "timing",
     "latency": "timing",
