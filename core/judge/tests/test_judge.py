@@ -12,6 +12,7 @@ import pytest
 
 from core.judge.tests.conftest import listen_to_interrupts
 from core.judge.tests.processes import until, workers_of
+from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.bench import run
 from kda_judge.contract.tasks import Task
@@ -313,6 +314,22 @@ def test_interrupt_ends_the_workers_and_keeps_what_was_measured(toy):
     }
     assert "interrupted" in record.rows[1].reason
     assert workers_of(toy) == []
+
+
+def test_an_interrupt_blames_no_arm(toy, monkeypatch):
+    """The arm that is interrupted still owes an answer, which would fit no later question."""
+    ask = ArmProcess.ask
+
+    def interrupted(self, command, *given, **named):
+        if command != "wall":
+            return ask(self, command, *given, **named)
+        self.post(command, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ArmProcess, "ask", interrupted)
+    row = bench(toy, "solution", "out").rows[0]
+    assert row.reason == "interrupted before every check of this row was made"
+    assert [arm.correctness.failure for arm in row.arms.values()] == [None] * len(row.arms)
 
 
 def test_ctrl_c_on_the_command_line_exits_130(checkout):

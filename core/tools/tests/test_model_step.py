@@ -149,6 +149,19 @@ def test_a_placeholder_survives_the_import_and_not_the_call(tree):
         model()
 
 
+def test_a_kernel_of_flashinfer_is_asked_for_where_steps_call_it(tree, monkeypatch):
+    """An ImportError would have SGLang choose a slower path, and the step's times would not be its own."""
+    (tree / "sglang" / "models" / "site.py").write_text(
+        "try:\n    from flashinfer.norm import qk_rmsnorm_cute\nexcept ImportError:\n    pass\nclass Model: pass\n"
+    )
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, standins.Absent("0.7.2")])
+    asked = r"sglang\.models\.site imports flashinfer\.norm, .*: pip install --no-deps flashinfer-python==0\.7\.2"
+    with pytest.raises(MissingRequirement, match=asked):
+        boot.load("sglang.models.site.Model")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:-1], standins.Absent()])
+    assert boot.load("sglang.models.site.Model").__name__ == "Model"
+
+
 def test_too_little_memory_says_needed_and_free():
     check_memory("flux", 57, 10, 10)
     with pytest.raises(

@@ -41,36 +41,38 @@ class Sampler:
 
     def measure(self, case: Case, notes: RowNotes, generation: int) -> None:
         """One generation's samples of every arm that is timed."""
-        try:
-            clocked = [name for name in self._setup.arms if self._metrics(name)]
-            for name, arm in notes.usable(self._setup.arms, *clocked):
+        self._take_samples(case, notes, generation)
+        # Not where a run is interrupted: an arm may still owe an answer.
+        for name, arm in self._setup.arms.items():
+            if arm.alive:
                 with notes.arms[name].noting():
-                    self._prepare(case, notes.arms[name], arm, self._metrics(name))
-            for index in range(self._setup.settings.samples):
-                values, expected = self._checker.draw(case, notes, Family.NORMAL, self._checker.seed())
-                order = notes.usable(self._setup.arms, *clocked)
-                errors: dict[str, Sequence[OutputError]] = {}
-                for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
-                    with notes.arms[name].noting(), watched(name, self._setup.arms, notes.arms, self._setup.core):
-                        errors[name] = self._sample(
-                            case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM
-                        )
-                self._checker.previous = expected
-                self._checker.hold_to_yardstick(case, notes, values, expected, errors)
-                if self._setup.device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
-                    for name, arm_notes in notes.arms.items():
-                        arm_notes.fault = arm_notes.fault or busy(name, arm_notes)
-                if not notes.worth_measuring(self._setup.settings):
-                    return
-            for name, arm in notes.usable(self._setup.arms, *clocked):
-                if name != LIMIT_ARM:
-                    with notes.arms[name].noting():
-                        self._hold_to_clock(case, notes, notes.arms[name], arm)
-        finally:
-            for name, arm in self._setup.arms.items():
-                if arm.alive:
-                    with notes.arms[name].noting():
-                        arm.ask("pin", Ready, core=None)
+                    arm.ask("pin", Ready, core=None)
+
+    def _take_samples(self, case: Case, notes: RowNotes, generation: int) -> None:
+        clocked = [name for name in self._setup.arms if self._metrics(name)]
+        for name, arm in notes.usable(self._setup.arms, *clocked):
+            with notes.arms[name].noting():
+                self._prepare(case, notes.arms[name], arm, self._metrics(name))
+        for index in range(self._setup.settings.samples):
+            values, expected = self._checker.draw(case, notes, Family.NORMAL, self._checker.seed())
+            order = notes.usable(self._setup.arms, *clocked)
+            errors: dict[str, Sequence[OutputError]] = {}
+            for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
+                with notes.arms[name].noting(), watched(name, self._setup.arms, notes.arms, self._setup.core):
+                    errors[name] = self._sample(
+                        case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM
+                    )
+            self._checker.previous = expected
+            self._checker.hold_to_yardstick(case, notes, values, expected, errors)
+            if self._setup.device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
+                for name, arm_notes in notes.arms.items():
+                    arm_notes.fault = arm_notes.fault or busy(name, arm_notes)
+            if not notes.worth_measuring(self._setup.settings):
+                return
+        for name, arm in notes.usable(self._setup.arms, *clocked):
+            if name != LIMIT_ARM:
+                with notes.arms[name].noting():
+                    self._hold_to_clock(case, notes, notes.arms[name], arm)
 
     def _metrics(self, name: str) -> list[Metric]:
         """What is timed of an arm: of the portable ones, whose kernels are the subject's, the wall alone."""

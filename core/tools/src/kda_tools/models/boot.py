@@ -56,7 +56,7 @@ def boot(tree: Path, version: str) -> tuple[str, ...]:
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     warnings.filterwarnings("ignore", module=r"sglang\..*|diffusers\..*")
     sys.meta_path.insert(0, standins.Finder(tree.resolve(), version))
-    sys.meta_path.append(standins.Absent())
+    sys.meta_path.append(standins.Absent(standins.FLASHINFER.get(version) if torch.cuda.is_available() else None))
     replaced = standins.install_other_packages()
     _platform()
     _one_rank()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,7 +141,7 @@ def _needed_versions() -> dict[str, str]:
     from kda_tools.models.boot import NEEDED
 
     found = {}
-    for name in NEEDED:
+    for name in (*NEEDED, *(["flashinfer-python"] if find_spec("flashinfer") else [])):
         try:
             found[name] = version(name)
         except PackageNotFoundError:  # a folder on the path says no version

@@ -44,6 +44,9 @@ ABSENT = frozenset(
 )
 """Packages of servers and pipelines: where one is not installed, SGLang's modules get a placeholder, others none."""
 
+FLASHINFER: Mapping[str, str] = {"0.5.12.post1": "0.6.11.post1", "0.5.23": "0.7.2"}
+"""Release -> the version of flashinfer-python that its wheel requires."""
+
 
 class _Named(abc.ABCMeta):
     """Any attribute of a placeholder class is a placeholder, too."""
@@ -111,20 +114,35 @@ class Finder(judge.Finder):
 class Absent(importlib.abc.MetaPathFinder):
     """Last on `sys.meta_path`: packages of `ABSENT` that nobody can import, for SGLang's own modules alone."""
 
+    def __init__(self, flashinfer: str | None = None) -> None:
+        """With a version of `flashinfer`, whoever imports its kernels is told to install it: a step calls them."""
+        self._flashinfer = flashinfer
+
     def find_spec(
         self,
         fullname: str,
         path: Sequence[str] | None,  # noqa: ARG002
         target: types.ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """A placeholder package for SGLang's modules; nothing for others."""
+        """A placeholder package for SGLang's modules; nothing for others.
+
+        Raises:
+            MissingRequirement: SGLang imports a kernel of flashinfer; no ImportError, which would choose another path.
+        """
         if fullname.partition(".")[0] not in ABSENT:
             return None
         frame = sys._getframe(1)  # other libraries probe for packages: to them these are absent
         while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "importlib":
             frame = frame.f_back
         asks = str(frame.f_globals.get("__name__", ""))
-        return _package_of(fullname) if asks.startswith("sglang.") else None
+        if not asks.startswith("sglang."):
+            return None
+        if self._flashinfer is not None and fullname.startswith("flashinfer."):
+            raise MissingRequirement(
+                f"{asks} imports {fullname}, which is not installed: pip install --no-deps "
+                f"flashinfer-python=={self._flashinfer}, which this release of SGLang requires"
+            )
+        return _package_of(fullname)
 
 
 def _package_of(fullname: str) -> importlib.machinery.ModuleSpec:
@@ -212,8 +230,16 @@ def rotate_in_place(
         turned.copy_(torch.cat(pairs, -1) if is_neox else torch.stack(pairs, -1).flatten(-2))
 
 
+def _on_gpu_with(package: str) -> bool:
+    return torch.cuda.is_available() and importlib.util.find_spec(package) is not None
+
+
 def other_packages() -> Mapping[str, Mapping[str, object]]:
-    """Stand-ins for compiled packages that are not installed: their ops by the JIT kernels of the same wheel."""
+    """Stand-ins for compiled packages that are not installed: their ops by the JIT kernels of the same wheel.
+
+    Where flashinfer is installed, the norms are its own, as sgl_kernel's are on a GPU.
+    """
+    real: Any = importlib.import_module("flashinfer.norm") if _on_gpu_with("flashinfer") else None
 
     def jit(old: str, new: str, name: str) -> Any:
         for module in (old, new):
@@ -226,10 +252,13 @@ def other_packages() -> Mapping[str, Mapping[str, object]]:
         weight: torch.Tensor,
         eps: float = 1e-6,
         out: torch.Tensor | None = None,
-        enable_pdl: bool | None = None,  # noqa: ARG001
+        enable_pdl: bool | None = None,
     ) -> torch.Tensor:
         if not input.is_cuda:
             return torch.nn.functional.rms_norm(input, input.shape[-1:], weight, eps)
+        if real is not None:
+            normed: torch.Tensor = real.rmsnorm(input, weight, eps, out, enable_pdl)
+            return normed
         out = torch.empty_like(input) if out is None else out
         jit("sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm", "rmsnorm")(input, weight, out, eps)
         return out
@@ -239,15 +268,17 @@ def other_packages() -> Mapping[str, Mapping[str, object]]:
         residual: torch.Tensor,
         weight: torch.Tensor,
         eps: float = 1e-6,
-        enable_pdl: bool | None = None,  # noqa: ARG001
+        enable_pdl: bool | None = None,
     ) -> None:
         if not input.is_cuda:
             residual.add_(input)
             input.copy_(torch.nn.functional.rms_norm(residual, residual.shape[-1:], weight, eps))
-            return
-        jit("sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm", "fused_add_rmsnorm")(
-            input, residual, weight, eps
-        )
+        elif real is not None:
+            real.fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
+        else:
+            jit("sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm", "fused_add_rmsnorm")(
+                input, residual, weight, eps
+            )
 
     def rope(
         positions: torch.Tensor,
