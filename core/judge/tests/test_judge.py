@@ -7,8 +7,10 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from core.judge.tests.conftest import listen_to_interrupts
 from core.judge.tests.processes import until, workers_of
@@ -314,6 +316,19 @@ def test_interrupt_ends_the_workers_and_keeps_what_was_measured(toy):
     }
     assert "interrupted" in record.rows[1].reason
     assert workers_of(toy) == []
+
+
+@pytest.mark.parametrize(("reserved", "returned"), [(34, []), (36, [True])])
+def test_memory_that_the_oracle_used_is_for_the_arms(monkeypatch, reserved, returned):
+    """More than a 32nd of the GPU's 160."""
+    cuda, given = torch.cuda, []
+    monkeypatch.setattr(cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=160))
+    monkeypatch.setattr(cuda, "memory_reserved", lambda _: reserved)
+    monkeypatch.setattr(cuda, "memory_allocated", lambda _: 30)
+    monkeypatch.setattr(cuda, "empty_cache", lambda: given.append(True))
+    checker.give_back("cuda:0")
+    checker.give_back("cpu")
+    assert given == returned
 
 
 def test_an_interrupt_blames_no_arm(toy, monkeypatch):

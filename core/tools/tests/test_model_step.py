@@ -24,7 +24,7 @@ from kda_tools.models import boot, census, drift, kernels, known_models, page, r
 from kda_tools.models.calls import Call, Log, Rows
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
-from kda_tools.models.protocol import Request, Timed
+from kda_tools.models.protocol import Answer, Request, Timed
 from kda_tools.models.run_step import Plan, ask, hashes, joined
 from kda_tools.models.step_record import Profile, Share, StepRecord, log
 from kda_tools.models.stepping import check_memory
@@ -366,6 +366,17 @@ def test_modes_and_processes_are_checked_before_the_run(known):
 
 
 # ---- records and pages
+
+
+def test_every_process_says_what_took_its_time(known, monkeypatch):
+    answer = Answer(seconds={"weights and first step": 11.2, "drift": 0.6})
+    monkeypatch.setattr(run_step, "ask", lambda _: answer)
+    monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: False)
+    shown = []
+    plan = Plan("flux", "0.5.23", "solution", 1, 0, 3, 1, 0, (), True, False, "kda")
+    run_step.run(plan, known, ROOT / known_models.FOLDER, shown.append)
+    assert shown == ["process 1 of 1: weights and first step 11 s, drift 1 s"]
 
 
 def measured(**changed) -> StepRecord:

@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 
 REDRAWN = 64
 """What part of an input `redraw` changes."""
+SPARE = 1 / 32
+"""Of a GPU's memory, that the judge may hold unused: the oracle needs many times what an arm does."""
+
+
+def give_back(device: str) -> None:
+    """Return memory that the oracle used to the GPU, where all arms have theirs beside it."""
+    import torch
+
+    if device == "cpu":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > SPARE * total:
+        torch.cuda.empty_cache()
 
 
 class Checker:
@@ -47,6 +60,7 @@ class Checker:
         self._drawn = f"{family.value}, seed {seed}"
         with self._setup.spent.on("oracle"):
             expected = ask_oracle(self._setup.reference, case.op, case.row, values)
+            give_back(self._setup.device)
         notes.oracle_dtype = str(expected[0].dtype).removeprefix("torch.")
         return values, expected
 

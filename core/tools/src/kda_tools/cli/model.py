@@ -8,6 +8,7 @@ import typer
 
 from kda_tools.cli.base import MOST, command_line, relative, writable
 from kda_tools.cli.base import app as kda
+from kda_tools.terminal import say
 
 app = typer.Typer(help="Whole models: what a step is made of, and how our kernels change it.", no_args_is_help=True)
 kda.add_typer(app, name="model")
@@ -88,7 +89,7 @@ def step(
         allow_busy=allow_busy,
         command=command_line(),
     )
-    found = run(plan, known_models, folder())
+    found = run(plan, known_models, folder(), say)
     if record:
         append(log(folder()), found)
     if json is not None:

@@ -69,3 +69,5 @@ class Answer(Strict):
     placeholders: tuple[str, ...] = ()
     mounted: tuple[str, ...] = ()
     timed: dict[str, Timed] = {}
+    seconds: dict[str, Amount] = {}
+    """What the process did, and how long that took."""

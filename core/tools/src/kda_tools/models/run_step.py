@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -54,8 +54,8 @@ class Plan:
     command: str = ""
 
 
-def run(plan: Plan, known: KnownModels, folder: Path) -> StepRecord:
-    """Run one model's step with upstream's ops and with the arm's.
+def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None] = lambda _: None) -> StepRecord:
+    """Run one model's step with upstream's ops and with the arm's; `show` is told what every process spent its time on.
 
     Raises:
         UsageError: an unknown model, release or mode, or too few processes.
@@ -96,9 +96,14 @@ def run(plan: Plan, known: KnownModels, folder: Path) -> StepRecord:
             modes=plan.modes if gpu else (),
             samples=plan.samples,
         )
-        first = ask(request)
         later = request.model_copy(update={"check": False, "denoise": 0})
-        answers = [first, *(ask(later) for _ in range(plan.processes - 1 if gpu else 0))]
+        requests = [request, *[later] * (plan.processes - 1 if gpu else 0)]
+        answers = []
+        for number, one in enumerate(requests, start=1):
+            answers.append(ask(one))
+            spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in answers[-1].seconds.items())
+            show(f"process {number} of {len(requests)}: {spent}")
+        first = answers[0]
     after = gpu_state.read_state(0) if gpu else None
     machine = provenance.host(None)
     return StepRecord(

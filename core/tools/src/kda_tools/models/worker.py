@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -45,29 +48,44 @@ def answer(request: Request) -> Answer:
         return Answer(calls=census.calls_of(model, real, seams, tasks, as_on_gpu), as_on_gpu=as_on_gpu)
     needed = builders.weight_bytes(model, request.layers, asked)
     check_memory(request.model, sum(request.layers.values()), needed, free_bytes(device))
-    built = builders.build(model, request.layers, asked)
-    seams.attach(built.module)
-    stepper = Stepper(built, device, dtype, model.under_autocast(request.release))
-    seams.use("upstream")
-    stepper.step()
-    seams.find_places()
+    seconds: dict[str, float] = {}
+    with _lasting(seconds, "weights and first step"):
+        built = builders.build(model, request.layers, asked)
+        seams.attach(built.module)
+        stepper = Stepper(built, device, dtype, model.under_autocast(request.release))
+        seams.use("upstream")
+        stepper.step()
+        seams.find_places()
     subject = "upstream" if request.arm == "upstream" else "solution"
     found = Answer(
         parameters=sum(parameter.numel() for parameter in built.module.parameters()),
         standins=replaced,
     )
     if request.check:
-        found = _checked(found, stepper, seams, subject, Rows(tasks))
+        with _lasting(seconds, "calls, outputs and profile"):
+            found = _checked(found, stepper, seams, subject, Rows(tasks))
         seams.use("upstream")
+        with _lasting(seconds, "drift"):
+            drifted = _drift(stepper, seams, request.denoise)
         found = found.model_copy(
             update={
                 "placeholders": tuple(sorted(standins.TOUCHED)),
                 "mounted": seams.natives.mounted,
-                "drift": _drift(stepper, seams, request.denoise),
+                "drift": drifted,
             }
         )
-    times = {mode: timed(mode, stepper, seams, subject, request.samples, request.seed) for mode in request.modes}
-    return found.model_copy(update={"timed": times})
+    times = {}
+    for mode in request.modes:
+        with _lasting(seconds, mode):
+            times[mode] = timed(mode, stepper, seams, subject, request.samples, request.seed)
+    return found.model_copy(update={"timed": times, "seconds": seconds})
+
+
+@contextmanager
+def _lasting(seconds: dict[str, float], what: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[what] = round(time.perf_counter() - begin, 1)
 
 
 def _checked(found: Answer, stepper: Stepper, seams: Seams, subject: str, rows: Rows) -> Answer:
