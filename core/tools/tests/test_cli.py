@@ -27,7 +27,9 @@ from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.gpu_state import GpuProcess
 from kda_judge.evidence.ledger import append, read
 from kda_judge.evidence.run_record import RunRecord, Verdict
+from kda_judge.session import Session
 from kda_tools import __version__, cli
+from kda_tools.cli import measure as cli_measure
 from kda_tools.cli.base import command_line
 from kda_tools.cli.measure import _keep, _rehearsing
 from kda_tools.project import validate as checks
@@ -247,6 +249,22 @@ def test_a_busy_gpu_is_named_and_can_be_allowed(
 
     monkeypatch.setattr(provenance, "collect", next_step)
     assert kda("bench", "axpy", "--allow-busy").err == "kda: the step after the check\n"
+
+
+def test_rows_that_are_missing(checkout: Path, kda: Kda, busy_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(session: Session) -> None:
+        raise KdaError(" ".join(session.settings.rows))
+
+    monkeypatch.setattr(cli_measure, "_measure", asked)
+    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {"out-64x16"})
+    assert kda("bench", "axpy", "--missing", "2").err == "kda: inplace-64x16\n"
+    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: set())
+    assert kda("bench", "axpy", "--missing", "1").err == "kda: out-64x16\n"
+    done = kda("bench", "axpy", "--missing", "1", "--rows", "none*")
+    assert "none*" in done.err
+    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {"out-64x16", "inplace-64x16"})
+    done = kda("bench", "axpy", "--missing", "1")
+    assert (done.code, done.out) == (0, "axpy: every row has a result of these files on NVIDIA H200\n")
 
 
 # ---- bad files --------------------------------------------------------------------------------

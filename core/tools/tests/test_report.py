@@ -31,6 +31,7 @@ from kda_judge.evidence.run_record import (
 from kda_tools.project.validate import problems, uncompared
 from kda_tools.publish import plots
 from kda_tools.publish.generate import publish
+from kda_tools.publish.joined_runs import measured
 from kda_tools.publish.report import (
     WHOSE,
     interval,
@@ -502,6 +503,22 @@ def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> No
     assert mismatches(whole) == [f"parts: expected none in a line of a ledger, got {', '.join(whole.parts)}"]
     other = updated(halves[1], provenance={"versions": {"torch": "2.12.0"}})
     assert published(task, [halves[0], other]) == {}
+    later = updated(halves[1], provenance={"commit": "f" * 40})  # of the same files
+    assert published(task, [halves[0], later]).keys() == published(task, halves).keys()
+
+
+def test_rows_that_a_state_has_results_of(record: RunRecord) -> None:
+    first, second = (row.id for row in record.rows)
+    assert record.machine.before is not None
+    asked = (record.provenance, record.machine.before.name, record.settings.model_copy(update={"rows": (second,)}))
+    half = record.model_copy(update={"rows": record.rows[:1]})
+    assert measured([half], *asked) == {first}
+    assert measured([record], *asked) == {first, second}
+    for other in ({"partial": True}, {"noisy": ("it was busy",)}):
+        assert measured([record.model_copy(update=other)], *asked) == set()
+    assert measured([updated(record, provenance={"hashes": {"solution": "0" * 64}})], *asked) == set()
+    wrong = record.rows[0].model_copy(update={"verdict": Verdict.INVALID})
+    assert measured([record.model_copy(update={"rows": (wrong, record.rows[1])})], *asked) == {second}
 
 
 def test_rows_that_are_slower_are_named(record: RunRecord) -> None:

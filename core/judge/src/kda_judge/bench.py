@@ -17,7 +17,7 @@ from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.gpu_watch import Watcher, completed
-from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Metric, Repeat, RowResult, RunRecord
+from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Metric, Provenance, Repeat, RowResult, RunRecord
 from kda_judge.judge.judge import AGAIN, Judge, Progress
 from kda_judge.judge.oracle import load_reference
 from kda_judge.judge.row_notes import RowNotes
@@ -80,9 +80,7 @@ def _run(
     task, settings = session.request.task, session.settings
     started, begin = datetime.now(timezone.utc), time.monotonic()
     before = _gpu_before(session)
-    ports = _hashes(session)
-    source = provenance.collect(task, session.arms, before.driver if before else None)
-    source = source.model_copy(update={"hashes": source.hashes | ports})
+    ports, source = _hashes(session), source_of(session, before.driver if before else None)
     reference = load_reference(task)
     provenance.drop_bytecode(task)
     on_disk = provenance.on_disk(task)
@@ -134,6 +132,12 @@ def _run(
     )
     machine = host.model_copy(update={"kind": session.kind, "before": before, "after": after})
     return record(noted, machine=machine, noisy=noisy, partial=partial)
+
+
+def source_of(session: Session, driver: str | None) -> Provenance:
+    """The state of the files that a run of the session would be of, read now."""
+    source = provenance.collect(session.request.task, session.arms, driver)
+    return source.model_copy(update={"hashes": source.hashes | _hashes(session)})
 
 
 def _hashes(session: Session) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Commands that run arms through the judge, and compare what came of it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from kda_tools.cli.base import (
     seconds,
     writable,
 )
+from kda_tools.terminal import say
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -53,6 +55,16 @@ def bench(
             "--part", metavar="I/N", help="Every N-th row, beginning with the I-th; recorded parts are joined."
         ),
     ] = None,
+    missing: Annotated[
+        int | None,
+        typer.Option(
+            "--missing",
+            metavar="N",
+            min=1,
+            max=MOST,
+            help="At most N rows that recorded runs of these files on such a GPU lack; recorded parts are joined.",
+        ),
+    ] = None,
     aa: Annotated[bool, typer.Option("--aa", help="Also time the first opponent against itself.")] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Append the run to the task's ledger; implies --aa.")
@@ -79,21 +91,22 @@ def bench(
         )
     found = find_task(task)
     with portable(found, arm, _ports(port or [])) as ports:
-        session = open_session(
-            Request(
-                task=found,
-                rows=_part(found, rows or [], part),
-                subject=arm,
-                against=against or [],
-                device=device,
-                quick=quick,
-                again=aa or record,
-                allow_busy=allow_busy,
-                generations=generations,
-                samples=samples,
-                ports=ports,
-            )
+        request = Request(
+            task=found,
+            rows=_part(found, rows or [], part),
+            subject=arm,
+            against=against or [],
+            device=device,
+            quick=quick,
+            again=aa or record,
+            allow_busy=allow_busy,
+            generations=generations,
+            samples=samples,
+            ports=ports,
         )
+        session = open_session(request)
+        if missing is not None:
+            session = open_session(replace(request, rows=_missing(session, missing)))
         if record and session.kind == "cpu":
             raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
         _keepable(found.ledger if record else None)
@@ -304,6 +317,26 @@ def _part(task: "Task", rows: list[str], part: str | None) -> list[str]:
     if not chosen:
         raise UsageError(f"--part {part}: expected a part that has rows, of {len(select(task.workloads, rows))}")
     return chosen
+
+
+def _missing(session: "Session", most: int) -> list[str]:
+    """The ids of so many of the session's rows that no recorded run of its state has a result of; exits without any."""
+    from kda_judge.bench import source_of
+    from kda_judge.contract.errors import MissingRequirement
+    from kda_judge.evidence.gpu_state import read_state
+    from kda_judge.evidence.ledger import read
+    from kda_judge.session import frozen_rows
+    from kda_tools.publish.joined_runs import measured
+
+    if session.gpu is None:
+        raise MissingRequirement("--missing: needs a GPU; a run without one measures nothing")
+    gpu, records = read_state(session.gpu), read(session.request.task.ledger)
+    done = measured(records, source_of(session, gpu.driver), gpu.name, session.settings)
+    rows = [row.id for row in frozen_rows(session) if row.id not in done]
+    if not rows:
+        say(f"{session.request.task.op}: every row has a result of these files on {gpu.name}")
+        raise typer.Exit
+    return rows[:most]
 
 
 def _tasks(name: str | None) -> "list[Task]":

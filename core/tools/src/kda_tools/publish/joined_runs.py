@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from kda_judge.evidence.derive import recompute
-from kda_judge.evidence.run_record import RunRecord
+from kda_judge.evidence.derive import MEASURED, recompute
+from kda_judge.evidence.run_record import Provenance, RunRecord, Settings
 
 
 def joined(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -15,16 +15,29 @@ def joined(records: Sequence[RunRecord]) -> list[RunRecord]:
     states: dict[str, list[RunRecord]] = {}
     for record in sorted(records, key=lambda record: (record.utc, record.run_id)):
         if record.settings.rows and not record.partial:
-            states.setdefault(_state(record), []).append(record)
+            states.setdefault(_state_of(record), []).append(record)
     return [_join(parts) for parts in states.values() if len(parts) > 1]
 
 
-def _state(record: RunRecord) -> str:
-    """What has to be equal: the code, the releases, the versions, the GPU's kind and the settings but for the rows."""
-    settings = record.settings.model_copy(update={"rows": ()})
-    source, gpu = record.provenance, record.machine.before
-    same = (record.task, source.commit, source.dirty, source.hashes, source.pins, source.versions, gpu and gpu.name)
-    return json.dumps([*same, settings.model_dump(mode="json")], sort_keys=True)
+def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, settings: Settings) -> set[str]:
+    """The rows of which a run of this state has results already that can be published."""
+    wanted = _state(source, gpu, settings)
+    kept = (one for one in records if not (one.partial or one.noisy) and _state_of(one) == wanted)
+    return {row.id for record in kept for row in record.rows if row.verdict in MEASURED}
+
+
+def _state_of(record: RunRecord) -> str:
+    before = record.machine.before
+    return _state(record.provenance, before.name if before else None, record.settings)
+
+
+def _state(source: Provenance, gpu: str | None, settings: Settings) -> str:
+    """What has to be equal: the files, the releases, the versions, the GPU's kind and the settings but for the rows.
+
+    The commit need not be: all files that decide a number are among the hashes.
+    """
+    same = (source.dirty, source.hashes, source.pins, source.versions, gpu)
+    return json.dumps([*same, settings.model_copy(update={"rows": ()}).model_dump(mode="json")], sort_keys=True)
 
 
 def _join(parts: Sequence[RunRecord]) -> RunRecord:
