@@ -141,6 +141,15 @@ def test_a_stream_reads_and_writes_every_word():
     assert ran.returncode == 0, ran.stderr
 
 
+def test_few_streams_are_plain():
+    """A sweep times one for every row; all of them take seconds."""
+    for sizes in ((2**24, 2**24), (2**25, 2**24), (2**12, 2**13)):
+        found = [constants for _, _, constants in limit_arm.streams(*sizes, 132)]
+        plain = [(one["BLOCK"], one["num_warps"]) for one in found if limit_arm.is_plain(one)]
+        assert plain == list(limit_arm.SHAPES)
+        assert len(found) >= 2 * len(plain)
+
+
 def test_bulk_copies_keep_tiles_on_their_way():
     for reads, writes in ((2**24, 2**24), (2**25, 2**24), (2**24, 2**25)):
         for _, _, _, constants in limit_arm.bulk_streams(reads, writes, 132):

@@ -227,15 +227,16 @@ def floors(row: RowSpec, device: str) -> tuple[Op, list[Op]]:
     return host_floor(row.outputs, torch.device(device)), all_streams(row.traffic, in_place=bool(row.inplace))
 
 
-def fastest_stream(traffic: Traffic, in_place: bool) -> Op:
+def fastest_stream(traffic: Traffic, in_place: bool, plain: bool = False) -> Op:
     """The fastest of `all_streams`."""
-    return min(all_streams(traffic, in_place), key=trial)
+    return min(all_streams(traffic, in_place, plain), key=trial)
 
 
-def all_streams(traffic: Traffic, in_place: bool) -> list[Op]:
+def all_streams(traffic: Traffic, in_place: bool, plain: bool = False) -> list[Op]:
     """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
 
-    Always in the same order; they ignore their arguments.
+    Always in the same order; they ignore their arguments. The few `plain` ones copy single tiles without hints: to try
+    all takes seconds.
     """
     reads, writes = (max(size // 16 * 16, 16) // WORD for size in (traffic.read, traffic.written))
     words = max(reads, writes if in_place else 0)
@@ -248,8 +249,10 @@ def all_streams(traffic: Traffic, in_place: bool) -> list[Op]:
     tried = [
         _call(_stream, programs, (target, source, 0, *sizes, turns), constants, hopper)
         for programs, turns, constants in streams(reads, writes, multiprocessors)
+        if not plain or is_plain(constants)
     ]
-    for programs, both, turns, constants in bulk_streams(reads, writes, multiprocessors) if hopper else ():
+    bulk = bulk_streams(reads, writes, multiprocessors) if hopper and not plain else ()
+    for programs, both, turns, constants in bulk:
         tensors = (lines(tensor, size, constants["BLOCK"]) for tensor, size in ((target, writes), (source, reads)))
         tried.append(_call(_bulk, programs, (*tensors, 0, both, turns), constants, hopper))
     return tried
@@ -284,6 +287,11 @@ def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int
         if programs < turns or not each:
             names = dict(zip(("COPIED", "READ", "WRITTEN"), share, strict=True))
             yield programs, turns, {**names, "BLOCK": block, "HINT": hint, "PERSISTENT": each > 0, "num_warps": warps}
+
+
+def is_plain(constants: Mapping[str, int | str]) -> bool:
+    """Of `streams`: one tile a turn, every turn a program, no hints."""
+    return (constants["COPIED"], constants["HINT"], constants["PERSISTENT"]) == (1, "", False)
 
 
 def bulk_streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, int, dict[str, int]]]:
