@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Records benches on a GPU that is lent for a while: some rows of a task at a time, as long as they fit into the time. Run it
+# again for the rest; `kda publish` joins the parts. What was recorded goes to OUT/ledgers.tar.gz, from where
+# `kda ledger merge TASK LEDGER` appends it.
+#
+#   diffusion/scripts/record_on_gpu.sh OUT SECONDS [TASK...]
+#
+# PYTHON: the interpreter, python3 if not set. ROWS: how many at a time, 4 if not set. No rows are begun where less time is
+# left than the last ones took, and half of that again. FIRST_S: what the first ones are thought to take (120).
+set -euo pipefail
+out=${1:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
+limit=${2:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
+shift 2
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+cd "$root"
+PYTHONPATH=$(printf '%s:' "$root"/core/*/src)${PYTHONPATH:-}
+export PYTHONPATH KDA_ROOT=$root
+python=${PYTHON:-python3}
+if [ $# -eq 0 ]; then
+  for folder in diffusion/k*/ llm/l*/; do name=$(basename "$folder"); set -- "$@" "${name#*_}"; done
+fi
+
+lines() { { cat ./*/*/docs/ledger.jsonl 2>/dev/null || true; } | wc -l; }
+
+took=$((${FIRST_S:-120} * 2 / 3))
+for op in "$@"; do
+  while [ $((SECONDS + took + took / 2)) -le "$limit" ]; do
+    begin=$SECONDS before=$(lines) code=0
+    timeout -s INT -k 30 $((limit - SECONDS)) "$python" -m kda_tools bench "$op" --record --missing "${ROWS:-4}" \
+      >>"$out/$op.log" 2>&1 || code=$?
+    [ "$(lines)" -gt "$before" ] || break # nothing is missing, or nothing can be measured
+    took=$((SECONDS - begin))
+    echo "$op: rows in $took s, exit code $code"
+    tar -czf "$out/ledgers.tar.gz" ./*/*/docs/ledger.jsonl # what is there now, should the time end
+    [ "$code" -eq 0 ] || break # rows that are wrong would come again
+  done
+  [ ! -f "$out/$op.log" ] || tail -n 3 "$out/$op.log" | sed "s/^/$op: /"
+done
+echo "ended after $SECONDS s: $out"
