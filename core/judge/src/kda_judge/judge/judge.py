@@ -84,7 +84,7 @@ class Judge:
         notes = self.notes[row.id]
         with self._open(notes, slices=generation == 0 and self._checker.takes_slices(row)) as case:
             self._progress(row.id, "verify")
-            if self._setup.device != "cpu":
+            if measure and self._setup.device != "cpu":
                 self._warm(case, notes)
             if generation == 0:
                 trials = [(seed, Family(family)) for family in settings.families for seed in settings.seeds]
