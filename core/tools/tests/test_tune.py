@@ -861,6 +861,8 @@ def test_the_page_lists_every_sweep() -> None:
     ]
     assert history[0][2] == "`0000000000` and changes"
     assert not any(line.startswith("## `norm`") for line in page_of(cut))
+    # No table follows from it, so there is no file to link to.
+    assert [any("](tuning.csv)" in line for line in page_of(one)) for one in (first, cut)] == [True, False]
 
 
 def test_the_page_follows_the_log_even_where_no_table_does(
