@@ -7,11 +7,13 @@ import pytest
 from kda_judge.arms.arm_process import Fault
 from kda_judge.arms.protocol import Timed
 from kda_judge.evidence.run_record import LIMIT_ARM, Metric, Verdict
-from kda_judge.judge.clock_check import LONGER, LOOPS, suspect
+from kda_judge.judge.clock_check import LONG_US, LOOPS, longer, suspect
 from kda_judge.judge.row_notes import ArmNotes
 from kda_judge.judge.sampler import Sampler
 
 CLAIMED = [20_000.0, 20_100.0, 19_900.0]
+LONG, LONG_OF_LESS = 6, 7
+"""Times the calls of a sample, for 120 ms of 20 ms that are claimed, and of 2% less."""
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,12 @@ def test_one_late_reply_is_not():
 
 def test_samples_of_a_moment_are_not():
     assert not suspect([600.0], 0.0, [900.0])
+
+
+@pytest.mark.parametrize(("claimed", "times"), [(2_500.0, 48), (10_000.0, 12), (90_000.0, 6)])
+def test_longer_loops_outlast_what_the_host_does_in_between(claimed, times):
+    assert longer([claimed] * 3) == times
+    assert times * claimed >= LONG_US
 
 
 class Loops:
@@ -77,12 +85,12 @@ def test_who_claims_two_percent_less_is_invalid(limit):
     fault, asked = hold(0.98, limit=limit)
     assert fault.verdict is Verdict.INVALID
     assert str(fault).startswith("wall: claims 2.0% less time than passed by the judge's clock")
-    assert asked == [("wall", LONGER * 1000, None)] * LOOPS
+    assert asked == [("wall", LONG_OF_LESS * 1000, None)] * LOOPS
 
 
 def test_an_arm_without_short_loops_is_held_to_its_long_ones():
     """As the portable arms are once the limits' worker has crashed."""
-    assert hold(1.0, short_us=(), limit=ArmNotes()) == (None, [("wall", LONGER * 1000, None)])
+    assert hold(1.0, short_us=(), limit=ArmNotes()) == (None, [("wall", LONG * 1000, None)])
     fault, asked = hold(0.95, short_us=(), limit=ArmNotes())
     assert fault.verdict is Verdict.INVALID
     assert len(asked) == LOOPS
@@ -92,8 +100,8 @@ def test_events_that_see_two_percent_less_than_the_replays_are_invalid():
     fault, asked = hold(0.98, metric=Metric.DEVICE)
     assert fault.verdict is Verdict.INVALID
     assert str(fault).startswith("device: claims 2.0% less time than passed by the judge's clock")
-    assert asked == [("replay", LONGER * 100, False)] * LOOPS
-    assert hold(1.0, [4_000.0, 0.0], metric=Metric.DEVICE) == (None, [("replay", LONGER * 100, False)] * 2)
+    assert asked == [("replay", LONG_OF_LESS * 100, False)] * LOOPS
+    assert hold(1.0, [4_000.0, 0.0], metric=Metric.DEVICE) == (None, [("replay", LONG * 100, False)] * 2)
 
 
 def test_an_honest_arm_is_asked_nothing():
@@ -101,7 +109,7 @@ def test_an_honest_arm_is_asked_nothing():
 
 
 def test_an_honest_arm_whose_replies_come_late_is_asked_until_one_does_not():
-    assert hold(1.0, [4_000.0, 5_000.0, 0.0]) == (None, [("wall", LONGER * 1000, None)] * 3)
+    assert hold(1.0, [4_000.0, 5_000.0, 0.0]) == (None, [("wall", LONG * 1000, None)] * 3)
 
 
 def test_short_replies_that_are_slow_hide_nothing_from_the_limits_worker():

@@ -16,7 +16,7 @@ from kda_judge.contract.tensor_spec import TensorSpec
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence.run_record import PORTABLE_ARM, REPLAYED_ARM, Distance, Metric, Verdict
 from kda_judge.judge.correctness import distance, further
-from kda_judge.judge.open_row import Case, footprint, traffic
+from kda_judge.judge.open_row import COLD_SETS, Case, footprint, traffic
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 from kda_judge.judge.verdict import result
 from kda_judge.session import Request, _beside, _with_ports, arm_spec, frozen_rows, open_session
@@ -77,7 +77,7 @@ def test_cold_sets_all_hold_the_values_and_hot_times_use_the_first_alone(toy, in
     strided = TensorSpec(shape=(64, 16), dtype="float32", stride=(40, 1))
     row = row.model_copy(update={"inputs": {**row.inputs, "x": strided}})
     op = toy.config.ops[name]
-    case = Case.open(op, row, "cpu", 3, traffic(op, row, None))
+    case = Case.open(op, row, "cpu", traffic(op, row, None), beyond=(1000, 2000))
     try:
         assert (len(case.spec.sets), case.spec.hot) == (3, 1)
         values = {key: torch.randn(spec.shape) for key, spec in row.inputs.items()}
@@ -94,6 +94,18 @@ def test_cold_sets_all_hold_the_values_and_hot_times_use_the_first_alone(toy, in
         assert not any(case.arena.gap_changed(place) for places in case.input_sets for place in places.values())
     finally:
         case.close()
+
+
+def test_a_small_row_has_few_cold_sets_and_other_memory_that_is_read_between(toy):
+    """By its size alone it would have 20002 sets, whose list no worker takes, and whose guards take seconds."""
+    row = next(row for row in Task(toy.path).workloads if row.op == "axpy")
+    op = toy.config.ops["axpy"]
+    for cache, touched, sets, flush in ((1_000_000, 100, COLD_SETS, 2_000_000), (1000, 200, 12, 0), (0, 100, 1, 0)):
+        case = Case.open(op, row, "cpu", traffic(op, row, None), beyond=(cache, touched))
+        try:
+            assert (len(case.spec.sets), case.spec.flush) == (sets, flush)
+        finally:
+            case.close()
 
 
 # ---- the portable arms ----------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def test_arms_import_and_compile_side_by_side(toy, tmp_path, monkeypatch, where)
     opened = Judge._open
 
     @contextmanager
-    def warmed(self, notes, slices=False):
-        with opened(self, notes, slices) as case:
+    def warmed(self, notes, slices=False, cold=False):
+        with opened(self, notes, slices, cold) as case:
             self._warm(case, notes)  # without a GPU nothing is compiled that takes long
             yield case
 

@@ -208,7 +208,7 @@ def test_outputs_count_as_bytes_and_have_their_place():
     assert output_spec(op, made, "y").nbytes == 6 * 8
     assert traffic(op, made, None) == Traffic(read=6 * 8 * 2, written=6 * 8 * 2 + 6 * 8)
     assert footprint(op, made) == 2 * 6 * 8 * 2 + 6 * 8
-    case = Case.open(op, made, "cpu", 1, traffic(op, made, None))
+    case = Case.open(op, made, "cpu", traffic(op, made, None))
     try:
         places = [(place.shape, place.stride, place.dtype) for place in case.spec.outputs]
         assert places == [((6,), (1,), "int64"), ((6, 8), (8, 1), "bfloat16")]

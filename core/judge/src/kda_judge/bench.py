@@ -113,7 +113,8 @@ def _run(
         host = provenance.host(core)
         where = Spent(_until_idle if session.kind == "cuda" else lambda: None)
         arms = _processes(session, measure, where.answered)
-        judge = Judge(Setup(session.config, reference, arms, settings, session.device, core, where), progress, finished)
+        setup = Setup(session.config, reference, arms, settings, session.device, core, where, l2)
+        judge = Judge(setup, progress, finished)
         try:
             judge.run(rows, measure, until=None if limit_s is None else begin + limit_s)
         except KeyboardInterrupt:

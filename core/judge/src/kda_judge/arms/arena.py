@@ -49,7 +49,6 @@ class Arena:
         import torch
 
         self.device = device
-        self._guards = plan.guards
         self._path: str | None = None
         if device == "cpu":
             # Memory without a name: nothing is left behind, however the run ends. Workers open it through /proc.
@@ -64,6 +63,8 @@ class Arena:
             with torch.cuda.use_mem_pool(self._pool):
                 self.bytes = torch.empty(plan.size, dtype=torch.uint8, device=device)
         self.bytes.fill_(GUARD_BYTE)
+        # One index of all guards' bytes: a row has hundreds of guards, and looking at each would wait for the GPU.
+        self._guards = torch.cat([torch.arange(*guard) for guard in plan.guards]).to(device)
 
     def handle(self) -> dict[str, str | int]:
         """What a worker needs to map the same memory."""
@@ -85,11 +86,8 @@ class Arena:
 
     def broken_guard(self) -> int | None:
         """Offset of the first guard byte that changed, or None."""
-        for start, end in self._guards:
-            wrong = self.bytes[start:end] != GUARD_BYTE
-            if bool(wrong.any()):
-                return start + int(wrong.nonzero()[0])
-        return None
+        wrong = self.bytes[self._guards] != GUARD_BYTE
+        return int(self._guards[wrong.nonzero()[0]]) if bool(wrong.any()) else None
 
     def gap_changed(self, place: Place) -> bool:
         """Whether memory between the elements of a strided tensor is not as it was: a neighbour's, in a packed qkv."""
@@ -107,8 +105,7 @@ class Arena:
 
     def repair_guards(self) -> None:
         """Restore the pattern so that one fault is reported once."""
-        for start, end in self._guards:
-            self.bytes[start:end] = GUARD_BYTE
+        self.bytes[self._guards] = GUARD_BYTE
 
     def close(self) -> None:
         """Free the memory; workers must have let go of it before."""

@@ -194,7 +194,11 @@ class Worker:
         """Replay the captured graph."""
         row = self._row
         graph = row.graphs[cold]
-        total, events = graph.replay(times)
+        if cold and row.spec.flush:
+            memory = self._torch.zeros(row.spec.flush // 4, dtype=self._torch.int32, device=self._spec.device)
+            total, events = graph.replay_flushed(times, memory)
+        else:
+            total, events = graph.replay(times)
         row.last = graph.out
         return Timed(calls=times * graph.calls, total_us=total, events_us=events)
 

@@ -70,6 +70,8 @@ class RowSpec(Strict):
     """Input sets: name -> place in positional order, None for None."""
     hot: int
     """Timed calls rotate through so many of them, those with cold inputs through all."""
+    flush: int = 0
+    """Bytes to read before every replay with cold inputs: more than the caches hold, where the sets are fewer."""
     canary: dict[str, Place | None] | None
     """In-place ops: a set of fresh inputs that one call, at a place the judge draws, works on."""
     slices: dict[str, Place | None] | None

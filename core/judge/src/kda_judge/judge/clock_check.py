@@ -8,6 +8,7 @@ nothing, and only time that was not claimed grows with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from statistics import median
 
 from kda_judge.arms.protocol import Timed
@@ -15,11 +16,12 @@ from kda_judge.evidence.run_record import Metric
 
 SHAVED = 0.015
 """Share of a loop's time that may be missing from the claim. List and events of a long loop cost up to half of it."""
-LONGER = 6
-"""Times the calls of a sample. An honest arm that is suspect all the same makes one such loop a generation."""
+LONGER, LONG_US = 6, 120_000
+"""Such a loop makes at least so many times the calls of a sample, and lasts so long: what the host does in between
+differs by a millisecond. An honest arm that is suspect all the same makes one loop a generation."""
 LOOPS = 5
 """All of which have to take longer than claimed: on a busy host the judge may come late, but not each time."""
-LEAST_US = 5_000
+LEAST_US = 1_000
 """Shorter samples are not judged: a CPU makes one call, of which nothing is kept."""
 
 
@@ -29,6 +31,11 @@ def claimed_us(timed: Timed, metric: Metric) -> float:
     Graphs back to back fill the host's time for them, but for what a sample's few commands cost.
     """
     return timed.events_us if metric is Metric.DEVICE and timed.events_us else timed.total_us
+
+
+def longer(claimed_us: Sequence[float]) -> int:
+    """How many times the calls of a sample such a loop makes, by what was claimed for the samples' loops."""
+    return max(LONGER, ceil(LONG_US / median(claimed_us)))
 
 
 def suspect(long_us: Sequence[float], short_us: float, claimed_us: Sequence[float]) -> bool:

@@ -82,7 +82,8 @@ class Judge:
             arms = {name: ArmNotes(excused=name in excused) for name in self._setup.arms}
             self.notes[row.id] = RowNotes(row, traffic(op, row, self._setup.reference), footprint(op, row), arms)
         notes = self.notes[row.id]
-        with self._open(notes, slices=generation == 0 and self._checker.takes_slices(row)) as case:
+        slices = generation == 0 and self._checker.takes_slices(row)
+        with self._open(notes, slices, cold=measure and settings.cold) as case:
             self._progress(row.id, "verify")
             if measure and self._setup.device != "cpu":
                 self._warm(case, notes)
@@ -164,10 +165,11 @@ class Judge:
             self._start_all()
 
     @contextmanager
-    def _open(self, notes: RowNotes, slices: bool = False) -> Iterator[Case]:
+    def _open(self, notes: RowNotes, slices: bool = False, cold: bool = False) -> Iterator[Case]:
         """The row's arena, mapped by every usable arm; dead arms are started again first."""
         op = self._setup.config.ops[notes.row.op]
-        case = Case.open(op, notes.row, self._setup.device, self._sets(notes), notes.traffic, slices)
+        beyond = (self._setup.l2_bytes if cold else 0, notes.footprint)
+        case = Case.open(op, notes.row, self._setup.device, notes.traffic, slices, beyond)
         try:
             for name, arm in notes.usable(self._setup.arms):
                 with notes.arms[name].noting():
@@ -190,15 +192,6 @@ class Judge:
                     with ArmNotes().noting():
                         arm.ask("close", Ready)
             case.close()
-
-    def _sets(self, notes: RowNotes) -> int:
-        """Input sets of a row: one, or where cold inputs are timed, too, more than two L2 caches hold."""
-        if not self._setup.settings.cold or self._setup.device == "cpu":
-            return 1
-        import torch
-
-        cache: int = torch.cuda.get_device_properties(self._setup.device).L2_cache_size
-        return 2 + 2 * cache // max(notes.footprint, 1)
 
 
 def _begin_import(arm: ArmProcess) -> None:

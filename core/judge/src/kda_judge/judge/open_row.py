@@ -26,6 +26,8 @@ NAN_BYTE = 0xFF
 """All bits set is NaN in every floating-point dtype."""
 RESTORED_SETS = 20
 """Input sets of a row whose every call works on values as drawn: a graph of the calls uses each of them once."""
+COLD_SETS = 64
+"""Input sets at most for cold inputs. Where so many fit into the caches, what else is read there makes them cold."""
 
 
 class Expected(tuple[Any, ...]):
@@ -121,14 +123,19 @@ class Case:
     """The values that were written last."""
 
     @classmethod
-    def open(cls, op: Op, row: Workload, device: str, sets: int, moved: Traffic, slices: bool = False) -> Case:
-        """Lay out `sets` input sets (and for in-place ops the canary), `slices`, and the outputs in a new arena.
+    def open(
+        cls, op: Op, row: Workload, device: str, moved: Traffic, slices: bool = False, beyond: tuple[int, int] = (0, 0)
+    ) -> Case:
+        """Lay out the input sets (and for in-place ops the canary), `slices`, and the outputs in a new arena.
 
-        Times with hot inputs use the first set, or of a row that is restored the first `RESTORED_SETS`.
+        Times with hot inputs use the first set, or of a row that is restored the first `RESTORED_SETS`. With `beyond`,
+        the bytes of a cache and of the tensors that one call touches, there are sets for cold inputs, too.
         """
         plan = Plan()
         hot = RESTORED_SETS if row.restore else 1
-        sets = max(sets, hot)
+        cache, touched = beyond
+        wanted = 2 + 2 * cache // max(touched, 1) if cache else 1
+        sets = max(min(wanted, COLD_SETS), hot)
         count = sets + bool(row.inplace)
         names = [name for name in op.inputs if name in row.inputs]
         placed = tuple({name: plan.add(row.inputs[name]) for name in names} for _ in range(count))
@@ -139,6 +146,7 @@ class Case:
             op=row.op,
             sets=tuple(calls[:sets]),
             hot=hot,
+            flush=2 * cache if sets < wanted else 0,
             canary=calls[sets] if row.inplace else None,
             slices=calls[-1] if slices else None,
             scalars=row.scalars,

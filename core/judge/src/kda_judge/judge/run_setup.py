@@ -26,3 +26,5 @@ class Setup:
     core: int | None = None
     """The core that workers are pinned to while they are timed."""
     spent: Spent = field(default_factory=Spent)
+    l2_bytes: int = 0
+    """Of the GPU's second cache; 0 on a CPU."""

@@ -18,7 +18,7 @@ from kda_judge.evidence.run_record import (
     Verdict,
 )
 from kda_judge.judge.checker import Checker
-from kda_judge.judge.clock_check import LONGER, LOOPS, SHAVED, claimed_us, suspect
+from kda_judge.judge.clock_check import LOOPS, SHAVED, claimed_us, longer, suspect
 from kda_judge.judge.idle_arms import busy, watched
 from kda_judge.judge.open_row import Case
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
@@ -122,12 +122,12 @@ class Sampler:
         listed = [one.protocol_us.get(Metric.LATENCY, [])[-count:] for one in (arm, trusted) if one is not None]
         # 0 where nobody made short loops: the arm has its wall timed alone, and the limits' worker is gone.
         short = min((usual(costs) for costs in listed if costs), default=0.0)
-        calls, times = case.most_calls(LONGER * arm.calls), 1 if case.row.restore else LONGER * arm.replays
         for metric, command in ((Metric.WALL, "wall"), (Metric.DEVICE, "replay")):
             late, claims = (of.get(metric, [])[-count:] for of in (arm.protocol_us, arm.claimed_us))
             if not claims or not suspect(late, short, claims):
                 continue
-            shares = []
+            shares, more = [], longer(claims)
+            calls, times = case.most_calls(more * arm.calls), 1 if case.row.restore else more * arm.replays
             for _ in range(LOOPS):
                 case.restore()
                 wall = {"count": calls, "canary": self._canary(case, calls)}
@@ -172,10 +172,12 @@ class Sampler:
             return self._timed_calls(arm, process, command, calls, metric, **arguments)
 
         def compare(cold: bool = False) -> None:
-            if not trusted:
-                called, _ = process.ask("collect", Called)
-                last = -1 if case.row.inplace or cold else 0
-                errors.extend(self._checker.examine(case, arm, called, values, expected, Family.NORMAL, which=last))
+            if trusted:
+                case.arena.broken_guard()  # the GPU goes over to the judge and back, as it does for the other arms
+                return
+            called, _ = process.ask("collect", Called)
+            last = -1 if case.row.inplace or cold else 0
+            errors.extend(self._checker.examine(case, arm, called, values, expected, Family.NORMAL, which=last))
 
         def replayed(cold: bool) -> Timed:
             self._checker.write(case, values, cold)

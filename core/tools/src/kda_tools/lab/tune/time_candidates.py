@@ -160,7 +160,7 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
     size = sum(output_spec(op, row, name).nbytes for name in op.outputs if name not in row.inplace)
     twins, wrong = trial.twins, dict[int, str]()
     samples, walls = dict[int, list[float]](), dict[int, list[float]]()
-    case = Case.open(op, row, device, sets=1, moved=moved)
+    case = Case.open(op, row, device, moved)
     try:
         attempt = _Attempt(task, trial, case, device)
         copies: list[float] = []
