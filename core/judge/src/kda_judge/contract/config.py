@@ -210,9 +210,9 @@ class Bench(Strict):
 
     generations: Times = 3
     """Times both workers are started afresh: host speed differs between processes."""
-    samples: Times = 12
+    samples: Times = 8
     """Samples per row, arm and generation."""
-    target_sample_us: Positive = 10_000
+    target_sample_us: Positive = 20_000
     """Back-to-back calls are added until one `wall` sample lasts this long."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=3), AfterValidator(_all_differ)] = (11, 23, 47)
     isolate: Literal["none", "workload"] = "none"

@@ -159,7 +159,8 @@ def _clocks_differ(arm: ArmNotes, protocol_us: Mapping[Metric, float]) -> str | 
         ratio, claimed = median(ratios), arm.claimed_us.get(metric)
         protocol = protocol_us.get(metric, 0.0) / median(claimed) if claimed else 0.0
         if not 1 <= ratio <= CLOCK_TOLERANCE + protocol:
-            return f"{metric.value}: the judge's clock saw {ratio:.2f} times the time that the worker claims"
+            more = f"; of the limits' worker {1 + protocol:.2f} times" if protocol else ""
+            return f"{metric.value}: the judge's clock saw {ratio:.2f} times the time that the worker claims{more}"
     return None
 
 
