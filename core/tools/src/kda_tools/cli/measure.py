@@ -20,7 +20,6 @@ from kda_tools.cli.base import (
     seconds,
     writable,
 )
-from kda_tools.terminal import say
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -327,6 +326,7 @@ def _missing(session: "Session", most: int) -> list[str]:
     from kda_judge.evidence.ledger import read
     from kda_judge.session import frozen_rows
     from kda_tools.publish.joined_runs import measured
+    from kda_tools.terminal import say
 
     if session.gpu is None:
         raise MissingRequirement("--missing: needs a GPU; a run without one measures nothing")

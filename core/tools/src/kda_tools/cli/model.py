@@ -8,7 +8,6 @@ import typer
 
 from kda_tools.cli.base import MOST, command_line, relative, writable
 from kda_tools.cli.base import app as kda
-from kda_tools.terminal import say
 
 app = typer.Typer(help="Whole models: what a step is made of, and how our kernels change it.", no_args_is_help=True)
 kda.add_typer(app, name="model")
@@ -72,6 +71,7 @@ def step(
     from kda_tools.models.run_step import MODES, Plan, run
     from kda_tools.models.step_record import log
     from kda_tools.models.views import print_step
+    from kda_tools.terminal import say
 
     writable(json)
     known_models = load_models()
