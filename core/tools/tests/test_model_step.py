@@ -25,7 +25,7 @@ from kda_tools.models.calls import Call, Log, Rows
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
 from kda_tools.models.protocol import Answer, Request, Timed
-from kda_tools.models.run_step import Plan, ask, hashes, joined
+from kda_tools.models.run_step import Plan, answers_of, ask, causes, hashes, joined
 from kda_tools.models.step_record import Profile, Share, StepRecord, log
 from kda_tools.models.stepping import check_memory
 
@@ -357,6 +357,25 @@ def test_a_worker_that_dies_is_named(known, monkeypatch):
         ask(request())
 
 
+def test_workers_import_side_by_side_and_work_one_by_one(known, monkeypatch, tmp_path):
+    """Each says how many have started, and how many have been at work, when its turn comes."""
+    worker = tmp_path / "worker"
+    worker.write_text(
+        '#!/usr/bin/env bash\nset -e\ncd "$(dirname "$4")"\ntouch "$(basename "$4").started"\nread -r _\n'
+        "until [ $(ls ./*.started | wc -l) = 3 ]; do sleep 0.01; done\n"
+        'echo "{\\"parameters\\": $(ls ./*.answer.json 2>/dev/null | wc -l), \\"standins\\": []}" >"$4"\n'
+    )
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    assert [found.parameters for found in answers_of([request()] * 3)] == [0, 1, 2]
+
+
+def test_of_errors_that_led_to_others_the_first_is_named():
+    said = b"Trace\n  File x\nImportError: no libfoo\n\nThe above\n\nTrace\n  File y\nRuntimeError: cannot\nhint"
+    assert causes(said) == "ImportError: no libfoo |   File y | RuntimeError: cannot | hint"
+    assert causes(b"one\ntwo") == "one | two"
+
+
 def test_modes_and_processes_are_checked_before_the_run(known):
     plan = Plan("flux", "0.5.23", "solution", 1, 0, 3, 1, 0, ("grapf",), True, False, "kda")
     with pytest.raises(UsageError, match="--mode grapf: expected eager, graph, compile"):
@@ -370,7 +389,7 @@ def test_modes_and_processes_are_checked_before_the_run(known):
 
 def test_every_process_says_what_took_its_time(known, monkeypatch):
     answer = Answer(seconds={"weights and first step": 11.2, "drift": 0.6})
-    monkeypatch.setattr(run_step, "ask", lambda _: answer)
+    monkeypatch.setattr(run_step, "answers_of", lambda _: iter([answer]))
     monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
     monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: False)
     shown = []

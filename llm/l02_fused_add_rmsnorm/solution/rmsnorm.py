@@ -32,6 +32,10 @@ from kda_runtime.tuned_table import Table
 MAX_COLUMNS = 16384
 """The widest row that upstream takes; 32 warps hold it in 16 registers of float32 a thread."""
 MAX_WARPS = 32
+PREFETCHING = 256
+"""Programs at most that ask for weight ahead of time. Of more, most begin when it is there, and thousands that ask the
+L2 for the same few lines wait for one another. With it in every program, rows by the thousand were slower than
+upstream's in a quick run on an H200; how fast they are without has not been measured."""
 
 
 # --- configuration and selection
@@ -64,10 +68,10 @@ TUNED = Table(__file__, "rmsnorm", Config)
 
 @triton.jit
 def prefetch(line, N: tl.constexpr):
-    """Ask the L2 for N elements from `line` on, a 16-byte vector a thread."""
-    EACH: tl.constexpr = 128 // line.dtype.element_ty.primitive_bitwidth
-    vectors = tl.arange(0, triton.next_power_of_2((N + EACH - 1) // EACH))
-    place = line + tl.minimum(vectors * EACH, N - 1)
+    """Ask the L2 for N elements from `line` on, 128 bytes a thread."""
+    EACH: tl.constexpr = 1024 // line.dtype.element_ty.primitive_bitwidth
+    pieces = tl.arange(0, triton.next_power_of_2((N + EACH - 1) // EACH))
+    place = line + tl.minimum(pieces * EACH, N - 1)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -90,6 +94,7 @@ def rmsnorm_kernel(
     ROWS: tl.constexpr,
     REPEAT: tl.constexpr,  # load weight for every row of the tile
     EARLY: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
@@ -112,7 +117,7 @@ def rmsnorm_kernel(
     # vector that it needs, where one row for all would be loaded value by value and spread through shared memory.
     across = col + 0 * row if REPEAT else col
 
-    if PDL:
+    if PREFETCH:
         # Weight comes from memory where the kernel ahead, a product of matrices, has filled the L2. A prefetch reads no
         # value, so it need not wait for that kernel.
         prefetch(weight, N)
@@ -180,10 +185,11 @@ def plan(call: Call) -> Launch:
     warps = min(spread * config.beside, MAX_WARPS)
     block = min(triton.next_power_of_2(width), spread * warp)
     tile = warps // spread * config.rows * (spread * warp // block)
+    programs = triton.cdiv(rows, tile)
     pdl = config.pdl and pdl_works(rmsnorm_kernel, major)
     return Launch.make(
         rmsnorm_kernel,
-        (triton.cdiv(rows, tile),),
+        (programs,),
         call.out,
         residual,
         x,
@@ -198,6 +204,7 @@ def plan(call: Call) -> Launch:
         ROWS=tile,
         REPEAT=block < warps * warp,
         EARLY=config.early,
+        PREFETCH=pdl and programs <= PREFETCHING,
         PDL=pdl,
         STORE=config.store,
         num_warps=warps,

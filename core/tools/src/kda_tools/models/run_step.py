@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -31,6 +32,8 @@ from kda_tools.models.step_record import Mode, StepRecord
 FEWEST_PROCESSES = 3
 """Of a measurement: what a process draws at its start is part of the noise."""
 MODES = ("eager", "graph", "compile")
+CAUSE = re.compile(r"^(\[rank0\]: )?[\w.]*(Error|Exception)\b")
+"""The last line of a traceback."""
 TINY_LAYERS = 2
 """Without a GPU, where no number is given."""
 
@@ -99,9 +102,9 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
         later = request.model_copy(update={"check": False, "denoise": 0})
         requests = [request, *[later] * (plan.processes - 1 if gpu else 0)]
         answers = []
-        for number, one in enumerate(requests, start=1):
-            answers.append(ask(one))
-            spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in answers[-1].seconds.items())
+        for number, found in enumerate(answers_of(requests), start=1):
+            answers.append(found)
+            spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in found.seconds.items())
             show(f"process {number} of {len(requests)}: {spent}")
         first = answers[0]
     after = gpu_state.read_state(0) if gpu else None
@@ -198,26 +201,52 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
 
 
 def ask(request: Request) -> Answer:
-    """The answer of one worker in a fresh process.
+    """The answer of one worker in a fresh process. Raises what `answers_of` does."""
+    (found,) = answers_of([request])
+    return found
+
+
+def answers_of(requests: Sequence[Request]) -> Iterator[Answer]:
+    """The answers of workers in fresh processes: all import at once, which takes longest, and work one by one.
 
     Raises:
         KdaError: of the class and with the message that the worker found; ArmFailed where it died.
     """
-    with tempfile.TemporaryDirectory(prefix="kda-model-") as folder:
-        question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-        question.write_text(request.model_dump_json(), encoding="utf-8")
-        command = [sys.executable, "-m", "kda_tools.models.worker", str(question), str(answer)]
-        env = {**os.environ, "PYTHONPATH": import_path()}
-        if request.census:
-            env["CUDA_VISIBLE_DEVICES"] = ""  # the same calls are found on every machine
-        ran = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-        if not answer.is_file():
-            last_lines = ran.stderr.decode(errors="replace").strip().splitlines()[-3:]
-            raise ArmFailed(f"{request.model}: its worker ended with {ran.returncode}: " + " | ".join(last_lines))
-        found = Answer.model_validate_json(answer.read_bytes())
-    if found.error is not None:
-        raise getattr(errors, found.kind or "ArmFailed")(found.error)
-    return found
+    with tempfile.TemporaryDirectory(prefix="kda-model-") as folder, ExitStack() as running:
+        started = [running.enter_context(_started(one, Path(folder) / str(i))) for i, one in enumerate(requests)]
+        for number, (request, worker) in enumerate(zip(requests, started, strict=True)):
+            _, said = worker.communicate(b"\n")
+            answer = Path(folder) / f"{number}.answer.json"
+            if not answer.is_file():
+                raise ArmFailed(f"{request.model}: its worker ended with {worker.returncode}: {causes(said)}")
+            found = Answer.model_validate_json(answer.read_bytes())
+            if found.error is not None:
+                raise getattr(errors, found.kind or "ArmFailed")(found.error)
+            yield found
+
+
+@contextmanager
+def _started(request: Request, path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that imports and then waits for its turn; it ends with the block."""
+    question, answer = path.with_suffix(".request.json"), path.with_suffix(".answer.json")
+    question.write_text(request.model_dump_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "kda_tools.models.worker", str(question), str(answer)]
+    env = {**os.environ, "PYTHONPATH": import_path()}
+    if request.census:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # the same calls are found on every machine
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as worker:
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
+def causes(said: bytes) -> str:
+    """What a process that died said last, behind what it named first: of errors that led to others, the first."""
+    lines = said.decode(errors="replace").strip().splitlines()
+    first = [line for line in lines[:-3] if CAUSE.search(line)][:1]
+    return " | ".join([*first, *lines[-3:]])
 
 
 def hashes(tasks: Sequence[Task], calls: Sequence[Call], folder: Path) -> dict[str, str]:

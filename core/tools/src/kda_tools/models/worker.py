@@ -1,4 +1,7 @@
-"""One fresh process of `kda model step`: `python -m kda_tools.models.worker REQUEST ANSWER`, both JSON files."""
+"""One fresh process of `kda model step`: `python -m kda_tools.models.worker REQUEST ANSWER`, both JSON files.
+
+It imports what it needs, and waits for a line of input before it takes the GPU.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def answer(request: Request) -> Answer:
     dtype = getattr(torch, model.dtype) if device.type == "cuda" else torch.bfloat16
     asked = builders.Request(request.sizes, request.release, request.seed, device, dtype)
     tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
-    seams = Seams(tasks, request.release, solutions_of(tasks, request.exports), device)
+    solutions = solutions_of(tasks, request.exports)
+    boot.load(model.class_)
+    sys.stdin.readline()
+    seams = Seams(tasks, request.release, solutions, device)
     if request.census:
         real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
         as_on_gpu = request.census is Census.AS_ON_GPU
