@@ -75,13 +75,16 @@ class Sampler:
                     self._hold_to_clock(case, notes, notes.arms[name], arm)
 
     def _metrics(self, name: str) -> list[Metric]:
-        """What is timed of an arm: of the portable ones, whose kernels are the subject's, the wall alone."""
-        if name in self._setup.settings.beside:  # the others of these are compared with, and never timed
+        """What is timed of an arm: of the portable ones, whose kernels are the subject's, and of A/A the wall alone."""
+        settings = self._setup.settings
+        if name in settings.beside:  # the others of these are compared with, and never timed
             return [Metric.WALL] if name in (PORTABLE_ARM, REPLAYED_ARM) else []
+        compared = name in (settings.subject, *settings.against)
+        if not compared and name != LIMIT_ARM:
+            return [Metric.WALL]
         if self._setup.device == "cpu":
             return [Metric.WALL, Metric.LATENCY]
-        compared = name in (self._setup.settings.subject, *self._setup.settings.against)
-        cold = [Metric.COLD] if self._setup.settings.cold and compared else []
+        cold = [Metric.COLD] if settings.cold and compared else []
         return [Metric.WALL, Metric.LATENCY, Metric.EVENTS, Metric.DEVICE, *cold]
 
     def _prepare(self, case: Case, arm: ArmNotes, process: ArmProcess, metrics: list[Metric]) -> None:
