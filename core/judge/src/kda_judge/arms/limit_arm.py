@@ -30,7 +30,7 @@ from kda_judge.arms.protocol import Place, RowSpec, Traffic
 WORD = 4
 """Bytes of the int32 elements that the stream moves."""
 SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
-"""Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. The program of a norm holds a row of up to 32 KB,
+"""Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. A norm's program holds a row of up to 32 KB,
 and reads all of it before it writes."""
 HINTS = ("", "evict_first")
 """Of loads and stores; evict-first helps beyond L2 and hurts within."""
