@@ -5,8 +5,8 @@
 #
 #   diffusion/scripts/record_on_gpu.sh OUT SECONDS [TASK...]
 #
-# PYTHON: the interpreter, python3 if not set. ROWS: how many at a time, 4 if not set. No rows are begun where less time is
-# left than the last ones took, and half of that again. FIRST_S: what the first ones are thought to take (120).
+# PYTHON: the interpreter, python3 if not set. ROWS: how many at a time, 8 if not set: starting three generations of workers takes as long as two rows. No rows are begun where less time is
+# left than the last ones took, and half of that again. FIRST_S: what the first ones are thought to take (180).
 set -euo pipefail
 out=${1:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
 limit=${2:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
@@ -24,11 +24,11 @@ fi
 
 lines() { { cat ./*/*/docs/ledger.jsonl 2>/dev/null || true; } | wc -l; }
 
-took=$((${FIRST_S:-120} * 2 / 3))
+took=$((${FIRST_S:-180} * 2 / 3))
 for op in "$@"; do
   while [ $((SECONDS + took + took / 2)) -le "$limit" ]; do
     begin=$SECONDS before=$(lines) code=0
-    timeout -s INT -k 30 $((limit - SECONDS)) "$python" -m kda_tools bench "$op" --record --missing "${ROWS:-4}" \
+    timeout -s INT -k 30 $((limit - SECONDS)) "$python" -m kda_tools bench "$op" --record --missing "${ROWS:-8}" \
       >>"$out/$op.log" 2>&1 || code=$?
     [ "$(lines)" -gt "$before" ] || break # nothing is missing, or nothing can be measured
     took=$((SECONDS - begin))

@@ -30,7 +30,7 @@ from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_judge.session import Session
 from kda_tools import __version__, cli
 from kda_tools.cli import measure as cli_measure
-from kda_tools.cli.base import command_line
+from kda_tools.cli.base import command_line, recordable
 from kda_tools.cli.measure import _keep, _rehearsing
 from kda_tools.project import validate as checks
 
@@ -703,6 +703,18 @@ def test_the_module_is_the_command(checkout: Path) -> None:
         two = python("-c", entry_point, *arguments, cwd=checkout)
         assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
         assert one.returncode == code, one.stderr
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+def test_a_run_that_cannot_be_published_is_told_so_before_it_begins(tmp_path, monkeypatch, capsys, dirty) -> None:
+    """A GPU's time is gone by the time that the ledger's page says it."""
+    state = provenance.GitState("0123456789abcdef" * 2 + "01234567", dirty)
+    monkeypatch.setattr(provenance, "git_state", lambda _: state)
+    recordable(tmp_path / "ledger.jsonl")
+    said = capsys.readouterr().err
+    assert ("the files are not those of commit 0123456789" in said) is dirty
+    recordable(None)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

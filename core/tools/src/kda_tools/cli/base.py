@@ -91,6 +91,21 @@ def relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
+def recordable(log: Path | None) -> None:
+    """Refuse a log that cannot be appended to, and say that a run cannot be published: before it, not after it."""
+    from kda_judge.contract.tasks import checkout_root
+    from kda_judge.evidence.append_only import demand_appendable
+    from kda_judge.evidence.provenance import git_state
+
+    if log is None:
+        return
+    demand_appendable(log)
+    state = git_state(checkout_root())
+    if state.dirty:
+        why = f"the files are not those of commit {state.commit[:10]}"
+        typer.echo(f"--record: {why}, so its numbers will not be published; commit first", err=True)
+
+
 def writable(file: Path | None, option: str = "--json", lines: bool = False) -> None:
     """Refuse before the run, not after it, a file for its result that cannot be written, or that holds something else.
 

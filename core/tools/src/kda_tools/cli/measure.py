@@ -16,6 +16,7 @@ from kda_tools.cli.base import (
     TaskOption,
     app,
     command_line,
+    recordable,
     relative,
     seconds,
     writable,
@@ -108,7 +109,7 @@ def bench(
             session = open_session(replace(request, rows=_missing(session, missing)))
         if record and session.kind == "cpu":
             raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
-        _keepable(found.ledger if record else None)
+        recordable(found.ledger if record else None)
         writable(json, lines=True)
         result = _measure(session)
     _keep(found, result, json, record)
@@ -138,7 +139,7 @@ def rerun(
     found, old = find_run(_tasks(task), run)
     with portable(found, old.settings.subject, {}) as ports:
         session = same_session(found, old, allow_busy, anyway, ports)
-        _keepable(found.ledger if record else None)
+        recordable(found.ledger if record else None)
         writable(json, lines=True)
         new = _measure(session).model_copy(update={"rerun_of": old.run_id})
     _keep(found, new, json, record)
@@ -195,6 +196,7 @@ def validate(
     from kda_judge.bench import run
     from kda_judge.contract.errors import UsageError
     from kda_judge.contract.tasks import find_task
+    from kda_judge.evidence.append_only import demand_appendable
     from kda_judge.session import Request, open_session
     from kda_tools.lab.grid.grid_record import failures, log
     from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
@@ -211,7 +213,7 @@ def validate(
         session = grid_session(open_session(Request(task=found, rows=rows or [], device=device, allow_busy=True)))
         if record:
             demand_gpu(session)
-            _keepable(log(found))
+            demand_appendable(log(found))
         writable(json, lines=True)
         chosen = grid_rows(session, full)
         if rest and not (chosen := unchecked_rows(session, chosen)):
@@ -410,14 +412,6 @@ def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: boo
         if json is not None:
             json.write_bytes(ledger.encode(record))
             typer.echo(f"record written to {json}")
-
-
-def _keepable(log: Path | None) -> None:
-    """Refuse before the run, not after it, a log that cannot be appended to."""
-    from kda_judge.evidence.append_only import demand_appendable
-
-    if log is not None:
-        demand_appendable(log)
 
 
 def _exit_code(record: "RunRecord") -> ExitCode:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kda_tools.cli.base import MOST, command_line, relative, writable
+from kda_tools.cli.base import MOST, command_line, recordable, relative, writable
 from kda_tools.cli.base import app as kda
 
 app = typer.Typer(help="Whole models: what a step is made of, and how our kernels change it.", no_args_is_help=True)
@@ -74,6 +74,7 @@ def step(
     from kda_tools.terminal import say
 
     writable(json)
+    recordable(log(folder()) if record else None)
     known_models = load_models()
     plan = Plan(
         model=model,
