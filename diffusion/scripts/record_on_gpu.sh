@@ -5,8 +5,9 @@
 #
 #   diffusion/scripts/record_on_gpu.sh OUT SECONDS [TASK...]
 #
-# PYTHON: the interpreter, python3 if not set. ROWS: how many at a time, 8 if not set: starting three generations of workers takes as long as two rows. No rows are begun where less time is
-# left than the last ones took, and half of that again. FIRST_S: what the first ones are thought to take (180).
+# PYTHON: the interpreter, python3 if not set. ROWS: how many at a time, 8 if not set, for starting workers takes as long as
+# two rows. No rows are begun where less time is left than the last ones took, and half of that again. FIRST_S: what the first
+# ones are thought to take (180). `kda warm` before it compiles everything side by side, where a run does it row by row.
 set -euo pipefail
 out=${1:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
 limit=${2:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}

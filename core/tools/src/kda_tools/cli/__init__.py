@@ -7,7 +7,7 @@ import typer
 
 # Importing a module registers its commands, in the order of the help text.
 # isort: off
-from kda_tools.cli import measure, explain, why, apply, project, campaign, catalogue, knowledge  # noqa: F401
+from kda_tools.cli import measure, warm, explain, why, apply, project, campaign, catalogue, knowledge  # noqa: F401
 from kda_tools.cli import model, model_trace, model_denoise, llm, llm_kernels, fleet  # noqa: F401
 from kda_tools.cli import port, upstream, ako  # noqa: F401
 
