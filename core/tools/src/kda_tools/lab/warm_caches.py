@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
-from kda_judge.arms.protocol import ArmSpec
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import find_task
-from kda_judge.contract.workloads import Workload
 from kda_judge.evidence.run_record import LIMIT_ARM
 from kda_judge.judge.open_row import traffic
 from kda_judge.judge.oracle import load_reference
@@ -32,7 +30,7 @@ def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None
 
     `show` is told of every process that has ended. An arm that refuses a row leaves the rows behind it in its process.
     """
-    jobs = [job for session in sessions for job in _jobs(session)]
+    jobs = [job for work in (_streams, _calls) for session in sessions for job in work(session)]
     failed = 0
     with ThreadPoolExecutor(processes) as pool:
         names = {pool.submit(work): name for name, work in jobs}
@@ -43,25 +41,22 @@ def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None
     return failed
 
 
-def _jobs(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
-    """What one process does each, with a name; the slowest to compile first."""
+def _streams(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
+    """The process for the limits' streams, with a name: most compile the same, so that two would do it twice."""
+    op = session.request.task.op
+    words = [sys.executable, "-m", "kda_tools.lab.warm_caches", op, *(row.id for row in frozen_rows(session))]
+    yield f"{op}, {LIMIT_ARM}", partial(run_tool, words, {"PYTHONPATH": import_path()})
+
+
+def _calls(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
+    """The processes for the arms' calls, with their names."""
     op, rows = session.request.task.op, frozen_rows(session)
-    yield f"{op}, {LIMIT_ARM}", partial(_streams, op, rows)
     for name in session.arms:
         spec = arm_spec(session, name)
         for start in range(0, len(rows), ROWS_EACH):
             chosen = rows[start : start + ROWS_EACH]
-            yield f"{op}, {name}: {chosen[0].id} and {len(chosen) - 1} more", partial(_calls, session, spec, chosen)
-
-
-def _calls(session: Session, spec: ArmSpec, rows: Sequence[Workload]) -> Ran:
-    job = Job(arm=spec, visits=visits(session, rows), order=(0,), draw_on=session.device)
-    return run_below([], session, job, {})
-
-
-def _streams(op: str, rows: Sequence[Workload]) -> Ran:
-    words = [sys.executable, "-m", "kda_tools.lab.warm_caches", op, *(row.id for row in rows)]
-    return run_tool(words, {"PYTHONPATH": import_path()})
+            job = Job(arm=spec, visits=visits(session, chosen), order=(0,), draw_on=session.device)
+            yield f"{op}, {name}: {chosen[0].id} and {len(chosen) - 1} more", partial(run_below, [], session, job, {})
 
 
 def main(op: str, *ids: str) -> None:
