@@ -283,7 +283,7 @@ def test_a_models_page_names_its_tasks(real: Path, browser: "Browser") -> None:
         row.id for task in find_tasks() for row in task.workloads if row.production and "qwen-edit" in row.models
     ]
     assert shown_rows(tab) == expected
-    assert "No step of a model is recorded" in tab.locator("article").inner_text()
+    assert "step is made of" in tab.locator("article").inner_text()
 
 
 def test_the_numbers_are_the_ledgers(made: tuple[Path, RunRecord], browser: "Browser") -> None:
