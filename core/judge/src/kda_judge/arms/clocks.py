@@ -36,7 +36,7 @@ class Clock:
             _cuda_synchronize()
 
     def ready(self) -> None:
-        """Have the GPU at hand: it changes over from another process, the judge's above all, in up to a millisecond."""
+        """Have the GPU switch to this process: after the judge's has used it, that takes up to a millisecond."""
         if self._cuda:
             _at_hand()
 

@@ -27,7 +27,7 @@ NAN_BYTE = 0xFF
 RESTORED_SETS = 20
 """Input sets of a row whose every call works on values as drawn: a graph of the calls uses each of them once."""
 COLD_SETS = 64
-"""Input sets at most for cold inputs. Where so many fit into the caches, what else is read there makes them cold."""
+"""Input sets at most for cold inputs. Where these fit into the caches, other memory is read before each replay."""
 
 
 class Expected(tuple[Any, ...]):

@@ -176,7 +176,7 @@ class Sampler:
 
         def compare(cold: bool = False) -> None:
             if trusted:
-                case.arena.broken_guard()  # the GPU goes over to the judge and back, as it does for the other arms
+                case.arena.broken_guard()  # so that the GPU switches to the judge and back, as for the other arms
                 return
             called, _ = process.ask("collect", Called)
             last = -1 if case.row.inplace or cold else 0
