@@ -129,7 +129,7 @@ def test_a_claim_of_more_time_than_passed_costs_its_row_and_not_the_run(toy):
         "worker.Timed = lambda **facts: timed(**{**facts, 'total_us': 3 * facts['total_us']})\n"
     )
     found = bench(toy, longer + GOOD).rows[0]
-    assert (found.verdict, found.reason) == (Verdict.INVALID, "arm 'arm' claims more time than passed")
+    assert (found.verdict, found.reason) == (Verdict.INVALID, "arm 'arm' wall: claims more time than passed")
 
 
 LESS = (
