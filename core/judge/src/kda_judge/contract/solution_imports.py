@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
@@ -33,9 +33,12 @@ def parsed(path: Path) -> ast.Module:
     One at a time: Python 3.11 counts the depth of a tree for all threads together, and a second thread that comes in
     while the first one's garbage is collected makes that a SystemError.
     """
-    source = path.read_bytes()
+    return _parsed(path.read_bytes(), str(path))
+
+
+def _parsed(source: bytes, name: str) -> ast.Module:
     with _parsing:
-        return ast.parse(source, str(path))
+        return ast.parse(source, name)
 
 
 def problems(solution: Path, package: str) -> list[str]:
@@ -46,7 +49,7 @@ def problems(solution: Path, package: str) -> list[str]:
     found, kernels = [], any(solution.rglob(CUDA))
     for path in files(solution):
         try:
-            imported = list(imports(path, solution, package))
+            imported = imports(path, solution, package)
         except (SyntaxError, ValueError) as error:
             found.append(f"{path}:{getattr(error, 'lineno', None) or 1}: no Python: {getattr(error, 'msg', error)}")
             continue
@@ -79,21 +82,25 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("**/*.py"))
 
 
-def imports(path: Path, folder: Path, package: str) -> Iterator[tuple[int, str]]:
+def imports(path: Path, folder: Path, package: str) -> tuple[tuple[int, str], ...]:
     """Line and full name of everything that a file of the package in `folder` imports, relative names resolved."""
-    inside = [package, *path.relative_to(folder).parent.parts]
-    for node in ast.walk(parsed(path)):
+    return _imports(path.read_bytes(), str(path), (package, *path.relative_to(folder).parent.parts))
+
+
+@lru_cache(maxsize=512)  # a command asks for the same files' imports many times
+def _imports(source: bytes, name: str, inside: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    above, found = ".".join(inside).split("."), list[tuple[int, str]]()
+    for node in ast.walk(_parsed(source, name)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = ".".join(inside).split(".")
             start = above[: max(len(above) + 1 - node.level, 0)] if node.level else []
             module = [*start, *(node.module or "").split(".")] if node.module else start
-            yield from ((node.lineno, ".".join([*module, alias.name])) for alias in node.names)
+            found += [(node.lineno, ".".join([*module, alias.name])) for alias in node.names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
-            yield from (
-                (node.lineno, name) for one in node.args[:1] if isinstance(name := getattr(one, "value", 0), str)
-            )
+            values = [getattr(one, "value", 0) for one in node.args[:1]]
+            found += [(node.lineno, value) for value in values if isinstance(value, str)]
+    return tuple(found)
 
 
 def _allowed(name: str, package: str) -> bool:

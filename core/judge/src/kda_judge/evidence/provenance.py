@@ -171,7 +171,7 @@ def _runtime_imports(path: Path, folder: Path, package: str, runtime: Path) -> s
     None of a file that is no Python: its arm cannot be imported, and the row says why.
     """
     try:
-        imported = list(imports(path, folder, package))
+        imported = imports(path, folder, package)
     except (SyntaxError, ValueError):
         return set()
     files = set()
