@@ -24,7 +24,7 @@ from kda_judge.judge.row_notes import RowNotes
 from kda_judge.judge.run_setup import Setup
 from kda_judge.judge.spent import Spent
 from kda_judge.judge.verdict import result
-from kda_judge.session import Request, Session, arm_spec, frozen_rows, open_session
+from kda_judge.session import Request, Session, arm_spec, changed_upstream, frozen_rows, open_session
 
 CHANGED = "changed on disk during the run"
 """Behind the name of a part, why a run is noisy."""
@@ -82,7 +82,7 @@ def _run(
     before = _gpu_before(session)
     ports, source = _hashes(session), source_of(session, before.driver if before else None)
     reference = load_reference(task)
-    provenance.drop_bytecode(task)
+    provenance.drop_bytecode(task, *provenance.ARMS)
     on_disk = provenance.on_disk(task)
     l2 = _l2_bytes(session.device)
 
@@ -129,6 +129,7 @@ def _run(
     noisy = (
         *(gpu_state.noise(before, after) if before and after else ()),
         *(f"{part} {CHANGED}" for part in provenance.changed(task, on_disk)),
+        *(f"upstream of {name} {CHANGED}" for name in changed_upstream(session)),
         *(f"{part} {CHANGED}" for part, digest in _hashes(session).items() if digest != ports[part]),
     )
     machine = host.model_copy(update={"kind": session.kind, "before": before, "after": after})

@@ -21,6 +21,8 @@ from kda_judge.arms.arena import attach, view
 from kda_judge.arms.arm_import import callable_of, import_arm, tensors_first
 from kda_judge.arms.process_tree import supervise
 from kda_judge.arms.protocol import (
+    CHANGED,
+    COLD,
     ArmSpec,
     Called,
     Captured,
@@ -55,8 +57,8 @@ class OpenRow:
     """What the CUDA graph captures: the op, or for the limits' worker the stream that was chosen."""
     streams: list[Any]
     """What the limits' worker chooses from."""
-    graphs: dict[bool, Any] = field(default_factory=dict)
-    """By whether the inputs are cold."""
+    graphs: dict[str, Any] = field(default_factory=dict)
+    """By what their inputs are."""
     last: Any = None
     """What the last timed call returned, until `collect`."""
     held: tuple[Any, ...] = ()
@@ -90,6 +92,7 @@ class Worker:
         # As serving frameworks run: with gradients on, some ops take a slower path through the dispatcher.
         torch.set_grad_enabled(False)
         self._memory = Memory(spec.device)
+        self._copy = torch.Tensor.copy_
         self._held_bytes = HELD_BYTES
         if spec.device.startswith("cuda"):
             total = torch.cuda.get_device_properties(spec.device).total_memory
@@ -179,32 +182,49 @@ class Worker:
             return Timed(calls=count, total_us=self._clock.latency(row.op, [(1,)] * count, {}))
         return Timed(calls=count, total_us=self._clock.latency(row.op, row.sequence(count, None), row.spec.scalars))
 
-    def capture(self, count: int, canary: int | None, cold: bool) -> Captured:
-        """Capture `count` calls into a CUDA graph; an op that cannot be captured says why."""
-        from kda_judge.arms.clocks import Graph
+    def capture(self, kind: str, count: int, canary: int | None = None, at: int | None = None) -> Captured:
+        """Capture `count` calls into a CUDA graph; an op that cannot be captured says why.
 
-        row = self._row
+        Ahead of call `at` the graph copies the last input set over that call's. What the call makes in place of the
+        first set is copied to the last one, since later calls work on it.
+        """
+        from kda_judge.arms.clocks import Change, Graph
+
+        row, change = self._row, None
+        if at is not None:
+            used, last = at % row.spec.hot, len(row.sets) - 1
+            keep = row.spec.hot == 1 and bool(row.spec.inplace)
+            change = Change(at, lambda: self._move(last, used), lambda: self._move(used, last) if keep else None)
         try:
-            row.graphs[cold] = Graph(row.device_op, row.sequence(count, canary, cold), row.spec.scalars)
+            calls = row.sequence(count, canary, cold=kind == COLD)
+            row.graphs[kind] = Graph(row.device_op, calls, row.spec.scalars, change)
         except Exception as error:  # noqa: BLE001  # whatever stops a capture, the row goes on without `device`
             return Captured(ok=False, note=f"{type(error).__name__}: {error}".splitlines()[0])
         return Captured(ok=True)
 
-    def replay(self, times: int, cold: bool) -> Timed:
-        """Replay the captured graph."""
+    def _move(self, source: int, target: int) -> None:
+        """Copy one input set over another: they are laid out alike, one behind the other."""
+        sets = self._row.spec.sets[:2]
+        start, second = (min(place.offset for place in one.values() if place is not None) for one in sets)
+        blocks = self._arena[start : start + len(self._row.sets) * (second - start)].view(-1, second - start)
+        self._copy(blocks[target], blocks[source])
+
+    def replay(self, kind: str, times: int) -> Timed:
+        """Replay a captured graph."""
         row = self._row
-        graph = row.graphs[cold]
-        if cold and row.spec.flush:
-            memory = self._torch.zeros(row.spec.flush // 4, dtype=self._torch.int32, device=self._spec.device)
-            total, events = graph.replay_flushed(times, memory)
+        graph = row.graphs[kind]
+        if kind == COLD and row.spec.flush:
+            total, events = graph.replay_flushed(times, row.spec.flush)
         else:
             total, events = graph.replay(times)
         row.last = graph.out
         return Timed(calls=times * graph.calls, total_us=total, events_us=events)
 
-    def collect(self) -> Called:
-        """Hand back what the last timed call returned."""
+    def collect(self, changed: bool = False) -> Called:
+        """Hand back what the last timed call returned, or the one ahead of which a graph's inputs changed."""
         row = self._row
+        if changed:
+            return self._hand_back(row.graphs.pop(CHANGED).changed)
         answer = self._hand_back(row.last)
         row.last = None
         return answer

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +17,9 @@ Arguments = tuple[Any, ...]
 _clock = perf_counter_ns
 _cuda_synchronize = torch.cuda.synchronize
 _Event: Any = torch.cuda.Event
-_sum = torch.sum
+_sum, _zeros = torch.sum, torch.zeros
+_library = ctypes.CDLL
+_no_modes: Any = (torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch)
 
 
 def _at_hand() -> None:
@@ -77,10 +81,21 @@ class Clock:
             gc.enable()
 
 
+class Change(NamedTuple):
+    """What a graph does around one of its calls."""
+
+    at: int
+    """The call's number."""
+    before: Callable[[], None]
+    after: Callable[[], None]
+
+
 class Graph:
     """A CUDA graph of the calls. Replayed, it costs the GPU's time without the host's."""
 
-    def __init__(self, op: Call, calls: Sequence[Arguments], scalars: dict[str, Any]) -> None:
+    def __init__(
+        self, op: Call, calls: Sequence[Arguments], scalars: dict[str, Any], change: Change | None = None
+    ) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -91,8 +106,13 @@ class Graph:
         self._held = op, calls
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            for arguments in calls:
+            for number, arguments in enumerate(calls):
+                if change is not None and number == change.at:
+                    change.before()
                 self.out = op(*arguments, **scalars)
+                if change is not None and number == change.at:
+                    self.changed = self.out  # held: no later call of the graph gets its memory
+                    change.after()
         _cuda_synchronize()
 
     def replay(self, times: int) -> tuple[float, float]:
@@ -107,18 +127,27 @@ class Graph:
         _cuda_synchronize()
         return (_clock() - start) / 1e3, begin.elapsed_time(end) * 1e3
 
-    def replay_flushed(self, times: int, memory: torch.Tensor) -> tuple[float, float]:
-        """As `replay`, but `memory` is read before every replay. No event counts that: it leaves the caches clean."""
+    def replay_flushed(self, times: int, flush: int) -> tuple[float, float]:
+        """As `replay`, but so many bytes are read before every replay.
+
+        No event counts that: it leaves the caches clean, also of what an arm asked the L2 to keep.
+        """
         pairs = [(_Event(enable_timing=True), _Event(enable_timing=True)) for _ in range(times)]
-        _at_hand()
-        start = _clock()
-        for begin, end in pairs:
-            _sum(memory)
-            begin.record()
-            self._graph.replay()
-            end.record()
-        _cuda_synchronize()
-        return (_clock() - start) / 1e3, sum(begin.elapsed_time(end) for begin, end in pairs) * 1e3
+        with ExitStack() as unpatched:
+            for no_mode in _no_modes:  # one that the arm has left on would see the reading
+                unpatched.enter_context(no_mode())
+            memory = _zeros(flush // 4, dtype=torch.int32, device="cuda")
+            forget = _library("libcuda.so.1").cuCtxResetPersistingL2Cache
+            _at_hand()
+            start = _clock()
+            for begin, end in pairs:
+                forget()
+                _sum(memory)
+                begin.record()
+                self._graph.replay()
+                end.record()
+            _cuda_synchronize()
+            return (_clock() - start) / 1e3, sum(begin.elapsed_time(end) for begin, end in pairs) * 1e3
 
 
 def count_kernels(op: Call, calls: Sequence[Arguments], scalars: dict[str, Any]) -> list[str]:

@@ -16,6 +16,8 @@ from pydantic import Field, ValidationError
 
 from kda_judge.contract.strict_models import Strict
 
+HOT, COLD, CHANGED = "hot", "cold", "changed"
+"""What a CUDA graph's inputs are: in the caches, out of them, or other ones from one of its calls on."""
 MAX_LINE = 8 << 20
 """Longest accepted line in bytes; a worker that floods the channel is cut off here."""
 

@@ -167,6 +167,9 @@ def _row(row: RowResult, record: RunRecord) -> Iterator[str]:
         yield "verdict: expected an arm that failed, got INCORRECT"
     if row.limit is not None and row.limit.bytes_moved <= 0:
         yield f"limit.bytes_moved: expected more than 0, got {row.limit.bytes_moved}"
+    floors = row.arms[LIMIT_ARM].samples if LIMIT_ARM in row.arms else {}
+    if row.limit is not None and not (any(floors.get(Metric.WALL, ())) and any(floors.get(Metric.DEVICE, ()))):
+        yield f"limit: expected wall and device samples of {LIMIT_ARM!r}, from which it follows, got none"
     outputs = {error.output for arm in row.arms.values() for error in arm.correctness.outputs}
     for name, arm in row.arms.items():
         lines = [*_correctness(arm)]

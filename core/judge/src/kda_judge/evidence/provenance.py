@@ -61,8 +61,8 @@ DISTRIBUTIONS = {
     "numpy": "numpy",
 }
 ABSENT = "absent"
-CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"})
-"""Left out of content hashes; other hidden files count, because a solution could read them."""
+ARMS = ("baseline", "solution")
+"""Folders of a task from which arms are imported."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def library(solution: Path) -> list[str]:
         UsageError: an import that leads to no file: a hash without it would miss a change of it.
     """
     runtime = _runtime()
-    own = [path for path in solution.glob("**/*.py") if not _is_cache(path.relative_to(solution))]
+    own = [path for path in solution.glob("**/*.py") if not _is_bytecode(path)]
     todo, found = [(path, solution, "solution") for path in own], set[Path]()
     while todo:
         for path in _runtime_imports(*todo.pop(), runtime) - found:
@@ -152,7 +152,7 @@ def library(solution: Path) -> list[str]:
         other.relative_to(runtime).as_posix()
         for path in found
         for other in (path, *path.parent.glob(f"{path.stem}.*"))
-        if not _is_cache(other)
+        if not _is_bytecode(other)
     }
     return sorted(names - NOT_IN_LIBRARY)
 
@@ -191,15 +191,15 @@ def _runtime_imports(path: Path, folder: Path, package: str, runtime: Path) -> s
 def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str] = ()) -> str:
     """sha256 of lines `<sha256 of the file>  <path in the folder>`, sorted by path, as sha256sum would print them.
 
-    CRLF counts as LF in text, so a checkout's line endings do not matter. The paths in `without` are left out, and what
-    is in `CACHES` but for Python's sources: these can be imported from there.
+    CRLF counts as LF in text, so a checkout's line endings do not matter. The paths in `without` are left out, and
+    Python's bytecode, which no run keeps. All else counts, hidden or in a cache's folder: a solution could read it.
 
     Raises:
         UsageError: a pattern without a file, or a link to a folder, whose files no hash would cover.
     """
     lines = {}
     for pattern in patterns:
-        files = [path for path in folder.glob(pattern) if _counts(path) and not _is_cache(path.relative_to(folder))]
+        files = [path for path in folder.glob(pattern) if _counts(path) and not _is_bytecode(path)]
         if not files:
             raise UsageError(f"{folder}: expected files {pattern!r} to take a hash of, got none")
         for path in files:
@@ -213,16 +213,16 @@ def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str]
     return hashlib.sha256("".join(f"{lines[name]}  {name}\n" for name in kept).encode()).hexdigest()
 
 
-def drop_bytecode(task: Task) -> None:
-    """Delete what Python compiled of the arms earlier: it prefers bytecode to the source, and no hash covers it."""
-    for path in _bytecode(task):
+def drop_bytecode(task: Task, *parts: str) -> None:
+    """Delete what Python compiled in these folders earlier: it prefers that to the source, and no hash covers it."""
+    for path in _bytecode(task, parts):
         with suppress(OSError):  # an installed task's may be another user's, for arms too
             path.unlink()
 
 
 def on_disk(task: Task) -> dict[str, str]:
     """`hashes`, and under `bytecode` a hash of what is compiled beside the arms' sources; workers compile nothing."""
-    compiled = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}\n" for path in _bytecode(task))
+    compiled = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}\n" for path in _bytecode(task, ARMS))
     return hashes(task) | {"bytecode": hashlib.sha256(compiled.encode()).hexdigest()}
 
 
@@ -235,8 +235,8 @@ def changed(task: Task, before: Mapping[str, str]) -> list[str]:
     return [part for part, digest in before.items() if now.get(part) != digest]
 
 
-def _bytecode(task: Task) -> list[Path]:
-    return [path for part in ("baseline", "solution") for path in sorted((task.path / part).rglob("*.pyc"))]
+def _bytecode(task: Task, parts: Iterable[str]) -> list[Path]:
+    return [path for part in parts for path in sorted((task.path / part).rglob("*.pyc"))]
 
 
 def _counts(path: Path) -> bool:
@@ -244,8 +244,8 @@ def _counts(path: Path) -> bool:
     return path.is_file() or (path.is_symlink() and path.is_dir())
 
 
-def _is_cache(path: Path) -> bool:
-    return path.suffix == ".pyc" or (path.suffix != ".py" and not CACHES.isdisjoint(path.parts))
+def _is_bytecode(path: Path) -> bool:
+    return path.suffix == ".pyc"
 
 
 def pins(config: Config) -> dict[str, str]:

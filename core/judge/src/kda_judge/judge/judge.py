@@ -18,6 +18,7 @@ from kda_judge.arms.protocol import Chosen, Counted, Ready
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence.run_record import LIMIT_ARM
 from kda_judge.judge.checker import Checker
+from kda_judge.judge.idle_arms import alone
 from kda_judge.judge.open_row import Case, footprint, traffic
 from kda_judge.judge.replaced_inputs import replace_under_way
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
@@ -103,17 +104,15 @@ class Judge:
             self._timed(notes)
 
     def _warm(self, case: Case, notes: RowNotes) -> None:
-        """Every arm's first call, all at once, for what it compiles; on values of which nothing is judged.
+        """Every arm's first call, for what it compiles and tunes; on values of which nothing is judged.
 
-        Then the limits' worker chooses its stream, alone: once for all generations.
+        One after the other, all others held: what an arm makes of the GPU meanwhile would mislead their autotuners.
+        Then the limits' worker chooses its stream: once for all generations.
         """
         self._checker.write(case, make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device))
-        usable = notes.usable(self._setup.arms)
-        for name, arm in usable:
-            arm.post("warm", stream=notes.arms[name].stream)
-        for name, arm in usable:
-            with notes.arms[name].noting(), suppress(Refusal):
-                arm.ask("warm", Ready, refusable=notes.arms[name].excused, posted=True)
+        for name, arm in notes.usable(self._setup.arms):
+            with notes.arms[name].noting(), suppress(Refusal), alone(name, self._setup.arms):
+                arm.ask("warm", Ready, refusable=notes.arms[name].excused, stream=notes.arms[name].stream)
         case.arena.repair_guards()  # nobody knows who wrote there; whoever did does so again when it is verified
         for name, arm in notes.usable(self._setup.arms, LIMIT_ARM):
             with notes.arms[name].noting():

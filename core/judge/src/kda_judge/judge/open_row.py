@@ -178,22 +178,42 @@ class Case:
 
     def replace(self, values: Values, cold: bool = False, slices: bool = False) -> None:
         """The inputs alone, as calls may run: elements that stay the same hold nothing else meanwhile."""
-        import torch
-
         self.drawn.clear()
         self.drawn.update(values)
         for places in self._written(slices):
-            for name, place in places.items():
-                target, source = self.arena.view(place), values[name]
-                for dim, step in enumerate(place.stride):
-                    if step == 0 and place.shape[dim] > 1:
-                        target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-                target.copy_(source)
+            self._put(values, places)
         sets = len(self.spec.sets) if cold else self.spec.hot
         if sets > 1 and not slices:  # laid out alike, one behind the other: one copy writes them all
             start, second = (min(place.offset for place in places.values()) for places in self.input_sets[:2])
             blocks = self.arena.bytes[start : start + sets * (second - start)].view(sets, -1)
             blocks[1:] = blocks[0]
+        self._finish()
+
+    def offer(self, values: Values) -> None:
+        """Put `values` into the last input set alone, from where a graph takes them ahead of one of its calls."""
+        places = self.input_sets[self.last_set]
+        for place in filter(has_gaps, places.values()):
+            self.arena.fill(place, GUARD_BYTE)
+        self._put(values, places)
+        self._finish()
+
+    @property
+    def last_set(self) -> int:
+        """Number of the last input set, the canary not counted."""
+        return len(self.spec.sets) - 1
+
+    def _put(self, values: Values, places: Mapping[str, Place]) -> None:
+        for name, place in places.items():
+            target, source = self.arena.view(place), values[name]
+            for dim, step in enumerate(place.stride):
+                if step == 0 and place.shape[dim] > 1:
+                    target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+            target.copy_(source)
+
+    def _finish(self) -> None:
+        """Wait for the GPU."""
+        import torch
+
         if self.device != "cpu":
             torch.cuda.synchronize()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda_judge.arms.input_values import nudged
 from kda_judge.contract.errors import UsageError
+from kda_judge.evidence.provenance import drop_bytecode
 from kda_judge.judge.open_row import Expected, judged_shape
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ NUDGES = 8
 
 def load_reference(task: Task) -> Any:
     """The task's reference module; a UsageError names an op it has no oracle for."""
+    drop_bytecode(task, "bench")
     module = task.load("bench.reference")
     for op in task.config.ops:
         if not callable(getattr(module, op, None)):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import chain
+from math import ceil
+from statistics import median
 from typing import Any
 
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.input_values import Family
 from kda_judge.arms.protocol import Called, Timed
-from kda_judge.evidence.run_record import Verdict
+from kda_judge.evidence.run_record import Metric, Verdict
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.open_row import Case
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
@@ -17,7 +20,8 @@ from kda_judge.judge.row_notes import ArmNotes, RowNotes
 REPLACED_LOOP_US = 50_000
 """A loop whose inputs are replaced lasts as long at least: writing them takes some milliseconds."""
 REPLACED_CALLS = (16, 4**10)
-"""Least and most calls of such a loop. Where the least take longer than `REPLACED_LOOP_US`, nothing is tried."""
+"""Least and most calls of such a loop. Where four take longer than `REPLACED_LOOP_US`, nothing is tried: by the row's
+samples, for here an arm may take its time."""
 REPLACED_LONGEST_S = 1.0
 """By the judge's clock. Shorter loops grow where the judge came too late: a wait of the host soon weighs nothing."""
 SHORT_CLAIM = 1 / 2
@@ -36,9 +40,10 @@ def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNot
     start lies behind the change. Where nothing could be looked at because the arm claims far less time than passed,
     the row is INVALID; where the judge came too late, the loop gets longer, and the record says how many counted.
     """
-    count, elapsed = _long_loop(process)
-    if count < REPLACED_CALLS[0]:
+    usual_us = median(chain(*arm.samples[Metric.WALL]))
+    if usual_us > REPLACED_LOOP_US / 4:
         return
+    count, elapsed = _long_loop(process, usual_us)
     right, wrong, short = {True: 0, False: 0}, dict[bool, list[str]]({True: [], False: []}), 0
     for trial in range(REPLACE_TRIALS):
         # All of the inputs and a part of them in turn; where one of these was right, it is the other's turn.
@@ -79,11 +84,13 @@ def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNot
         )
 
 
-def _long_loop(process: ArmProcess) -> tuple[int, float]:
+def _long_loop(process: ArmProcess, usual_us: float) -> tuple[int, float]:
     """Calls of a loop that claims to last long enough to replace inputs, and its seconds by the judge's clock."""
-    count, claimed, elapsed = 0, 0.0, 0.0
-    while claimed * 1e6 < REPLACED_LOOP_US and count < REPLACED_CALLS[1]:
-        count = max(1, 4 * count)
+    least, most = REPLACED_CALLS
+    count = min(max(least, ceil(REPLACED_LOOP_US / usual_us)), most)
+    claimed, elapsed = _loop(process, count)
+    while claimed * 1e6 < REPLACED_LOOP_US and count < most:
+        count = min(4 * count, most)
         claimed, elapsed = _loop(process, count)
     return count, elapsed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.input_values import Family
-from kda_judge.arms.protocol import Called, Captured, Ready, Timed
+from kda_judge.arms.protocol import CHANGED, COLD, HOT, Called, Captured, Ready, Timed
 from kda_judge.evidence.run_record import (
     LIMIT_ARM,
     PORTABLE_ARM,
@@ -18,8 +18,8 @@ from kda_judge.evidence.run_record import (
     Verdict,
 )
 from kda_judge.judge.checker import Checker
-from kda_judge.judge.clock_check import LOOPS, SHAVED, claimed_us, longer, suspect
-from kda_judge.judge.idle_arms import busy, watched
+from kda_judge.judge.clock_check import LEAST_US, LOOPS, SHAVED, claimed_us, longer, suspect
+from kda_judge.judge.idle_arms import alone, busy, watched
 from kda_judge.judge.open_row import Case
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 from kda_judge.judge.run_setup import Setup
@@ -28,6 +28,8 @@ MAX_CALLS = 20_000
 LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
+GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
+"""What is timed in CUDA graphs."""
 COLD_SHARE = 1 / 4
 """Of a sample's length, for cold inputs: they decide nothing."""
 
@@ -50,19 +52,24 @@ class Sampler:
 
     def _take_samples(self, case: Case, notes: RowNotes, generation: int) -> None:
         clocked = [name for name in self._setup.arms if self._metrics(name)]
+        stale = changed = None
+        if self._setup.settings.cold:
+            stale, self._checker.previous = self._checker.draw(case, notes, Family.NORMAL, self._checker.seed())
+            changed = self._checker.redraw(case, stale)
         for name, arm in notes.usable(self._setup.arms, *clocked):
-            with notes.arms[name].noting():
+            with notes.arms[name].noting(), alone(name, self._setup.arms):
                 self._prepare(case, notes.arms[name], arm, self._metrics(name))
+                self._capture(case, notes.arms[name], arm, self._metrics(name), stale, changed)
+        del changed
         for index in range(self._setup.settings.samples):
             values, expected = self._checker.draw(case, notes, Family.NORMAL, self._checker.seed())
             order = notes.usable(self._setup.arms, *clocked)
             errors: dict[str, Sequence[OutputError]] = {}
             for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
                 with notes.arms[name].noting(), watched(name, self._setup.arms, notes.arms, self._setup.core):
-                    errors[name] = self._sample(
-                        case, notes.arms[name], arm, values, expected, trusted=name == LIMIT_ARM
-                    )
-            self._checker.previous = expected
+                    trusted = name == LIMIT_ARM
+                    errors[name] = self._sample(case, notes.arms[name], arm, stale, values, expected, trusted)
+            stale, self._checker.previous = values, expected
             self._checker.hold_to_yardstick(case, notes, values, expected, errors)
             if self._setup.device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
                 for name, arm_notes in notes.arms.items():
@@ -71,7 +78,7 @@ class Sampler:
                 return
         for name, arm in notes.usable(self._setup.arms, *clocked):
             if name != LIMIT_ARM:
-                with notes.arms[name].noting():
+                with notes.arms[name].noting(), alone(name, self._setup.arms):
                     self._hold_to_clock(case, notes, notes.arms[name], arm)
 
     def _metrics(self, name: str) -> list[Metric]:
@@ -88,33 +95,60 @@ class Sampler:
         return [Metric.WALL, Metric.LATENCY, Metric.EVENTS, Metric.DEVICE, *cold]
 
     def _prepare(self, case: Case, arm: ArmNotes, process: ArmProcess, metrics: list[Metric]) -> None:
-        """Pin the worker, find N, capture the graphs, open this generation's lists of samples."""
+        """Pin the worker, find N, open this generation's lists of samples."""
         process.ask("pin", Ready, core=self._setup.core)
         target, total = self._setup.settings.target_sample_us, 0.0
         arm.calls, most = 1, case.most_calls(MAX_CALLS)
         while total < target and arm.calls < most:
             case.restore()
-            timed, elapsed = process.ask("wall", Timed, count=arm.calls, canary=self._canary(case, arm.calls))
-            if timed.total_us > elapsed * 1e6:
-                raise process.give_up(Verdict.INVALID, "wall: claims more time than passed")
+            canary = self._canary(case, arm.calls)
+            timed = self._timed_calls(arm, process, "wall", arm.calls, None, count=arm.calls, canary=canary)
             total = max(timed.total_us, 0.1)
             if total < target:
                 # At most tenfold at a time: first calls are slow, and would mislead the estimate.
                 grown = min(10 * arm.calls, int(arm.calls * target / total))
                 arm.calls = min(most, max(arm.calls + 1, grown))
-        arm.graphs = []
         for metric in metrics:
-            if metric in (Metric.DEVICE, Metric.COLD):
-                cold = metric is Metric.COLD
-                calls = self._graph_calls(case, cold)
-                case.restore()
-                canary = self._canary(case, calls)
-                captured, _ = process.ask("capture", Captured, count=calls, canary=canary, cold=cold)
-                arm.graphs += [metric] if captured.ok else []
-                if metric is Metric.DEVICE:
-                    arm.no_graph = None if captured.ok else captured.note
-            # A list also where the capture fails, so that list i stays generation i.
+            # A list also where a capture fails, so that list i stays generation i.
             arm.samples.setdefault(metric, []).append([])
+
+    def _capture(
+        self, case: Case, arm: ArmNotes, process: ArmProcess, metrics: list[Metric], stale: Any, changed: Any
+    ) -> None:
+        """Capture the graphs, in an order that is drawn: those that are timed, and one whose inputs change on the way.
+
+        An arm that remembers between the calls of a capture does so in that one, too, for it cannot tell them apart.
+        """
+        kinds, failed = [GRAPHS[metric] for metric in metrics if metric in GRAPHS], dict[str, str]()
+        if HOT in kinds and changed is not None and not process.spec.limit:
+            kinds.append(CHANGED)
+        for kind in self._checker.random.sample(kinds, len(kinds)):
+            calls = self._graph_calls(case, kind == COLD)
+            at = self._checker.random.randrange(1, calls - 1) if kind == CHANGED else None
+            canary = self._canary(case, calls) if at is None else None
+            case.restore()
+            captured, _ = process.ask("capture", Captured, kind=kind, count=calls, canary=canary, at=at)
+            if not captured.ok:
+                failed[kind] = captured.note
+            elif at is not None:
+                self._replay_changed(case, arm, process, calls, at, stale, changed)
+        arm.graphs = [metric for metric in metrics if metric in GRAPHS and GRAPHS[metric] not in failed]
+        arm.no_graph = failed.get(HOT)
+
+    def _replay_changed(
+        self, case: Case, arm: ArmNotes, process: ArmProcess, calls: int, at: int, stale: Any, changed: Any
+    ) -> None:
+        """One replay on inputs that are `stale` up to call `at`: what it and the last one make follows from the new."""
+        values, expected = changed
+        self._checker.write(case, stale)
+        case.offer(values)
+        self._timed_calls(arm, process, "replay", calls, None, kind=CHANGED, times=1)
+        which = case.last_set if case.row.inplace and not case.row.restore else at % case.spec.hot
+        for first in (
+            (True,) if case.row.inplace else (True, False)
+        ):  # in place the last one's input is another's output
+            called, _ = process.ask("collect", Called, changed=first)
+            self._checker.examine(case, arm, called, values, expected, Family.NORMAL, which)
 
     def _hold_to_clock(self, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:
         """INVALID for an arm that claims less time than passed in this generation's samples, and in longer loops."""
@@ -127,14 +161,16 @@ class Sampler:
         short = min((usual(costs) for costs in listed if costs), default=0.0)
         for metric, command in ((Metric.WALL, "wall"), (Metric.DEVICE, "replay")):
             late, claims = (of.get(metric, [])[-count:] for of in (arm.protocol_us, arm.claimed_us))
-            if not claims or not suspect(late, short, claims):
+            # Where an arm made its loop so short that the clock says nothing of it, longer ones decide.
+            brief = self._setup.settings.target_sample_us > LEAST_US and not case.row.restore
+            if not claims or not (suspect(late, short, claims) or (brief and median(claims) < LEAST_US)):
                 continue
             shares, more = [], longer(claims)
             calls, times = case.most_calls(more * arm.calls), 1 if case.row.restore else more * arm.replays
             for _ in range(LOOPS):
                 case.restore()
                 wall = {"count": calls, "canary": self._canary(case, calls)}
-                asked = wall if metric is Metric.WALL else {"times": times, "cold": False}
+                asked = wall if metric is Metric.WALL else {"times": times, "kind": HOT}
                 timed, elapsed = process.ask(command, Timed, **asked)
                 shares.append(1 - claimed_us(timed, metric) / (elapsed * 1e6 - short))
                 if shares[-1] <= SHAVED:
@@ -157,6 +193,10 @@ class Sampler:
         answer, elapsed = process.ask(command, Timed, **arguments)
         if answer.calls != calls:
             raise process.give_up(Verdict.ERROR, f"says that it made {answer.calls} calls of {calls}")
+        if answer.total_us > elapsed * 1e6:
+            raise process.give_up(Verdict.INVALID, f"{command}: claims more time than passed")
+        if command == "replay" and (answer.events_us is None or answer.events_us > answer.total_us):
+            raise process.give_up(Verdict.ERROR, "claims more time between events than passed on its host")
         if metric is not None:
             claimed = claimed_us(answer, metric)
             arm.clock_ratios.setdefault(metric, []).append(elapsed * 1e6 / claimed)
@@ -165,9 +205,12 @@ class Sampler:
         return answer
 
     def _sample(
-        self, case: Case, arm: ArmNotes, process: ArmProcess, values: Any, expected: Any, trusted: bool
+        self, case: Case, arm: ArmNotes, process: ArmProcess, stale: Any, values: Any, expected: Any, trusted: bool
     ) -> list[OutputError]:
-        """One sample of every metric. The last (in place: the canary's) output of all but `latency` is compared."""
+        """One sample of every metric. The last (in place: the canary's) output of all but `latency` is compared.
+
+        A graph's first replay, for its length, is on `stale` values: what it leaves is no answer to `values`.
+        """
         assert arm.calls is not None
         errors: list[OutputError] = []
 
@@ -183,17 +226,20 @@ class Sampler:
             errors.extend(self._checker.examine(case, arm, called, values, expected, Family.NORMAL, which=last))
 
         def replayed(cold: bool) -> Timed:
-            self._checker.write(case, values, cold)
-            calls = self._graph_calls(case, cold)
-            first = timed("replay", calls, times=1, cold=cold)
-            compare(cold)
+            kind, calls = COLD if cold else HOT, self._graph_calls(case, cold)
+            self._checker.write(case, stale, cold)
+            first = timed("replay", calls, kind=kind, times=1)
             lasting = self._setup.settings.target_sample_us * (COLD_SHARE if cold else 1)
             times = max(1, int(lasting / max(first.events_us or 1.0, 1.0)))
             times = 1 if case.row.restore else times
             arm.replays = arm.replays if cold else times
-            if case.row.inplace:
+            self._checker.write(case, values, cold)
+            found = timed("replay", times * calls, None if cold else Metric.DEVICE, kind=kind, times=times)
+            if case.row.inplace:  # all but the first replay worked on what the one before had made
                 self._checker.write(case, values, cold)
-            return timed("replay", times * calls, None if cold else Metric.DEVICE, times=times, cold=cold)
+                timed("replay", calls, kind=kind, times=1)
+            compare(cold)
+            return found
 
         self._checker.write(case, values)
         canary = self._canary(case, arm.calls)
@@ -208,7 +254,6 @@ class Sampler:
             arm.samples[Metric.LATENCY][-1].append(latency.total_us / LATENCY_CALLS)
         for metric in arm.graphs:
             replay = replayed(cold=metric is Metric.COLD)
-            if replay.events_us is None or replay.events_us > replay.total_us:
-                raise process.give_up(Verdict.ERROR, "claims more time between events than passed on its host")
+            assert replay.events_us is not None
             arm.samples[metric][-1].append(replay.events_us / replay.calls)
         return errors
