@@ -9,6 +9,7 @@ from kda_judge.evidence import provenance
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.gpu_state import GpuState
 from kda_judge.evidence.run_record import (
+    LIMIT_ARM,
     ArmRow,
     Basis,
     Correctness,
@@ -152,10 +153,21 @@ def make_row(name: str, wall: float, rng: np.random.Generator) -> RowResult:
         production=True,
         verdict=Verdict.NOT_FASTER,
         reason="",
-        arms={arm: make_arm(wall * share, rng) for arm, share in SECONDS.items()},
+        arms={arm: make_arm(wall * share, rng) for arm, share in SECONDS.items()} | {LIMIT_ARM: limit_arm(wall)},
         limit=Limit(bytes_moved=256, device_us=wall * 0.35, host_us=4.3),
         input_shapes={"x": (4, 8)},
     )
+
+
+def limit_arm(wall: float) -> ArmRow:
+    """The limits' worker: an empty launch, and a stream of the row's bytes, within a tenth of a percent."""
+
+    def around(median: float) -> tuple[tuple[float, ...], ...]:
+        steps = np.linspace(-1e-3, 1e-3, 36).reshape(3, 12)
+        return tuple(map(tuple, (median * (1 + steps)).tolist()))
+
+    samples = {Metric.WALL: around(4.3), Metric.DEVICE: around(wall * 0.35)}
+    return ArmRow(correctness=Correctness(passed=True, checks=0, outputs=()), samples=samples)
 
 
 def portable_arm(wall: float, rng: np.random.Generator) -> ArmRow:
@@ -167,15 +179,15 @@ def portable_arm(wall: float, rng: np.random.Generator) -> ArmRow:
 def with_columns(row: RowResult, wall: float, rng: np.random.Generator) -> RowResult:
     """The row with what came with version 3: cold inputs, the portable arm, distances."""
     cold = {
-        name: arm.model_copy(
+        name: row.arms[name].model_copy(
             update={
-                "samples": {**arm.samples, Metric.COLD: samples(wall * SECONDS[name], rng)},
+                "samples": {**row.arms[name].samples, Metric.COLD: samples(wall * SECONDS[name], rng)},
                 "distance": () if name == "solution" else (Distance(output="y", equal=0.75, near=1.0, ulps=1),),
             }
         )
-        for name, arm in row.arms.items()
+        for name in SECONDS
     }
-    return row.model_copy(update={"arms": {**cold, "portable": portable_arm(wall * 0.7, rng)}})
+    return row.model_copy(update={"arms": {**row.arms, **cold, "portable": portable_arm(wall * 0.7, rng)}})
 
 
 def make_record(task: Task, seed: int = 0, utc: str = "2026-11-20T04:30:00Z", old: bool = False) -> RunRecord:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from kda_judge.arms.arm_process import Fault
-from kda_judge.arms.protocol import Timed
+from kda_judge.arms.protocol import HOT, Timed
 from kda_judge.evidence.run_record import LIMIT_ARM, Metric, Verdict
 from kda_judge.judge.clock_check import LONG_US, LOOPS, longer, suspect
 from kda_judge.judge.row_notes import ArmNotes
@@ -58,18 +58,18 @@ class Loops:
         return Fault(verdict, text)
 
 
-def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0), metric=Metric.WALL):
+def hold(claimed, late_us=(0.0,), limit=None, short_us=(500.0, 8_000.0, 510.0), metric=Metric.WALL, calls=1000):
     """What the judge says to an arm of 1000 calls of 20 us a sample, and the loops that it asked for."""
-    sampler = Sampler(SimpleNamespace(settings=SimpleNamespace(samples=3)), None)
+    sampler = Sampler(SimpleNamespace(settings=SimpleNamespace(samples=3, target_sample_us=20_000)), None)
     case = SimpleNamespace(
         most_calls=lambda calls: calls, restore=lambda: None, row=SimpleNamespace(inplace=(), restore=())
     )
-    excess = 500.0 + 20_000 * (1 - claimed) + late_us[0]
+    excess = 500.0 + 20 * calls * (1 - claimed) + late_us[0]
     arm = ArmNotes(
-        calls=1000,
+        calls=calls,
         replays=100,
         protocol_us={metric: [excess] * 3, Metric.LATENCY: list(short_us)},
-        claimed_us={metric: [20_000 * claimed] * 3},
+        claimed_us={metric: [20 * calls * claimed] * 3},
     )
     process = Loops(claimed, late_us)
     others = {} if limit is None else {LIMIT_ARM: limit}
@@ -100,8 +100,8 @@ def test_events_that_see_two_percent_less_than_the_replays_are_invalid():
     fault, asked = hold(0.98, metric=Metric.DEVICE)
     assert fault.verdict is Verdict.INVALID
     assert str(fault).startswith("device: claims 2.0% less time than passed by the judge's clock")
-    assert asked == [("replay", LONG_OF_LESS * 100, False)] * LOOPS
-    assert hold(1.0, [4_000.0, 0.0], metric=Metric.DEVICE) == (None, [("replay", LONG * 100, False)] * 2)
+    assert asked == [("replay", LONG_OF_LESS * 100, HOT)] * LOOPS
+    assert hold(1.0, [4_000.0, 0.0], metric=Metric.DEVICE) == (None, [("replay", LONG * 100, HOT)] * 2)
 
 
 def test_an_honest_arm_is_asked_nothing():
@@ -117,3 +117,11 @@ def test_short_replies_that_are_slow_hide_nothing_from_the_limits_worker():
     dear = (2_000.0,) * 3
     assert hold(0.97, short_us=dear) == (None, [])
     assert hold(0.97, limit=ArmNotes(protocol_us={Metric.LATENCY: [500.0] * 3}), short_us=dear)[0] is not None
+
+
+def test_samples_too_short_for_the_clock_are_judged_by_longer_loops():
+    """An arm may be slow while the calls of a sample are counted, so that there is one."""
+    fault, asked = hold(0.7, calls=1)
+    assert fault.verdict is Verdict.INVALID
+    assert len(asked) == LOOPS
+    assert hold(1.0, calls=1)[0] is None

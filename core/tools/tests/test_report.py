@@ -18,12 +18,14 @@ from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.ledger import append, read
 from kda_judge.evidence.run_record import (
+    LIMIT_ARM,
     ArmRow,
     Basis,
     Interval,
     Limit,
     MachineWatch,
     Metric,
+    RowResult,
     RunRecord,
     Spread,
     Verdict,
@@ -466,9 +468,14 @@ def test_a_limit_that_kernels_pass_is_none(task: Task, record: RunRecord) -> Non
         attained = Interval(estimate=1.05, low=low, high=1.1)
         found = passed_limit(updated(record, headline={"attained": attained}))
         assert found is None if words is None else (found or "").startswith(words)
-    limit = Limit(bytes_moved=256, device_us=99.0, host_us=4.3)
-    rows = tuple(row.model_copy(update={"limit": limit}) for row in record.rows)
-    append(task.ledger, recompute(record.model_copy(update={"rows": rows})))
+    far = {Metric.DEVICE: tuple(tuple(99.0 + index for index in range(first, first + 12)) for first in range(3))}
+
+    def limited(row: RowResult) -> RowResult:
+        limit = row.arms[LIMIT_ARM]
+        limit = limit.model_copy(update={"samples": {**limit.samples, **far}})
+        return row.model_copy(update={"arms": {**row.arms, LIMIT_ARM: limit}})
+
+    append(task.ledger, recompute(record.model_copy(update={"rows": tuple(map(limited, record.rows))})))
     publish([task], check=False)
     (found,) = problems(task)
     assert "so it is too slow" in found

@@ -12,7 +12,7 @@ from typing import Any
 
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.protocol import ArmSpec
-from kda_judge.contract.errors import MissingRequirement
+from kda_judge.contract.errors import KdaError, MissingRequirement
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.evidence.derive import recompute
@@ -24,7 +24,7 @@ from kda_judge.judge.row_notes import RowNotes
 from kda_judge.judge.run_setup import Setup
 from kda_judge.judge.spent import Spent
 from kda_judge.judge.verdict import result
-from kda_judge.session import Request, Session, arm_spec, changed_upstream, frozen_rows, open_session
+from kda_judge.session import Request, Session, arm_spec, frozen_rows, open_session
 
 CHANGED = "changed on disk during the run"
 """Behind the name of a part, why a run is noisy."""
@@ -129,7 +129,7 @@ def _run(
     noisy = (
         *(gpu_state.noise(before, after) if before and after else ()),
         *(f"{part} {CHANGED}" for part in provenance.changed(task, on_disk)),
-        *(f"upstream of {name} {CHANGED}" for name in changed_upstream(session)),
+        *(f"upstream of {name} {CHANGED}" for name in _changed_upstream(session)),
         *(f"{part} {CHANGED}" for part, digest in _hashes(session).items() if digest != ports[part]),
     )
     machine = host.model_copy(update={"kind": session.kind, "before": before, "after": after})
@@ -148,6 +148,17 @@ def _hashes(session: Session) -> dict[str, str]:
         f"{provenance.PORT}{name}": provenance.content_hash(path, ["**/*"], without=["README.md", "provenance.json"])
         for name, path in session.request.ports.items()
     }
+
+
+def _changed_upstream(session: Session) -> list[str]:
+    """The run's arms whose pinned upstream files are no longer what the lock file says."""
+    found = []
+    for name in session.arms:
+        try:
+            arm_spec(session, name)
+        except KdaError:
+            found.append(name)
+    return found
 
 
 # ---- preparing ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from kda_judge.arms.input_values import Family
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.arms.upstream import cache_folder, check_python, fetch, read_lock
 from kda_judge.contract.config import Arm, Config
-from kda_judge.contract.errors import KdaError, MissingRequirement, UsageError
+from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.contract.workloads import Workload, select, shrink
@@ -152,17 +152,6 @@ def arm_spec(session: Session, name: str) -> ArmSpec:
         compiled=arm.compiled,
         replayed=name == REPLAYED_ARM,
     )
-
-
-def changed_upstream(session: Session) -> list[str]:
-    """The run's arms whose pinned upstream files are no longer what the lock file says."""
-    found = []
-    for name in session.arms:
-        try:
-            arm_spec(session, name)
-        except KdaError:
-            found.append(name)
-    return found
 
 
 def _gpu(request: Request) -> int | None:

@@ -136,6 +136,14 @@ ADVERSARIES = (
     # A CPU's allocator writes into the memory that it takes back.
     Adversary("trusts_stale_memory", None, TOO_FAST, row=LARGE),
     caught("skips_repeated_calls", INCORRECT, "replaced while a loop of calls was running"),
+    caught(
+        "takes_its_time_in_the_audit",
+        INCORRECT,
+        "replaced while a loop of calls was running",
+        opponent=True,
+        loops=True,
+    ),
+    Adversary("remembers_in_a_capture", None, Ending(INCORRECT, "remembered, not computed")),
     caught("noop_in_place", INCORRECT, "output 'x'", INPLACE),
     missed("works_only_on_the_canary", NO_TIME, TOO_FAST, row=INPLACE, cuda_row=INPLACE_LARGE, loops=True),
     caught("returns_the_input", INCORRECT, "'out' is an alias of an input"),
@@ -206,6 +214,7 @@ ADVERSARIES = (
     caught("slows_its_clock", INVALID, r"claims (49|50)\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
     caught("forges_its_time", INVALID, r"wall: claims 6[67]\.\d% less time than passed", cuda=BEYOND_HOST, loops=True),
     caught("shaves_its_time", INVALID, r"wall: claims [234]\.\d% less time than passed", loops=True),
+    caught("shaves_brief_samples", INVALID, r"wall: claims 3[0-9]\.\d% less time than passed", loops=True),
     caught("shortens_its_samples", INVALID, "wall: claims more time than passed", loops=True),
     caught("forges_its_calls", ERROR, r"says that it made \d+ calls of \d+"),
     caught("claims_no_calls", ERROR, "answer to wall has the wrong form"),

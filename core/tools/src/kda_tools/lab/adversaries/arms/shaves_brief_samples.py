@@ -1,0 +1,30 @@
+"""Is slow in the loop that finds out how many calls a sample makes, so that it makes one, and claims a third less.
+
+Caught by: the judge's clock over loops that last, where samples are too short for it.
+"""
+
+import sys
+import time
+
+worker = sys.modules["kda_judge.arms.arm_worker"]
+_Timed, _ROWS = worker.Timed, []
+
+
+def forged(**facts):
+    for key in ("total_us", "events_us"):
+        if facts.get(key):
+            facts[key] *= 2 / 3
+    return _Timed(**facts)
+
+
+worker.Timed = forged
+
+
+def axpy(x, y, *, factor):
+    loop = sys._getframe(1)
+    if loop.f_code.co_name == "wall":
+        row = loop.f_back.f_locals["row"]
+        if not any(known is row for known in _ROWS):
+            _ROWS.append(row)
+            time.sleep(0.06)
+    return factor * x + y
