@@ -507,6 +507,19 @@ def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> No
     assert published(task, [halves[0], later]).keys() == published(task, halves).keys()
 
 
+def test_a_noisy_part_is_left_out_and_its_rows_come_from_others(task: Task, record: RunRecord) -> None:
+    first, second = (
+        updated(record, settings={"rows": (row.id,)}).model_copy(update={"rows": (row,), "noise_floor": {}})
+        for row in record.rows
+    )
+    noisy = second.model_copy(update={"run_id": "20261120T042900Z-000009", "noisy": ("it was busy",)})
+    assert published(task, [noisy, first]) == {}
+    (whole,) = published(task, [noisy, first, second]).values()
+    assert (whole.rows, whole.noisy) == (record.rows, ())
+    assert noisy.run_id not in whole.parts
+    assert "not published: noisy: it was busy" in results_md(task, [noisy, first, second])
+
+
 def test_rows_that_a_state_has_results_of(record: RunRecord) -> None:
     first, second = (row.id for row in record.rows)
     assert record.machine.before is not None

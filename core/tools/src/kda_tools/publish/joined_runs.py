@@ -14,7 +14,7 @@ def joined(records: Sequence[RunRecord]) -> list[RunRecord]:
     """
     states: dict[str, list[RunRecord]] = {}
     for record in sorted(records, key=lambda record: (record.utc, record.run_id)):
-        if record.settings.rows and not record.partial:
+        if record.settings.rows and _counts(record):
             states.setdefault(_state_of(record), []).append(record)
     return [_join(parts) for parts in states.values() if len(parts) > 1]
 
@@ -22,8 +22,13 @@ def joined(records: Sequence[RunRecord]) -> list[RunRecord]:
 def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, settings: Settings) -> set[str]:
     """The rows of which a run of this state has results already that can be published."""
     wanted = _state(source, gpu, settings)
-    kept = (one for one in records if not (one.partial or one.noisy) and _state_of(one) == wanted)
+    kept = (one for one in records if _counts(one) and _state_of(one) == wanted)
     return {row.id for record in kept for row in record.rows if row.verdict in MEASURED}
+
+
+def _counts(record: RunRecord) -> bool:
+    """Whether its rows need not be measured again: a noisy part would make all of the joined run noisy for good."""
+    return not (record.partial or record.noisy)
 
 
 def _state_of(record: RunRecord) -> str:
@@ -50,7 +55,6 @@ def _join(parts: Sequence[RunRecord]) -> RunRecord:
                 "settings": last.settings.model_copy(update={"rows": ()}),
                 "rows": tuple(rows.values()),
                 "noise_floor": {row: repeat for part in parts for row, repeat in part.noise_floor.items()},
-                "noisy": tuple(dict.fromkeys(reason for part in parts for reason in part.noisy)),
                 "parts": tuple(part.run_id for part in parts),
             }
         )
