@@ -295,7 +295,6 @@ def updated(record: RunRecord, **parts: dict[str, Any]) -> RunRecord:
         (lambda r: updated(r, machine={"before": gpu_reading("NVIDIA A100")}), "NVIDIA A100 is no target"),
         (lambda r: updated(r, settings={"cold": True, "decides": Basis.WALL}), "cold inputs"),
         (lambda r: updated(r, settings={"quick": True}), "a quick look"),
-        (lambda r: updated(r, settings={"rows": ("small*",)}), "restricted to rows small*"),
         (
             lambda r: updated(r, settings={"against": ("upstream_latest", "baseline")}),
             "compares solution against upstream_latest, baseline; published is solution against baseline, ",
@@ -505,6 +504,19 @@ def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> No
     assert published(task, [halves[0], other]) == {}
     later = updated(halves[1], provenance={"commit": "f" * 40})  # of the same files
     assert published(task, [halves[0], later]).keys() == published(task, halves).keys()
+
+
+def test_one_part_that_has_every_row_is_published(task: Task, record: RunRecord) -> None:
+    part = updated(record, settings={"rows": tuple(row.id for row in record.rows)})
+    assert publishable(task, part) == ["restricted to rows small-4x8 large-512x8"], "as it is"
+    (whole,) = published(task, [part]).values()
+    assert (whole.rows, whole.headline, whole.settings.rows) == (record.rows, record.headline, ())
+    text = results_md(task, [part])
+    assert "| published above |" in text
+    assert "joined from" not in text
+    with (task.path / "bench" / "workloads.toml").open("a") as rows:
+        rows.write('[[workload]]\nid = "odd"\nop = "fake"\ninputs.x = { shape = [5, 8], dtype = "float32" }\n')
+    assert published(Task(task.path), [part]) == {}
 
 
 def test_a_noisy_part_is_left_out_and_its_rows_come_from_others(task: Task, record: RunRecord) -> None:
