@@ -1,4 +1,4 @@
-"""Fill the compilers' caches on disk, so that a run compiles nothing: every arm calls every row once, side by side.
+"""Fill the compilers' caches on disk, so that a run compiles nothing: arms but `eager` call every row, side by side.
 
 A run compiles row by row, since nothing may disturb what is timed; here as many processes compile as there are cores.
 What compilers keep in memory alone, as the CuTe DSL does, every worker makes again.
@@ -22,7 +22,7 @@ from kda_judge.contract.tasks import find_task
 from kda_judge.evidence.run_record import LIMIT_ARM
 from kda_judge.judge.open_row import traffic
 from kda_judge.judge.oracle import load_reference
-from kda_judge.session import Session, arm_spec, frozen_rows
+from kda_judge.session import EAGER, Session, arm_spec, frozen_rows
 from kda_tools.lab.inspect.arm_alone import STARTER, Job, end_with_starter
 from kda_tools.lab.inspect.cuda_tools import Ran, run_below, run_tool, visits
 
@@ -35,7 +35,7 @@ POLL_S = 0.2
 
 
 def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None]) -> int:
-    """Call every arm of the sessions on every row, in so many processes; how many of them failed.
+    """Call every arm of the sessions but `eager` on every row, in so many processes; how many of them failed.
 
     `show` is told of every process that has ended. An arm that refuses a row leaves the rows behind it in its process.
     An interrupt ends all of them.
@@ -85,6 +85,8 @@ def _calls(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
     """The processes for the arms' calls, with their names."""
     op, rows = session.request.task.op, frozen_rows(session)
     for name in session.arms:
+        if name == EAGER:  # PyTorch's own operations: it compiles nothing
+            continue
         spec = arm_spec(session, name)
         for start in range(0, len(rows), ROWS_EACH):
             chosen = rows[start : start + ROWS_EACH]
