@@ -6,8 +6,9 @@
 #   diffusion/scripts/record_on_gpu.sh OUT SECONDS [TASK...]
 #
 # PYTHON: the interpreter, python3 if not set. ROWS: how many at a time, 8 if not set, for starting workers takes as long as
-# two rows. No rows are begun where less time is left than the last ones took, and half of that again. FIRST_S: what the first
-# ones are thought to take (180). `kda warm` before it compiles everything side by side, where a run does it row by row.
+# two rows. No rows are begun where less time is left than the last ones took, and half of that again. FIRST_S: how much must
+# be left for the first ones (180). A task is left where rows were wrong twice in a row. `kda warm` before it compiles
+# everything side by side, where a run does it row by row.
 set -euo pipefail
 out=${1:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
 limit=${2:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
@@ -27,15 +28,18 @@ lines() { { cat ./*/*/docs/ledger.jsonl 2>/dev/null || true; } | wc -l; }
 
 took=$((${FIRST_S:-180} * 2 / 3))
 for op in "$@"; do
-  while [ $((SECONDS + took + took / 2)) -le "$limit" ]; do
+  failed=0
+  while [ "$failed" -lt 2 ]; do
+    left=$((limit - SECONDS)) needed=$((took + took / 2))
+    [ "$needed" -le "$left" ] || { echo "$op: no rows begun: $left s are left, they may take $needed s"; break; }
     begin=$SECONDS before=$(lines) code=0
-    timeout -s INT -k 30 $((limit - SECONDS)) "$python" -m kda_tools bench "$op" --record --missing "${ROWS:-8}" \
+    timeout -s INT -k 30 "$left" "$python" -m kda_tools bench "$op" --record --missing "${ROWS:-8}" \
       >>"$out/$op.log" 2>&1 || code=$?
     [ "$(lines)" -gt "$before" ] || break # nothing is missing, or nothing can be measured
     took=$((SECONDS - begin))
     echo "$op: rows in $took s, exit code $code"
     tar -czf "$out/ledgers.tar.gz" ./*/*/docs/ledger.jsonl # what is there now, should the time end
-    [ "$code" -eq 0 ] || break # rows that are wrong would come again
+    failed=$((code == 0 ? 0 : failed + 1)) # rows that are wrong come again, with those that are still missing
   done
   [ ! -f "$out/$op.log" ] || tail -n 3 "$out/$op.log" | sed "s/^/$op: /"
 done

@@ -6,7 +6,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from kda_judge.bench import _gpu_before
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.evidence.gpu_state import GpuState, busy, has_gpu, noise, read_state
 
@@ -176,6 +178,20 @@ def test_own_processes_do_not_count(nvml: FakeNvml) -> None:
     assert [p.pid for p in read_state().processes] == [me, 1]
     read = read_state(own_pids=[me])
     assert [(p.pid, p.memory_mb) for p in read.processes] == [(1, None)]
+
+
+def test_a_second_run_in_a_process_does_not_find_itself(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Any = SimpleNamespace(gpu=0, request=SimpleNamespace(allow_busy=False))
+    listed = nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = [process(HOST_PID)]
+    with pytest.raises(MissingRequirement, match=f"held by pid {HOST_PID}"):  # nothing of ours is on the GPU yet
+        _gpu_before(asked)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for own in (os.getpid(), HOST_PID):
+        listed[:] = [process(own)]
+        assert _gpu_before(asked) == read_state(own_pids=[os.getpid()])
+    listed[:] = [process(os.getpid()), process(1)]
+    with pytest.raises(MissingRequirement, match="held by pid 1 "):
+        _gpu_before(asked)
 
 
 def test_pids_of_another_namespace(nvml: FakeNvml) -> None:

@@ -121,7 +121,7 @@ def test_the_committed_page_is_what_the_records_give():
 
 
 def test_the_recorded_runs_are_of_these_adversaries_and_went_as_expected():
-    latest = {line.kind: line for line in page.read(page.RECORDS)}
+    latest = page.latest(page.read(page.RECORDS))
     assert latest["cpu"].results == {one.name: one.cpu.name for one in ADVERSARIES if one.cpu}
     assert set(page.differing(latest["cuda"])) <= NOT_YET_ON_A_GPU
     assert latest["cuda"].results.keys() <= set(CUDA)
@@ -157,7 +157,10 @@ def test_verdict_and_words_are_compared(verdict, reason, wrong):
     assert suite.Got(one, "cpu", verdict, reason).wrong == wrong
 
 
-def test_a_record_makes_the_page(monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def ended_at_once(monkeypatch):
+    """Every adversary ends as expected on a CPU, and is not run."""
+
     def ended(one):
         ending, future = one.cpu, Future()
         changed = ending.words if ending.noisy else ""
@@ -167,6 +170,9 @@ def test_a_record_makes_the_page(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         suite, "started", lambda adversaries, kind: nullcontext({one.name: ended(one) for one in adversaries})
     )
+
+
+def test_a_record_makes_the_page(ended_at_once, tmp_path):
     path = tmp_path / "runs.jsonl"
     for _ in range(2):
         command.main(["--device", "cpu", "--record", str(path)])
@@ -181,6 +187,47 @@ def test_a_record_makes_the_page(monkeypatch, tmp_path, capsys):
         r"^\| `nan` \| One element is not a number. \| INCORRECT \| INCORRECT \| not run \|$", text, re.MULTILINE
     )
     assert re.search(r"^\| `side_stream` \| .* \| GPU: INVALID \| - \| not run \|$", text, re.MULTILINE)
+
+
+def test_a_run_that_ends_early_is_kept_and_a_later_one_runs_what_is_missing(
+    ended_at_once, monkeypatch, tmp_path, capsys
+):
+    path = tmp_path / "runs.jsonl"
+    whole = ["--device", "cpu", "--record", str(path)]
+    command.main(whole)
+
+    def interrupt_at_the_third(got, line=command.line):
+        if len(page.read(path)[-1].results) == 3:
+            raise KeyboardInterrupt
+        return line(got)
+
+    for arguments, so_far in ((whole, 3), ([*whole, "--missing"], 6)):
+        with monkeypatch.context() as patch:
+            patch.setattr(command, "line", interrupt_at_the_third)
+            assert command.main(arguments) == ExitCode.INTERRUPTED
+        assert capsys.readouterr().err.endswith(f"{path}, and --missing runs the others\n")
+        ended = page.latest(page.read(path))["cpu"].results  # which ones: those that come first of a set
+        assert len(ended) == so_far
+        text = path.with_suffix(".md").read_text(encoding="utf-8")
+        assert f"**ended early**, after 3 of {len(CPU) - so_far + 3} adversaries\n" in text
+        assert text.count("| not run | not run |") + text.count("| not run | - |") == len(CPU) - so_far
+        escaped = {name for name in CPU if not BY_NAME[name].cpu.caught}
+        assert ("CPU expected" in text) == bool(escaped - ended.keys())
+    command.main([*whole, "--missing"])
+    assert [(line.partial, line.missing) for line in page.read(path)] == [
+        (False, False),
+        (True, False),
+        (True, True),
+        (False, True),
+    ]
+    assert page.latest(page.read(path))["cpu"].results == {name: BY_NAME[name].cpu.name for name in CPU}
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert text.count("- **CPU**: ") == 3, "the runs that results are from"
+    assert text.count("; these alone: `") == 2
+    assert "CPU expected" not in text
+    assert command.main([*whole, "--missing"]) == ExitCode.OK
+    assert f"every adversary has a result on the CPU: {path}" in capsys.readouterr().out
+    assert len(page.read(path)) == 4
 
 
 def test_what_no_run_stands_behind_is_called_expected(monkeypatch):
@@ -281,7 +328,8 @@ def test_a_process_that_dies_is_an_error_that_names_what_it_ran(temporary):
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_an_early_end_drops_the_rest_and_keeps_what_was_found(temporary, by):
-    run = [sys.executable, "-m", "kda_tools.lab.adversaries", "--device", "cpu"]
+    path = temporary / "runs.jsonl"
+    run = [sys.executable, "-m", "kda_tools.lab.adversaries", "--device", "cpu", "--record", str(path)]
     environment = {**os.environ, "PYTHONPATH": import_path()}
     with subprocess.Popen(
         run,
@@ -298,7 +346,11 @@ def test_an_early_end_drops_the_rest_and_keeps_what_was_found(temporary, by):
         out, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert re.search(rf"^{first[1]} +{first[2]} +{first[2]} +ok", out, re.MULTILINE)
-    assert re.search(r"interrupted: \d of \d+ adversaries had ended\n$", err)
+    ended = re.search(r"interrupted: (\d) of \d+ adversaries had ended; these are in ", err)
+    (line,) = page.read(path)
+    assert line.partial
+    assert len(line.results) == int(ended[1])
+    assert line.results[first[1]] == first[2]
     assert not any(temporary.glob("kda-adversary-*"))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from core.judge.tests.records_factory import make_checkout, make_record
+from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record
 from core.tools.tests.campaign_toy import HYPOTHESIS, campaign, speed
 from kda_judge.bench import run
 from kda_judge.contract.errors import MissingRequirement
+from kda_judge.evidence.gpu_state import GpuProcess, GpuState
 from kda_judge.evidence.run_record import Metric, Verdict
 from kda_judge.session import Request, open_session
 from kda_tools.campaign import decision, iterate, measure
@@ -100,3 +102,14 @@ def test_a_busy_gpu_begins_nothing(campaign: Campaign, monkeypatch: pytest.Monke
     ):
         iterate.iterate(campaign, HYPOTHESIS)
     assert campaign.state().tries == 0
+
+
+def test_an_iteration_after_another_in_one_process_does_not_find_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: int, own: list[int]) -> GpuState:
+        held = () if own == [os.getpid()] else (GpuProcess(pid=os.getpid(), memory_mb=500),)
+        return gpu_reading().model_copy(update={"processes": held})
+
+    monkeypatch.setattr(measure.gpu_state, "has_gpu", lambda: True)
+    monkeypatch.setattr(measure.gpu_state, "read_state", read)
+    monkeypatch.setattr(measure.gpu_state, "holding", lambda: [os.getpid()])
+    assert measure.demand_idle_gpu()

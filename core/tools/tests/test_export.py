@@ -14,6 +14,7 @@ import pytest
 from core.tools.tests.every_task import ROOT, TASKS, every_task
 from kda_judge.contract.errors import UsageError
 from kda_judge.evidence.ledger import read
+from kda_judge.evidence.provenance import content_hash
 from kda_runtime import tuned_table
 from kda_tools.project.export import plain_table
 from kda_tools.project.export.compare import compare
@@ -154,7 +155,16 @@ def test_a_line_that_was_not_measured_says_so(tmp_path):
     for lines in json.loads((package / "tuned.json").read_text(encoding="utf-8")).values():
         assert all(line["measured"].startswith("not measured") for line in lines)
     assert "Not measured yet." in (package / "README.md").read_text(encoding="utf-8")
-    assert "what was measured" not in (package / "__init__.py").read_text(encoding="utf-8")
+
+
+def test_what_a_record_hashes_of_an_export_is_the_same_once_a_run_is_published(tmp_path, monkeypatch):
+    measured, unmeasured = (tmp_path / name / "exported" for name in ("measured", "unmeasured"))
+    for folder in (measured, unmeasured):
+        export(NORM, folder, "plain", runtime=False)
+        monkeypatch.setattr("kda_tools.project.export.readme.published", lambda *_: {})
+    assert (measured / "README.md").read_text() != (unmeasured / "README.md").read_text()
+    hashes = [content_hash(one, ["**/*"], without=["README.md", "provenance.json"]) for one in (measured, unmeasured)]
+    assert hashes[0] == hashes[1]
 
 
 @every_task

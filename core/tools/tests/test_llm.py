@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -526,6 +527,20 @@ def captured(folder: Path, device: str = "cuda") -> Path:
 
 
 LIMITS = {"NVIDIA H200": CopyLimit("NVIDIA H200", ((1, 2.0), (100_000_000, 25.0)), ("run",))}
+
+
+def test_a_trace_has_every_step_and_the_calls_of_these_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from kda_tools.llm.capture import _profile
+    from kda_tools.llm.served_step import Calls
+
+    calls, x = Calls(), torch.ones(4)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    _profile(lambda: calls("sum", torch.add, x, x), 3, tmp_path / "trace.json", calls)
+    names = Counter(event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
+    assert [names[f"ProfilerStep#{number}"] for number in range(5)] == [0, 1, 1, 1, 0]
+    assert names["kda|sum"] == 3
+    assert list(calls.seen.values()) == [3]
 
 
 def test_a_capture_becomes_cards(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from core.tools.tests.every_task import ROOT
 from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UpstreamError, UsageError
+from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UpstreamError, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import provenance, record_log
@@ -382,6 +382,21 @@ def test_modes_and_processes_are_checked_before_the_run(known):
         run_step.run(plan, known, ROOT / known_models.FOLDER)
     with pytest.raises(UsageError, match="--processes 2: expected 3 or more"):
         run_step.run(replace(plan, modes=(), processes=2), known, ROOT / known_models.FOLDER)
+
+
+def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys, tmp_path):
+    def interrupted(_):
+        yield Answer()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_step, "answers_of", interrupted)
+    monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: False)
+    monkeypatch.setattr("kda_tools.models.step_record.log", lambda _: tmp_path / "steps.jsonl")
+    words = ("model", "step", "flux", "--record", "--json", str(tmp_path / "run.json"))
+    assert run(monkeypatch, *words) == ExitCode.INTERRUPTED
+    assert "interrupted: nothing is kept of a run that did not end\n" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- records and pages

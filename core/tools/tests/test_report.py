@@ -297,7 +297,6 @@ def updated(record: RunRecord, **parts: dict[str, Any]) -> RunRecord:
         (lambda r: updated(r, machine={"before": gpu_reading("NVIDIA A100")}), "NVIDIA A100 is no target"),
         (lambda r: updated(r, settings={"cold": True, "decides": Basis.WALL}), "cold inputs"),
         (lambda r: updated(r, settings={"quick": True}), "a quick look"),
-        (lambda r: updated(r, settings={"rows": ("small*",)}), "restricted to rows small*"),
         (
             lambda r: updated(r, settings={"against": ("upstream_latest", "baseline")}),
             "compares solution against upstream_latest, baseline; published is solution against baseline, ",
@@ -512,6 +511,32 @@ def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> No
     assert published(task, [halves[0], other]) == {}
     later = updated(halves[1], provenance={"commit": "f" * 40})  # of the same files
     assert published(task, [halves[0], later]).keys() == published(task, halves).keys()
+
+
+def test_one_part_that_has_every_row_is_published(task: Task, record: RunRecord) -> None:
+    part = updated(record, settings={"rows": tuple(row.id for row in record.rows)})
+    assert publishable(task, part) == ["restricted to rows small-4x8 large-512x8"], "as it is"
+    (whole,) = published(task, [part]).values()
+    assert (whole.rows, whole.headline, whole.settings.rows) == (record.rows, record.headline, ())
+    text = results_md(task, [part])
+    assert "| published above |" in text
+    assert "joined from" not in text
+    with (task.path / "bench" / "workloads.toml").open("a") as rows:
+        rows.write('[[workload]]\nid = "odd"\nop = "fake"\ninputs.x = { shape = [5, 8], dtype = "float32" }\n')
+    assert published(Task(task.path), [part]) == {}
+
+
+def test_a_noisy_part_is_left_out_and_its_rows_come_from_others(task: Task, record: RunRecord) -> None:
+    first, second = (
+        updated(record, settings={"rows": (row.id,)}).model_copy(update={"rows": (row,), "noise_floor": {}})
+        for row in record.rows
+    )
+    noisy = second.model_copy(update={"run_id": "20261120T042900Z-000009", "noisy": ("it was busy",)})
+    assert published(task, [noisy, first]) == {}
+    (whole,) = published(task, [noisy, first, second]).values()
+    assert (whole.rows, whole.noisy) == (record.rows, ())
+    assert noisy.run_id not in whole.parts
+    assert "not published: noisy: it was busy" in results_md(task, [noisy, first, second])
 
 
 def test_rows_that_a_state_has_results_of(record: RunRecord) -> None:

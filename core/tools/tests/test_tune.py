@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kda_judge.contract.errors import ExitCode, LedgerError, UsageError
+from kda_judge.contract.errors import ExitCode, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import record_log
 from kda_judge.judge.open_row import RESTORED_SETS
@@ -888,6 +888,21 @@ def test_the_page_follows_the_log_even_where_no_table_does(
     assert check_tuning.check(tuning_task) == []
     tune.log(tuning_task).unlink()
     assert check_tuning.check(tuning_task) == [f"{page}: no sweep is recorded that it follows from"]
+
+
+def test_without_tomlkit_the_sweep_is_kept_and_the_tables_are_made_elsewhere(
+    tuning_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kda_judge import session as sessions
+
+    _, found, watch = trials_of(tuning_task)
+    made = record(tables=tuple(measured(tuning_task, watch, found)[0]))
+    monkeypatch.setattr(sessions, "_gpu", lambda request: 0)
+    monkeypatch.setattr(run_sweep, "sweep", lambda planned, show: made)
+    monkeypatch.setitem(sys.modules, "tomlkit", None)
+    with pytest.raises(MissingRequirement, match=r"sweeps are kept\. .*, on any machine: `kda tune axpy --derive`"):
+        tune_task.run(run_sweep.Request(tuning_task))
+    assert tune.recorded(tuning_task) == [made]
 
 
 # ---- the check --------------------------------------------------------------------------------

@@ -1,10 +1,18 @@
 """`kda warm`: every arm calls every row, and who fails is named. On the CPU: the toy task."""
 
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+
 import pytest
 
+from core.judge.tests.processes import is_running, until
 from kda_judge.contract.errors import MissingRequirement
+from kda_judge.contract.task_import import import_path
 from kda_judge.evidence import gpu_state
-from kda_judge.session import Request, open_session
+from kda_judge.session import Request, frozen_rows, open_session
 from kda_tools import cli
 from kda_tools.lab import warm_caches
 from kda_tools.lab.inspect.cuda_tools import Ran
@@ -14,22 +22,22 @@ from kda_tools.lab.inspect.cuda_tools import Ran
 def filled(toy, monkeypatch):
     """How many processes fail, what is shown, and the rows whose streams would be compiled."""
     streamed = []
-    monkeypatch.setattr(warm_caches, "run_tool", lambda words, _: streamed.append(words[3:]) or Ran(0, "", ()))
+    monkeypatch.setattr(warm_caches, "run_tool", lambda words, *_: streamed.append(words[3:]) or Ran(0, "", ()))
     monkeypatch.setattr(warm_caches, "ROWS_EACH", 1)
 
-    def run():
+    def run(show=None):
         shown = []
         session = open_session(Request(task=toy, against=["eager"], device="cpu"))
-        return warm_caches.fill([session], 2, shown.append), shown, streamed
+        return warm_caches.fill([session], 2, show or shown.append), shown, streamed
 
     return run
 
 
-def test_every_arm_calls_every_row(toy, filled):
+def test_every_arm_that_compiles_calls_every_row(toy, filled):
     failed, shown, streamed = filled()
     ids = [row.id for row in toy.workloads]
     assert failed == 0
-    expected = ["axpy, limit", *(f"axpy, {arm}: {one} and 0 more" for arm in ("eager", "solution") for one in ids)]
+    expected = ["axpy, limit", *(f"axpy, solution: {one} and 0 more" for one in ids)]
     assert sorted(line.partition("] ")[2] for line in shown) == sorted(expected)
     assert streamed == [["axpy", *ids]]
 
@@ -43,6 +51,44 @@ def test_an_arm_that_fails_is_named_and_the_others_go_on(toy, filled):
     assert all("axpy, solution: " in line and "ImportError: no libfoo" in line for line in wrong)
 
 
+@pytest.fixture
+def hanging(toy):
+    """The file that holds the ids of the processes whose arm hangs."""
+    pids = toy.path / "pids"
+    hangs = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
+    (toy.path / "solution" / "__init__.py").write_text(hangs)
+    return pids
+
+
+def test_a_process_that_hangs_fails_after_a_while(toy, filled, hanging, monkeypatch):
+    monkeypatch.setattr(warm_caches, "JOB_S", 1.0)
+    failed, shown, _ = filled()
+    assert failed == len(toy.workloads)
+    assert sum("no end after 1 s" in line for line in shown) == failed
+
+
+def test_an_interrupt_drops_what_waits_and_ends_what_runs(filled, hanging):
+    def interrupt(_):
+        assert until(hanging.exists, seconds=60)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        filled(interrupt)
+    assert not any(is_running(int(pid)) for pid in hanging.read_text().split())
+
+
+def test_processes_end_with_who_started_them(toy, hanging):
+    script = (
+        "from kda_judge.contract.tasks import find_task\nfrom kda_judge.session import Request, open_session\n"
+        "from kda_tools.lab.warm_caches import fill\n"
+        "fill([open_session(Request(task=find_task('axpy'), device='cpu'))], 2, print)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": import_path()}) as process:
+        assert until(lambda: hanging.exists() and hanging.read_text().endswith("\n"), seconds=60)
+        process.send_signal(signal.SIGKILL)
+    assert until(lambda: not any(is_running(int(pid)) for pid in hanging.read_text().split()))
+
+
 def test_without_a_gpu_nothing_is_begun(toy, monkeypatch, capsys):
     monkeypatch.setattr(gpu_state, "has_gpu", lambda: False)
     monkeypatch.setattr("sys.argv", ["kda", "warm", "axpy"])
@@ -50,3 +96,16 @@ def test_without_a_gpu_nothing_is_begun(toy, monkeypatch, capsys):
         cli.main()
     assert ended.value.code == MissingRequirement.exit_code
     assert "kda: needs a GPU; without one `kda compile`" in capsys.readouterr().err
+
+
+def test_rows_are_chosen_by_pattern(toy, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(gpu_state, "has_gpu", lambda: True)
+    monkeypatch.setattr("kda_judge.session._gpu", lambda _: None)
+    monkeypatch.setattr("kda_tools.project.export.portable.portable", lambda *_: nullcontext({}))
+    monkeypatch.setattr(warm_caches, "fill", lambda sessions, *_: chosen.extend(map(frozen_rows, sessions)) or 0)
+    monkeypatch.setattr("sys.argv", ["kda", "warm", "axpy", "--rows", "out*"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert [[row.id for row in rows] for rows in chosen] == [["out-64x16"]]

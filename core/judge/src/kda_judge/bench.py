@@ -190,7 +190,7 @@ def _processes(session: Session, measure: bool, answered: Callable[[str, float],
 def _gpu_before(session: Session) -> gpu_state.GpuState | None:
     if session.gpu is None:
         return None
-    state = gpu_state.read_state(session.gpu)
+    state = gpu_state.read_state(session.gpu, gpu_state.holding())
     reason = gpu_state.busy(state)
     if reason is not None and not session.request.allow_busy:
         raise MissingRequirement(f"the GPU is busy: {reason}. Wait, or measure anyway with --allow-busy (marked noisy)")

@@ -1,6 +1,7 @@
 """What NVML knows about the GPU before and after a run, and whether that makes the run noisy."""
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import IntFlag
@@ -84,7 +85,7 @@ def has_gpu() -> bool:
 def read_state(device: int | str = 0, own_pids: Collection[int] = ()) -> GpuState:
     """Read the GPU that CUDA calls `device` (under CUDA_VISIBLE_DEVICES), or the one with that uuid.
 
-    `own_pids` are processes of this run that hold the GPU now; before the run starts there are none. In a container
+    `own_pids` are processes of this run that hold the GPU now; before the run starts those of `holding`. In a container
     NVML may report the host's pids: then as many unknown pids as own ones are missing from its list count as ours.
     """
     with _nvml() as nvml:
@@ -119,6 +120,12 @@ def read_state(device: int | str = 0, own_pids: Collection[int] = ()) -> GpuStat
             ecc=None if ecc is None else bool(ecc[0]),
             mig=None if mig is None else bool(mig[0]),
         )
+
+
+def holding() -> list[int]:
+    """This process, once a run before in it has begun to use CUDA. Sooner NVML does not list it."""
+    torch = sys.modules.get("torch")
+    return [os.getpid()] if torch is not None and torch.cuda.is_initialized() else []
 
 
 def busy(state: GpuState) -> str | None:

@@ -74,7 +74,7 @@ def demand_idle_gpu() -> bool:
     """
     if not gpu_state.has_gpu():
         return False
-    if (why := gpu_state.busy(gpu_state.read_state())) is not None:
+    if (why := gpu_state.busy(gpu_state.read_state(0, gpu_state.holding()))) is not None:
         raise MissingRequirement(f"the GPU is busy: {why}. Wait, then repeat the command: nothing was recorded")
     return True
 

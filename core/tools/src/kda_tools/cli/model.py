@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kda_judge.contract.errors import ExitCode
 from kda_tools.cli.base import MOST, command_line, recordable, relative, writable
 from kda_tools.cli.base import app as kda
 
@@ -90,7 +91,11 @@ def step(
         allow_busy=allow_busy,
         command=command_line(),
     )
-    found = run(plan, known_models, folder(), say)
+    try:
+        found = run(plan, known_models, folder(), say)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: nothing is kept of a run that did not end", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     if record:
         append(log(folder()), found)
     if json is not None:

@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 
 from kda_judge.contract.errors import ExitCode
-from kda_tools.cli.base import MOST, app
+from kda_tools.cli.base import MOST, Rows, app
 
 
 @app.command()
 def warm(
     tasks: Annotated[list[str] | None, typer.Argument(metavar="TASK...", help="Tasks; none: all.")] = None,
+    rows: Rows = None,
     processes: Annotated[
         int | None,
         typer.Option("--processes", min=1, max=MOST, help="Processes side by side; as many as there are cores."),
     ] = None,
 ) -> None:
-    """Compile what all arms launch on all rows, side by side, so that runs find it in the compilers' caches."""
+    """Compile what all arms launch on the rows, side by side, so that runs find it in the compilers' caches."""
     from kda_judge.contract.errors import MissingRequirement
     from kda_judge.contract.tasks import find_task, find_tasks
     from kda_judge.evidence.gpu_state import has_gpu
@@ -34,7 +35,8 @@ def warm(
         sessions = []
         for task in found:
             ports = open_exports.enter_context(portable(task, "solution", {}))
-            sessions.append(open_session(Request(task=task, device="cuda", allow_busy=True, ports=ports)))
+            request = Request(task=task, rows=rows or [], device="cuda", allow_busy=True, ports=ports)
+            sessions.append(open_session(request))
         failed = fill(sessions, processes or len(os.sched_getaffinity(0)), partial(typer.echo, err=True))
     if failed:
         typer.echo(f"{failed} processes failed: what these arms launch is compiled when a run gets to it")

@@ -1,4 +1,4 @@
-"""Fill the compilers' caches on disk, so that a run compiles nothing: every arm calls every row once, side by side.
+"""Fill the compilers' caches on disk, so that a run compiles nothing: arms but `eager` call every row, side by side.
 
 A run compiles row by row, since nothing may disturb what is timed; here as many processes compile as there are cores.
 What compilers keep in memory alone, as the CuTe DSL does, every worker makes again.
@@ -7,56 +7,96 @@ Started as `python -m kda_tools.lab.warm_caches TASK ROW...` it does that for th
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
 from functools import partial
 
+from kda_judge.arms.process_tree import trees
+from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import find_task
 from kda_judge.evidence.run_record import LIMIT_ARM
 from kda_judge.judge.open_row import traffic
 from kda_judge.judge.oracle import load_reference
-from kda_judge.session import Session, arm_spec, frozen_rows
-from kda_tools.lab.inspect.arm_alone import Job
+from kda_judge.session import EAGER, Session, arm_spec, frozen_rows
+from kda_tools.lab.inspect.arm_alone import STARTER, Job, end_with_starter
 from kda_tools.lab.inspect.cuda_tools import Ran, run_below, run_tool, visits
 
 ROWS_EACH = 6
 """Of a process: importing an arm takes as long as compiling one row."""
+JOB_S = 180.0
+"""Of a process: a build in it takes a minute or two, and on a GPU that is lent a hang must not take all of the time."""
+POLL_S = 0.2
+"""Between two looks for processes that are to end."""
 
 
 def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None]) -> int:
-    """Call every arm of the sessions on every row, in so many processes; how many of them failed.
+    """Call every arm of the sessions but `eager` on every row, in so many processes; how many of them failed.
 
     `show` is told of every process that has ended. An arm that refuses a row leaves the rows behind it in its process.
+    An interrupt ends all of them.
     """
     jobs = [job for work in (_streams, _calls) for session in sessions for job in work(session)]
     failed = 0
     with ThreadPoolExecutor(processes) as pool:
         names = {pool.submit(work): name for name, work in jobs}
-        for number, future in enumerate(as_completed(names), start=1):
-            ran = future.result()
-            failed += ran.code != 0
-            show(f"[{number}/{len(jobs)}] {names[future]}" + (f": exit code {ran.code}{ran.tail}" if ran.code else ""))
+        try:
+            for number, future in enumerate(as_completed(names), start=1):
+                wrong = _wrong(future)
+                failed += bool(wrong)
+                show(f"[{number}/{len(jobs)}] {names[future]}{wrong}")
+        except BaseException:
+            running = [future for future in names if not future.cancel()]
+            while wait(running, POLL_S).not_done:
+                _kill_started()
+            raise
     return failed
+
+
+def _wrong(ended: Future[Ran]) -> str:
+    """In which way a process failed; empty for one that did not."""
+    try:
+        ran = ended.result()
+    except MissingRequirement as error:  # it took too long
+        return f": {error}"
+    return f": exit code {ran.code}{ran.tail}" if ran.code else ""
+
+
+def _kill_started() -> None:
+    """Kill what is below this process in other sessions than its own."""
+    for process in trees([os.getpid()])[os.getpid()]:
+        with suppress(OSError):
+            if os.getsid(process) != os.getsid(0):
+                os.kill(process, signal.SIGKILL)
 
 
 def _streams(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
     """The process for the limits' streams, with a name: most compile the same, so that two would do it twice."""
     op = session.request.task.op
     words = [sys.executable, "-m", "kda_tools.lab.warm_caches", op, *(row.id for row in frozen_rows(session))]
-    yield f"{op}, {LIMIT_ARM}", partial(run_tool, words, {"PYTHONPATH": import_path()})
+    yield f"{op}, {LIMIT_ARM}", partial(run_tool, words, {"PYTHONPATH": import_path(), **_starter()}, JOB_S)
 
 
 def _calls(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
     """The processes for the arms' calls, with their names."""
     op, rows = session.request.task.op, frozen_rows(session)
     for name in session.arms:
+        if name == EAGER:  # PyTorch's own operations: it compiles nothing
+            continue
         spec = arm_spec(session, name)
         for start in range(0, len(rows), ROWS_EACH):
             chosen = rows[start : start + ROWS_EACH]
             job = Job(arm=spec, visits=visits(session, chosen), order=(0,), draw_on=session.device)
-            yield f"{op}, {name}: {chosen[0].id} and {len(chosen) - 1} more", partial(run_below, [], session, job, {})
+            called = partial(run_below, [], session, job, _starter(), JOB_S)
+            yield f"{op}, {name}: {chosen[0].id} and {len(chosen) - 1} more", called
+
+
+def _starter() -> dict[str, str]:
+    return {STARTER: str(os.getpid())}
 
 
 def main(op: str, *ids: str) -> None:
@@ -77,4 +117,5 @@ def main(op: str, *ids: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_starter()
     main(*sys.argv[1:])

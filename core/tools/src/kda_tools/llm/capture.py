@@ -21,7 +21,7 @@ from kda_judge.evidence import gpu_state, provenance
 from kda_tools.llm.capture_record import FILE, CapturedPhase, CaptureRecord, OperationCall, TensorOf
 from kda_tools.llm.known_llms import KnownLlms
 from kda_tools.llm.served_names import is_stand_in
-from kda_tools.llm.served_step import ServedStep, Signature
+from kda_tools.llm.served_step import Calls, ServedStep, Signature
 from kda_tools.llm.step_ops import PlainOps, StepOps, UpstreamOps
 
 WARM_UP = 3
@@ -138,12 +138,12 @@ def _phase(plan: CapturePlan, served: ServedStep, empty: CapturedPhase) -> Captu
         except RuntimeError as error:
             refused = str(error).splitlines()[0]
     served.calls.seen.clear()
-    served.calls.on = True
     try:
         if cuda:
             trace = f"{plan.model}-{empty.name}.trace.json"
-            _profile(step, plan.steps, plan.folder / trace)
+            _profile(step, plan.steps, plan.folder / trace, served.calls)
         else:
+            served.calls.on = True
             for _ in range(plan.steps):
                 step()
     finally:
@@ -182,13 +182,15 @@ def _graph_times(step: Callable[[], object], samples: int) -> tuple[float, ...]:
     return _times(graph.replay, samples)
 
 
-def _profile(step: Callable[[], object], steps: int, trace: Path) -> None:
-    """Write a trace of so many steps, each of them marked."""
+def _profile(step: Callable[[], object], steps: int, trace: Path, calls: Calls) -> None:
+    """Write a trace of so many steps, each of them marked, and count their calls; one step before warms up."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=kinds, record_shapes=True, schedule=schedule(wait=0, warmup=1, active=steps)) as profiler:
-        for _ in range(steps + 1):
+    once = schedule(wait=0, warmup=1, active=steps, repeat=1)  # or a second round begins, and is what is exported
+    with profile(activities=kinds, record_shapes=True, schedule=once) as profiler:
+        for number in range(steps + 1):
+            calls.on = number > 0
             step()
             torch.cuda.synchronize()
             profiler.step()

@@ -54,7 +54,7 @@ def publishable(task: Task, record: RunRecord) -> list[str]:
 def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """Target -> its latest publishable run, be it one or joined from parts."""
     latest, every = {}, list(records)
-    for record in sorted([*every, *joined(every)], key=by_age):
+    for record in sorted([*every, *joined(every, [row.id for row in task.workloads])], key=by_age):
         target = target_of(task, record)
         if target is not None and not publishable(task, record):
             latest[target] = record

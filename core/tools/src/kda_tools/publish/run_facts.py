@@ -30,7 +30,7 @@ def facts(record: RunRecord) -> dict[str, str]:
 
 
 def _joined(record: RunRecord) -> str:
-    return f", joined from the parts {', '.join(record.parts)}" if record.parts else ""
+    return f", joined from the parts {', '.join(record.parts)}" if len(record.parts) > 1 else ""
 
 
 def _state(gpu: GpuState | None) -> str:

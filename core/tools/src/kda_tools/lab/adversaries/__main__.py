@@ -26,50 +26,67 @@ WIDTH = 200
 """Columns where output is no terminal, as in a log."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the adversaries, print the table, and keep the run where that was asked for."""
+def asked(arguments: list[str]) -> argparse.Namespace:
+    """The arguments, or the end where they are wrong."""
     parser = argparse.ArgumentParser("nox -s adversaries --", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these adversaries")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="append the run to FILE and write the page beside it (.md)"
     )
+    parser.add_argument(
+        "--missing", action="store_true", help="with --record: only those of which the latest run in FILE has no result"
+    )
     given = parser.parse_args(arguments)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # as Ctrl-C; who starts us may have us ignore it
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     known = [one.name for one in ADVERSARIES]
     for name in given.names:
         if name not in known:
             parser.error(f"no adversary {name!r}; nearest: {', '.join(nearest(name, known))}")
     if given.record and given.names:
-        parser.error("--record: expected a run of the whole suite, got names of adversaries")
+        parser.error("--record: expected a run of the whole suite, or --missing, got names of adversaries")
+    if given.missing and not given.record:
+        parser.error("--missing: expected with --record")
+    return given
+
+
+def main(arguments: list[str]) -> int:
+    """Run the adversaries, print the table, and keep the run where that was asked for."""
+    given = asked(arguments)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # as Ctrl-C; who starts us may have us ignore it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     kind: Kind = given.device if given.device != "auto" else "cuda" if gpu_state.has_gpu() else "cpu"
     begin = time.monotonic()
     chosen = suite.chosen(kind, tuple(given.names), ADVERSARIES)
+    if given.missing and given.record.is_file() and (last := page.latest(page.read(given.record)).get(kind)):
+        chosen = [one for one in chosen if one.name not in last.results]
+        if not chosen:
+            print(f"every adversary has a result on the {page.DEVICES[kind]}: {given.record}")
+            return ExitCode.OK
     names = share.devices() if kind == "cuda" else []
+    gpus = max(1, len(names))
+    keep = page.keeper(given.record, page.begun(kind, gpus, len(chosen), given.missing)) if given.record else None
     found: dict[str, suite.Got] = {}
+    results: list[suite.Got] = []
     try:
         with share.started(chosen, kind, names) if len(names) > 1 else suite.started(chosen, kind) as futures:
             for future in as_completed(futures.values()):
                 got = future.result()
                 found[got.adversary.name] = got
+                results = [found[one.name] for one in chosen if one.name in found]
+                if keep:
+                    keep(results, time.monotonic() - begin)
                 print(f"[{len(found)}/{len(chosen)}] {line(got)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        show(
-            [found[one.name] for one in chosen if one.name in found], kind, time.monotonic() - begin, max(1, len(names))
-        )
-        print(f"interrupted: {len(found)} of {len(chosen)} adversaries had ended", file=sys.stderr)
+        show(results, kind, time.monotonic() - begin, gpus)
+        if keep and results:  # the interrupt may have come while it wrote
+            keep(results, time.monotonic() - begin)
+        kept = f"; these are in {given.record}, and --missing runs the others" if keep else ""
+        print(f"interrupted: {len(results)} of {len(chosen)} adversaries had ended{kept}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except KdaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    results = [found[one.name] for one in chosen]
-    seconds = time.monotonic() - begin
-    gpus = max(1, len(names))
-    show(results, kind, seconds, gpus)
-    if given.record:
-        page.append(given.record, page.record(results, kind, seconds, gpus))
-        given.record.with_suffix(".md").write_text(page.page(page.read(given.record)), encoding="utf-8")
+    show(results, kind, time.monotonic() - begin, gpus)
     return ExitCode.UNFIT_ROWS if any(got.wrong for got in results) else ExitCode.OK
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
@@ -51,7 +51,7 @@ VERSIONS = ("python", "torch", "triton", "cuda", "driver")
 
 
 class SuiteRecord(Strict):
-    """One run of the whole suite on one machine."""
+    """One run of the suite on one machine: of all of it, or of what the runs before it lack."""
 
     schema_version: Literal[1] = 1
     utc: str
@@ -67,10 +67,19 @@ class SuiteRecord(Strict):
     versions: dict[str, str]
     results: dict[str, str]
     """Adversary -> verdict, or `passes`."""
+    asked: int | None = None
+    """How many were to run; None, as in lines older than this: those in `results`."""
+    missing: bool = False
+    """Whether it ran those that the runs before it lack, back to one that did not."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether it ended early."""
+        return self.asked is not None and len(self.results) < self.asked
 
 
-def record(results: Sequence[Got], kind: Kind, seconds: float, gpus: int) -> SuiteRecord:
-    """What a run leaves behind."""
+def begun(kind: Kind, gpus: int, asked: int, missing: bool) -> SuiteRecord:
+    """What is known of a run before its first result."""
     git, driver = provenance.git_state(checkout_root()), None
     host = provenance.host(None)
     machine = f"{host.cpu}, {host.cores} cores"
@@ -82,15 +91,35 @@ def record(results: Sequence[Got], kind: Kind, seconds: float, gpus: int) -> Sui
     versions = provenance.versions(driver)
     return SuiteRecord(
         utc=provenance.utc(datetime.now(timezone.utc)),
-        seconds=round(seconds, 1),
+        seconds=0.0,
         commit=git.commit,
         dirty=git.dirty,
         kind=kind,
         machine=machine,
         gpus=gpus,
         versions={name: versions[name] for name in VERSIONS},
-        results={got.adversary.name: got.name for got in results},
+        results={},
+        asked=asked,
+        missing=missing,
     )
+
+
+def keeper(path: Path, run: SuiteRecord) -> Callable[[Sequence[Got], float], None]:
+    """Writes what has ended so far as the last line of the file of records, over what it wrote before, and the page."""
+    path.touch()
+    at = path.stat().st_size
+
+    def keep(results: Sequence[Got], seconds: float) -> None:
+        ended = {got.adversary.name: got.name for got in results}
+        utc = provenance.utc(datetime.now(timezone.utc))
+        line = run.model_copy(update={"utc": utc, "seconds": round(seconds, 1), "results": ended})
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(f"{line.model_dump_json()}\n".encode())
+            file.truncate()
+        path.with_suffix(".md").write_text(page(read(path)), encoding="utf-8")
+
+    return keep
 
 
 def append(path: Path, line: SuiteRecord) -> None:
@@ -110,13 +139,29 @@ def read(path: Path) -> list[SuiteRecord]:
     return found
 
 
+def runs(records: Sequence[SuiteRecord]) -> dict[Kind, list[SuiteRecord]]:
+    """For each kind of machine the latest run of the suite, with those behind it that ran what was missing."""
+    found: dict[Kind, list[SuiteRecord]] = {}
+    for line in records:
+        found[line.kind] = [*(found.get(line.kind, []) if line.missing else []), line]
+    return found
+
+
+def latest(records: Sequence[SuiteRecord]) -> dict[Kind, SuiteRecord]:
+    """For each kind of machine the last of its `runs`, with the results of all."""
+    return {
+        kind: parts[-1].model_copy(update={"results": {k: v for part in parts for k, v in part.results.items()}})
+        for kind, parts in runs(records).items()
+    }
+
+
 def page(records: Sequence[SuiteRecord]) -> str:
     """docs/adversaries.md: every adversary, what is expected, and what the latest run on each kind of machine gave."""
-    latest = {line.kind: line for line in records}
+    found = latest(records)
     missed = sum(any(ending and not ending.caught for ending in (one.cpu, one.cuda)) for one in ADVERSARIES)
-    ran = [_where(latest.get(kind), name) + _since(latest.get(kind)) for kind, name in DEVICES.items()]
+    ran = [line for kind, name in DEVICES.items() for line in _ran(runs(records).get(kind, []), found.get(kind), name)]
     rows = [
-        f"| `{one.name}` | {one.does} | {_expected(one)} | {_got(one, 'cpu', latest)} | {_got(one, 'cuda', latest)} |"
+        f"| `{one.name}` | {one.does} | {_expected(one)} | {_got(one, 'cpu', found)} | {_got(one, 'cuda', found)} |"
         for one in ADVERSARIES
     ]
     escapes = [
@@ -124,8 +169,8 @@ def page(records: Sequence[SuiteRecord]) -> str:
         for one in ADVERSARIES
         if (endings := [(kind, ending) for kind in DEVICES if (ending := one.on(kind)) and not ending.caught])
     ]
-    only = sum(not latest.keys() & kinds for _, kinds, _ in escapes)
-    assumed = any(set(kinds) - latest.keys() for _, kinds, _ in escapes)
+    only = sum(not _seen(name, kinds, found) for name, kinds, _ in escapes)
+    assumed = any(_seen(name, kinds, found) != kinds for name, kinds, _ in escapes)
     return PAGE.format(
         command=COMMAND,
         all=len(ADVERSARIES),
@@ -133,17 +178,25 @@ def page(records: Sequence[SuiteRecord]) -> str:
         ran="\n".join(ran),
         rows="\n".join(rows),
         unproven=UNPROVEN.format(alone=ALONE.format(only=only) if only else "") if assumed else "",
-        escapes="\n".join(f"| `{name}` | {_escaped(kinds, latest)} | {gains} |" for name, kinds, gains in escapes),
+        escapes="\n".join(f"| `{name}` | {_escaped(name, kinds, found)} | {gains} |" for name, kinds, gains in escapes),
     )
 
 
-def _where(line: SuiteRecord | None, device: str) -> str:
-    if line is None:
-        return f"- **{device}**: not run yet"
+def _ran(parts: Sequence[SuiteRecord], joined: SuiteRecord | None, device: str) -> list[str]:
+    """A line for each run that results are from."""
+    if joined is None:
+        return [f"- **{device}**: not run yet"]
+    *before, last = (f"- **{device}**: {_where(part)}" for part in parts)
+    return [*before, last + _since(joined, parts[-1].partial)]
+
+
+def _where(line: SuiteRecord) -> str:
     commit = f"`{line.commit[:10]}`" + (" with changes" if line.dirty else "")
     versions = ", ".join(f"{name} {version}" for name, version in line.versions.items() if version != provenance.ABSENT)
     several = f"{line.gpus} x " if line.gpus > 1 else ""
-    return f"- **{device}**: {several}{line.machine}, {line.utc}, {line.seconds:g} s, commit {commit}, {versions}"
+    these = f"; these alone: {_names(line.results)}" if line.missing else ""
+    ended = f"; **ended early**, after {len(line.results)} of {line.asked} adversaries" if line.partial else ""
+    return f"{several}{line.machine}, {line.utc}, {line.seconds:g} s, commit {commit}, {versions}{these}{ended}"
 
 
 def differing(line: SuiteRecord) -> list[str]:
@@ -152,9 +205,13 @@ def differing(line: SuiteRecord) -> list[str]:
     return [name for name, ending in endings.items() if line.results.get(name) != ending]
 
 
-def _since(line: SuiteRecord | None) -> str:
-    names = differing(line) if line is not None else []
-    return f"; what is expected of these is newer: {', '.join(f'`{name}`' for name in names)}" if names else ""
+def _since(line: SuiteRecord, partial: bool) -> str:
+    names = [name for name in differing(line) if name in line.results or not partial]
+    return f"; what is expected of these is newer: {_names(names)}" if names else ""
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _expected(one: Adversary) -> str:
@@ -168,11 +225,15 @@ def _name(ending: Ending) -> str:
     return ending.name if ending.caught else f"**{ending.name}**"
 
 
-def _escaped(kinds: Sequence[Kind], latest: dict[Kind, SuiteRecord]) -> str:
+def _seen(name: str, kinds: Sequence[Kind], latest: dict[Kind, SuiteRecord]) -> list[Kind]:
+    return [kind for kind in kinds if kind in latest and name in latest[kind].results]
+
+
+def _escaped(name: str, kinds: Sequence[Kind], latest: dict[Kind, SuiteRecord]) -> str:
     """Where it is not caught, and where that is what has to be expected: no run on such a machine shows it."""
-    seen = [DEVICES[kind] for kind in kinds if kind in latest]
-    expected = [f"{DEVICES[kind]} expected" for kind in kinds if kind not in latest]
-    return "; ".join([*([" and ".join(seen)] if seen else []), *expected])
+    seen = _seen(name, kinds, latest)
+    expected = [f"{DEVICES[kind]} expected" for kind in kinds if kind not in seen]
+    return "; ".join([*([" and ".join(DEVICES[kind] for kind in seen)] if seen else []), *expected])
 
 
 def _got(one: Adversary, kind: Kind, latest: dict[Kind, SuiteRecord]) -> str:

@@ -7,6 +7,8 @@ every tensor has an allocation of its own, so that a memory checker sees where e
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda_judge.arms.arm_import import callable_of, import_arm, tensors_first
 from kda_judge.arms.input_values import Family, make
+from kda_judge.arms.process_tree import die_with_parent
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tensor_spec import TensorSpec
@@ -22,6 +25,9 @@ from kda_judge.contract.workloads import Workload
 
 if TYPE_CHECKING:
     import torch
+
+STARTER = "KDA_STARTER"
+"""Environment variable: the id of the process with which a direct child of it ends."""
 
 
 class Visit(Strict):
@@ -98,8 +104,17 @@ def _call(op: Callable[[], Any], cuda: bool, marked: bool) -> None:
         torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 
+def end_with_starter() -> None:
+    """Be killed when the starter ends, where there is one. Below a tool there is none: it may fork from any thread."""
+    if starter := os.environ.get(STARTER):
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != int(starter):
+            sys.exit("who started this process has ended")
+
+
 def main(arguments: list[str]) -> None:
     """Entry point of the process."""
+    end_with_starter()
     job, done = map(Path, arguments)
     run(Job.model_validate_json(job.read_text(encoding="utf-8")), done)
 

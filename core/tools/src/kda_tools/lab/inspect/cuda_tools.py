@@ -77,7 +77,9 @@ def visits(session: Session, rows: Sequence[Workload]) -> tuple[Visit, ...]:
     return tuple(Visit(row=row, inputs=ops[row.op].inputs, by_name=ops[row.op].by_name) for row in rows)
 
 
-def run_below(command: Sequence[str], session: Session, job: Job, environment: dict[str, str]) -> Ran:
+def run_below(
+    command: Sequence[str], session: Session, job: Job, environment: dict[str, str], timeout_s: float = TIMEOUT_S
+) -> Ran:
     """Run `command` with the job's process as its last arguments."""
     env = {"PYTHONPATH": import_path(), **environment}
     if session.kind == "cpu":
@@ -87,7 +89,7 @@ def run_below(command: Sequence[str], session: Session, job: Job, environment: d
         order.write_text(job.model_dump_json(), encoding="utf-8")
         done.touch()
         words = [*command, sys.executable, "-m", "kda_tools.lab.inspect.arm_alone", str(order), str(done)]
-        ran = run_tool(words, env)
+        ran = run_tool(words, env, timeout_s)
         return Ran(ran.code, ran.output, tuple(done.read_text(encoding="utf-8").splitlines()))
 
 

@@ -94,7 +94,8 @@ def text_of(op: str, tables: Mapping[str, Iterable[Line]]) -> str:
         import tomlkit
     except ImportError:
         raise MissingRequirement(
-            f"no tomlkit to write tables with: `pip install tomlkit`, then `kda tune {op} --derive`"
+            "no tomlkit to write tables with; recorded sweeps are kept. Where there is one (`pip install tomlkit`), on "
+            f"any machine: `kda tune {op} --derive`"
         ) from None
 
     document = tomlkit.document()

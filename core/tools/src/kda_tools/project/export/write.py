@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, checkout_root
-from kda_tools.project.export.readme import is_measured, origin_json, readme
+from kda_tools.project.export.readme import origin_json, readme
 from kda_tools.project.export.sources import carried, collect, titled
 
 BACKEND = "cuda"
@@ -19,6 +19,8 @@ ORGANISATION = "ORGANISATION"
 """Stands for whoever uploads a Hub kernel."""
 VERSION = 1
 """Of the Hub kernel's interface."""
+TOLD = "README.md says how it is called and what of it is measured."
+"""In its docstring, before and after the first run is published: records hold a hash of it."""
 
 
 FORMS = ("plain", "hf")
@@ -41,8 +43,7 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
         raise UsageError(f"{folder}: expected a folder whose name Python can import (letters, digits, _)")
     sources = collect(task, runtime, exact) if runtime else carried(task, exact)
     files = dict(sources.files)
-    told = "README.md says how it is called" + (" and what was measured." if is_measured(task) else ".")
-    files["__init__.py"] = titled(task, files["__init__.py"], told)
+    files["__init__.py"] = titled(task, files["__init__.py"], TOLD)
     if (root := checkout_root()) is not None and (root / "LICENSE").is_file():
         files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
     files["provenance.json"] = origin_json(task, {name: _sha256(text) for name, text in sorted(files.items())})
