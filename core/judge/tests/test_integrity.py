@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from importlib._bootstrap_external import _code_to_timestamp_pyc
+from importlib.util import cache_from_source
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +23,7 @@ from kda_judge.arms.arm_worker import Memory, _newest
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import ArmSpec, Place
 from kda_judge.bench import run
-from kda_judge.contract.errors import KdaError
+from kda_judge.contract.errors import KdaError, UpstreamError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.tensor_spec import TensorSpec
@@ -31,7 +34,7 @@ from kda_judge.judge.checker import Checker
 from kda_judge.judge.idle_arms import busy, watched
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 from kda_judge.judge.spent import Spent
-from kda_judge.session import Request, frozen_rows, open_session
+from kda_judge.session import Request, arm_spec, frozen_rows, open_session
 
 ENV = {**os.environ, "PYTHONPATH": import_path()}
 RUN = ("bench", "axpy", "--device", "cpu", "--rows", "out*", "--generations", "1")
@@ -130,6 +133,32 @@ def test_a_claim_of_more_time_than_passed_costs_its_row_and_not_the_run(toy):
     )
     found = bench(toy, longer + GOOD).rows[0]
     assert (found.verdict, found.reason) == (Verdict.INVALID, "arm 'arm' wall: claims more time than passed")
+
+
+def test_bytecode_beside_the_oracle_is_not_what_judges(toy):
+    """An arm of an earlier run may have left it there, with the source's date and size; no hash covers it."""
+    path = toy.path / "bench" / "reference.py"
+    facts, source = path.stat(), path.read_text()
+    assert source.count("factor * x") == 1
+    cache = Path(cache_from_source(str(path)))
+    cache.parent.mkdir(exist_ok=True)
+    wrong = compile(source.replace("factor * x", "0 * x"), str(path), "exec")
+    cache.write_bytes(_code_to_timestamp_pyc(wrong, int(facts.st_mtime), facts.st_size))
+    assert bench(toy, GOOD, measure=False).rows[0].verdict is Verdict.CORRECT
+
+
+def test_upstream_files_that_change_during_a_run_make_it_noisy(toy, monkeypatch):
+    """An arm may edit them for the next generation of workers, and no hash of the task covers them."""
+    specs = []
+
+    def spec(session, name):
+        specs.append(name)
+        if specs.count(name) > 1 and name == "eager":
+            raise UpstreamError("the cache was changed")
+        return arm_spec(session, name)
+
+    monkeypatch.setattr("kda_judge.bench.arm_spec", spec)
+    assert bench(toy, GOOD, measure=False).noisy == ("upstream of eager changed on disk during the run",)
 
 
 LESS = (

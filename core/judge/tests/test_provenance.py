@@ -196,6 +196,16 @@ def test_line_endings_and_caches_do_not_matter_but_names_do(tmp_path: Path) -> N
     assert content_hash(tmp_path, ["**/*"]) != before
 
 
+@pytest.mark.parametrize(
+    "name", ["__pycache__/table.json", "__pycache__/kernel.so", ".ruff_cache/table.json", ".hidden"]
+)
+def test_what_a_solution_could_read_is_part_of_it_wherever_it_lies(task: Task, name: str) -> None:
+    before, path = hashes(task), task.path / "solution" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("1")
+    assert hashes(task)["solution"] != before["solution"]
+
+
 def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
     """No pattern looks behind it, and a solution could import from there."""
     (tmp_path / "solution").mkdir()

@@ -256,13 +256,15 @@ def test_rows_that_are_missing(checkout: Path, kda: Kda, busy_gpu: None, monkeyp
         raise KdaError(" ".join(session.settings.rows))
 
     monkeypatch.setattr(cli_measure, "_measure", asked)
-    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {"out-64x16"})
+    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {"out-64x16": True})
     assert kda("bench", "axpy", "--missing", "2").err == "kda: inplace-64x16\n"
-    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: set())
+    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {})
     assert kda("bench", "axpy", "--missing", "1").err == "kda: out-64x16\n"
+    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {"out-64x16": False})
+    assert kda("bench", "axpy", "--missing", "1").err == "kda: inplace-64x16\n", "what failed comes last"
     done = kda("bench", "axpy", "--missing", "1", "--rows", "none*")
     assert "none*" in done.err
-    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {"out-64x16", "inplace-64x16"})
+    monkeypatch.setattr("kda_tools.publish.joined_runs.measured", lambda *_: {"out-64x16": True, "inplace-64x16": True})
     done = kda("bench", "axpy", "--missing", "1")
     assert (done.code, done.out) == (0, "axpy: every row has a result of these files on NVIDIA H200\n")
 

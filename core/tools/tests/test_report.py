@@ -539,18 +539,33 @@ def test_a_noisy_part_is_left_out_and_its_rows_come_from_others(task: Task, reco
     assert "not published: noisy: it was busy" in results_md(task, [noisy, first, second])
 
 
+def test_a_part_completes_a_whole_run_and_no_later_run_takes_that_away(task: Task, record: RunRecord) -> None:
+    wrong = record.rows[0].model_copy(update={"verdict": Verdict.INVALID, "reason": "it claims too little"})
+    whole = recompute(record.model_copy(update={"rows": (wrong, record.rows[1])}))
+    part = updated(record, settings={"rows": (wrong.id,)}).model_copy(
+        update={"run_id": "20261120T050000Z-00000a", "utc": "2026-11-20T05:00:00Z", "rows": record.rows[:1]}
+    )
+    assert published(task, [whole]) == {}
+    (made,) = published(task, [whole, part]).values()
+    assert (sorted(row.id for row in made.rows), made.parts) == (sorted(ROWS), (whole.run_id, part.run_id))
+    again = whole.model_copy(update={"run_id": "20261120T060000Z-00000b", "utc": "2026-11-20T06:00:00Z"})
+    assert published(task, [whole, part, again]) == {"h200": made}
+
+
 def test_rows_that_a_state_has_results_of(record: RunRecord) -> None:
     first, second = (row.id for row in record.rows)
     assert record.machine.before is not None
     asked = (record.provenance, record.machine.before.name, record.settings.model_copy(update={"rows": (second,)}))
     half = record.model_copy(update={"rows": record.rows[:1]})
-    assert measured([half], *asked) == {first}
-    assert measured([record], *asked) == {first, second}
+    assert measured([half], *asked) == {first: True}
+    assert measured([record], *asked) == {first: True, second: True}
     for other in ({"partial": True}, {"noisy": ("it was busy",)}):
-        assert measured([record.model_copy(update=other)], *asked) == set()
-    assert measured([updated(record, provenance={"hashes": {"solution": "0" * 64}})], *asked) == set()
+        assert measured([record.model_copy(update=other)], *asked) == {}
+    assert measured([updated(record, provenance={"hashes": {"solution": "0" * 64}})], *asked) == {}
     wrong = record.rows[0].model_copy(update={"verdict": Verdict.INVALID})
-    assert measured([record.model_copy(update={"rows": (wrong, record.rows[1])})], *asked) == {second}
+    fails = record.model_copy(update={"rows": (wrong, record.rows[1])})
+    assert measured([fails], *asked) == {first: False, second: True}
+    assert measured([half, fails], *asked) == {first: True, second: True}
 
 
 def test_rows_that_are_slower_are_named(record: RunRecord) -> None:

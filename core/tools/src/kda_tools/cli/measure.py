@@ -334,7 +334,8 @@ def _missing(session: "Session", most: int) -> list[str]:
         raise MissingRequirement("--missing: needs a GPU; a run without one measures nothing")
     gpu, records = read_state(session.gpu), read(session.request.task.ledger)
     done = measured(records, source_of(session, gpu.driver), gpu.name, session.settings)
-    rows = [row.id for row in frozen_rows(session) if row.id not in done]
+    # First what was never tried: a row that fails again and again keeps no other one waiting.
+    rows = sorted((row.id for row in frozen_rows(session) if not done.get(row.id)), key=done.__contains__)
     if not rows:
         say(f"{session.request.task.op}: every row has a result of these files on {gpu.name}")
         raise typer.Exit

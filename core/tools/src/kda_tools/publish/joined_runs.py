@@ -8,23 +8,30 @@ from kda_judge.evidence.run_record import Provenance, RowResult, RunRecord, Sett
 
 
 def joined(records: Sequence[RunRecord], frozen: Collection[str]) -> list[RunRecord]:
-    """For each state that was measured in parts the run that these make; of a row measured twice the later result.
+    """For each state that was measured in parts the runs that these make; of a row measured twice the later result.
 
-    One part alone makes one where it has all the `frozen` rows. Every interval belongs to one row, and stays as it is.
-    The geometric means take the rows of all parts together.
+    One part alone makes one where it has all the `frozen` rows. Parts behind a whole run complete that one. Every
+    interval belongs to one row, and stays as it is. The geometric means take the rows of all parts together.
     """
-    states: dict[str, list[RunRecord]] = {}
-    for record in sorted(records, key=lambda record: (record.utc, record.run_id)):
-        if record.settings.rows and _counts(record):
-            states.setdefault(_state_of(record), []).append(record)
-    return [_join(parts) for parts in states.values() if len(parts) > 1 or _rows(parts).keys() >= set(frozen)]
+    found, latest = list[list[RunRecord]](), dict[str, list[RunRecord]]()
+    for record in filter(_counts, sorted(records, key=lambda record: (record.utc, record.run_id))):
+        state = _state_of(record)
+        if state not in latest or not record.settings.rows:
+            latest[state] = []
+            found.append(latest[state])
+        latest[state].append(record)
+    restricted = (parts for parts in found if parts[-1].settings.rows)
+    return [_join(parts) for parts in restricted if len(parts) > 1 or _rows(parts).keys() >= set(frozen)]
 
 
-def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, settings: Settings) -> set[str]:
-    """The rows of which a run of this state has results already that can be published."""
-    wanted = _state(source, gpu, settings)
-    kept = (one for one in records if _counts(one) and _state_of(one) == wanted)
-    return {row.id for record in kept for row in record.rows if row.verdict in MEASURED}
+def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, settings: Settings) -> dict[str, bool]:
+    """The rows that runs of this state have measured, and whether there is a result that can be published."""
+    wanted, found = _state(source, gpu, settings), dict[str, bool]()
+    for record in records:
+        if _counts(record) and _state_of(record) == wanted:
+            for row in record.rows:
+                found[row.id] = found.get(row.id, False) or row.verdict in MEASURED
+    return found
 
 
 def _counts(record: RunRecord) -> bool:

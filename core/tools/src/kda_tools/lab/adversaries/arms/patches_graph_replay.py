@@ -1,6 +1,6 @@
 """Replaces the replay of CUDA graphs with nothing.
 
-Caught by: the output of the first replay, on values that the capture did not see.
+Caught by: the output of the replays, on values that the capture did not see.
 """
 
 import torch
