@@ -11,7 +11,7 @@ _CHAIN = []
 
 def chain():
     while True:
-        end = time.perf_counter() + 0.005
+        end = time.perf_counter() + 0.02
         while time.perf_counter() < end:
             pass
         if os.fork():
