@@ -15,8 +15,9 @@ NOTHING_COMPILED = shutil.ignore_patterns("__pycache__")
 
 
 def listen_to_interrupts() -> None:
-    """For Popen's preexec_fn: a shell that runs the tests in the background starts them with SIGINT ignored."""
+    """For Popen's preexec_fn: a shell may start tests in the background without SIGINT, and nohup without SIGHUP."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
