@@ -46,7 +46,8 @@ def answer(request: Request) -> Answer:
     tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
     solutions = solutions_of(tasks, request.exports)
     boot.load(model.class_)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        sys.exit("who started this process has ended")
     seams = Seams(tasks, request.release, solutions, device)
     if request.census:
         real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
