@@ -1,6 +1,7 @@
 """CUDA graphs as the judge asks for them, on a CPU: what is compared, and what an arm may not remember in a capture."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -80,14 +81,14 @@ def test_an_honest_arm_is_right_in_every_graph(measured, row, changed):
 
 
 @pytest.mark.parametrize(
-    ("source", "row", "words"),
+    ("source", "row"),
     [
-        (REMEMBERS, "out", "is the previous call's result: it was remembered, not computed"),
-        (ONLY_THE_CANARY, "inplace", "elements outside tolerance"),
-        (ONLY_THE_FIRST, "out", "is the previous call's result: it was remembered, not computed"),
+        (REMEMBERS, "out"),
+        (ONLY_THE_CANARY, "inplace"),
+        (ONLY_THE_FIRST, "out"),
     ],
 )
-def test_what_a_capture_remembers_is_found(measured, source, row, words):
+def test_what_a_capture_remembers_is_found(measured, source, row):
     found = measured(source, row)
     assert found.verdict is Verdict.INCORRECT, found.reason
-    assert words in found.reason
+    assert re.search(r"elements outside tolerance.*\[inputs: a 64th of them drawn again\]", found.reason)

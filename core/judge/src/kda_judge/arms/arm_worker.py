@@ -224,7 +224,9 @@ class Worker:
         """Hand back what the last timed call returned, or the one ahead of which a graph's inputs changed."""
         row = self._row
         if changed:
-            return self._hand_back(row.graphs.pop(CHANGED).changed)
+            answer = self._hand_back(row.graphs.pop(CHANGED).changed)
+            self._torch.cuda.empty_cache()  # the graph's pool, as large as the outputs
+            return answer
         answer = self._hand_back(row.last)
         row.last = None
         return answer

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from kda_judge.arms.arm_process import ArmProcess
-from kda_judge.arms.input_values import Family
+from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import CHANGED, COLD, HOT, Called, Captured, Ready, Timed
 from kda_judge.evidence.run_record import (
     LIMIT_ARM,
@@ -54,7 +54,7 @@ class Sampler:
         clocked = [name for name in self._setup.arms if self._metrics(name)]
         stale = changed = None
         if self._setup.settings.cold:
-            stale, self._checker.previous = self._checker.draw(case, notes, Family.NORMAL, self._checker.seed())
+            stale = make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device)
             changed = self._checker.redraw(case, stale)
         for name, arm in notes.usable(self._setup.arms, *clocked):
             with notes.arms[name].noting(), alone(name, self._setup.arms):
@@ -144,10 +144,9 @@ class Sampler:
         case.offer(values)
         self._timed_calls(arm, process, "replay", calls, None, kind=CHANGED, times=1)
         which = case.last_set if case.row.inplace and not case.row.restore else at % case.spec.hot
-        for first in (
-            (True,) if case.row.inplace else (True, False)
-        ):  # in place the last one's input is another's output
-            called, _ = process.ask("collect", Called, changed=first)
+        # In place the last call's inputs are no draw.
+        for changed_at in (True,) if case.row.inplace else (False, True):
+            called, _ = process.ask("collect", Called, changed=changed_at)
             self._checker.examine(case, arm, called, values, expected, Family.NORMAL, which)
 
     def _hold_to_clock(self, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:

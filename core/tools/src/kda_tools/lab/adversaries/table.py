@@ -143,7 +143,7 @@ ADVERSARIES = (
         opponent=True,
         loops=True,
     ),
-    Adversary("remembers_in_a_capture", None, Ending(INCORRECT, "remembered, not computed")),
+    Adversary("remembers_in_a_capture", None, Ending(INCORRECT, "a 64th of them drawn again")),
     caught("noop_in_place", INCORRECT, "output 'x'", INPLACE),
     missed("works_only_on_the_canary", NO_TIME, TOO_FAST, row=INPLACE, cuda_row=INPLACE_LARGE, loops=True),
     caught("returns_the_input", INCORRECT, "'out' is an alias of an input"),
