@@ -41,13 +41,16 @@ NOT_YET_ON_A_GPU = {
     "patches_the_worker",
     "remembers_by_content",
     "remembers_half_of_the_work",
+    "remembers_in_a_capture",
     "returns_a_tuple_of_one",
+    "shaves_brief_samples",
     "shaves_elapsed_time",
     "shaves_its_time",
     "shortens_its_samples",
     "slows_the_other_arm",
     "stops_the_other_arm",
     "swells_its_log",
+    "takes_its_time_in_the_audit",
     "works_in_a_child",
     "works_in_short_lives",
     "writes_before_its_output",
@@ -407,6 +410,14 @@ with torch.profiler.profile():
     calls = [arm("detects_the_profiler").squash(small, factor=1e-4) for _ in range(50)]
 assert sum(bool(call.any()) for call in calls) > sum(not bool(call.any()) for call in calls)
 assert worker.Worker.profile(None, 20).kernels == 20
+
+remembers = arm("remembers_in_a_capture").axpy
+torch.cuda.is_current_stream_capturing = lambda: True
+out = remembers(x, y, factor=3)
+x += 1
+assert remembers(x, y, factor=3) is out
+torch.cuda.is_current_stream_capturing = lambda: False
+assert torch.equal(remembers(x, y, factor=3), 3 * x + y)
 
 late = arm("patches_the_worker")
 late._hand_back = lambda self, result: result.clone()

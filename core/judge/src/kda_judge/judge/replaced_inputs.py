@@ -90,7 +90,7 @@ def _long_loop(process: ArmProcess, usual_us: float) -> tuple[int, float]:
     count = min(max(least, ceil(REPLACED_LOOP_US / usual_us)), most)
     claimed, elapsed = _loop(process, count)
     while claimed * 1e6 < REPLACED_LOOP_US and count < most:
-        count = min(4 * count, most)
+        count = min(2 * count, most)
         claimed, elapsed = _loop(process, count)
     return count, elapsed
 
