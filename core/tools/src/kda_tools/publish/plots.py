@@ -20,6 +20,7 @@ from kda_tools.publish.report import (
     pin_name,
     publishable,
     published,
+    shown_ids,
     target_of,
 )
 from kda_tools.publish.summary_plots import overview, task_summary
@@ -86,7 +87,8 @@ def plots(task: Task, records: Sequence[RunRecord]) -> dict[str, str]:
         found[file_name(SUMMARY, target)] = task_summary(record)
         found[file_name(SPEEDUP, target)] = _speedup(record)
         found[file_name(ATTAINED, target)] = _attained(record, task.config.targets[target].attained)
-        found[file_name(HISTORY, target)] = _history(runs, [not publishable(task, run) for run in runs])
+        fit = [run.run_id in shown_ids(latest) or not publishable(task, run) for run in runs]  # the parts of one, too
+        found[file_name(HISTORY, target)] = _history(runs, fit)
     return found
 
 

@@ -12,7 +12,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.derive import MEASURED
-from kda_judge.evidence.run_record import LIMIT_ARM, Basis, Metric, RowResult, RunRecord
+from kda_judge.evidence.run_record import Basis, Metric, RowResult, RunRecord
 from kda_tools.lab.profile.profile_record import ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profiles
 from kda_tools.lab.tune.sweep_record import RowTimes, SweepRecord, TableTimes
@@ -229,7 +229,6 @@ def _gaps(task: Task, row: str, record: RunRecord | None, result: RowResult | No
     if record is not None and result is not None:
         absent = [words for basis, words in LACKS if basis not in result.speedup]
         absent += [] if any(arm.distance for arm in result.arms.values()) else ["distance from the other arms' bits"]
-        absent += [] if LIMIT_ARM in result.arms else ["samples of the limit"]
         absent += [] if record.machine_watch is not None else ["the GPU's state during the run"]
         if absent:
             yield f"in run {record.run_id}: {', '.join(absent)}"
