@@ -32,6 +32,7 @@ def test_one_late_reply_is_not():
 
 def test_samples_of_a_moment_are_not():
     assert not suspect([600.0], 0.0, [900.0])
+    assert suspect([0.0], 0.0, [900.0], lasting=True), "such an arm made its loop short itself"
 
 
 @pytest.mark.parametrize(("claimed", "times"), [(2_500.0, 48), (10_000.0, 12), (90_000.0, 6)])

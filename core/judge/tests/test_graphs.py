@@ -46,6 +46,13 @@ def axpy(x, y, *, factor):
         LAST = factor * x + y
     return LAST
 """
+REFUSES_A_CHANGE = """
+import sys
+def axpy(x, y, *, factor):
+    if cpu_graphs.CAPTURING[0] and sys._getframe(1).f_locals["change"] is not None:
+        raise RuntimeError("not this one")
+    return factor * x + y
+"""
 
 
 @pytest.fixture
@@ -92,3 +99,10 @@ def test_what_a_capture_remembers_is_found(measured, source, row):
     found = measured(source, row)
     assert found.verdict is Verdict.INCORRECT, found.reason
     assert re.search(r"elements outside tolerance.*\[inputs: a 64th of them drawn again\]", found.reason)
+
+
+def test_a_capture_without_the_check_is_no_capture(measured):
+    """An arm that can be captured, but not where inputs change, would go on unchecked."""
+    found = measured(REFUSES_A_CHANGE, "out")
+    assert found.verdict is Verdict.ERROR, found.reason
+    assert "has no CUDA graph whose inputs change: RuntimeError: not this one" in found.reason

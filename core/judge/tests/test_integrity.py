@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from contextlib import contextmanager
+from hashlib import sha256
 from importlib._bootstrap_external import _code_to_timestamp_pyc
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -23,7 +25,7 @@ from kda_judge.arms.arm_worker import Memory, _newest
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import ArmSpec, Place
 from kda_judge.bench import run
-from kda_judge.contract.errors import KdaError, UpstreamError
+from kda_judge.contract.errors import KdaError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.tensor_spec import TensorSpec
@@ -34,18 +36,19 @@ from kda_judge.judge.checker import Checker
 from kda_judge.judge.idle_arms import busy, watched
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 from kda_judge.judge.spent import Spent
-from kda_judge.session import Request, arm_spec, frozen_rows, open_session
+from kda_judge.session import Request, frozen_rows, open_session
 
 ENV = {**os.environ, "PYTHONPATH": import_path()}
 RUN = ("bench", "axpy", "--device", "cpu", "--rows", "out*", "--generations", "1")
 
 
-def bench(task, source, rows="out", measure=True):
+def bench(task, source, rows="out", measure=True, against=()):
     (task.path / "faulty" / "arm.py").write_text(source)
     config = task.path / "config.toml"
     config.write_text(config.read_text() + '\n[arms.arm]\nmodule = "faulty.arm"\ndevices = ["cpu"]\n')
     fresh = Task(task.path)
-    session = open_session(Request(task=fresh, rows=[f"{rows}*"], subject="arm", device="cpu", generations=1))
+    request = Request(task=fresh, rows=[f"{rows}*"], subject="arm", against=[*against], device="cpu", generations=1)
+    session = open_session(request)
     return run(session, frozen_rows(session), measure=measure, progress=lambda *_: None)
 
 
@@ -148,18 +151,55 @@ def test_bytecode_beside_the_oracle_is_not_what_judges(toy):
     assert bench(toy, GOOD, measure=False).rows[0].verdict is Verdict.CORRECT
 
 
-def test_upstream_files_that_change_during_a_run_make_it_noisy(toy, monkeypatch):
+UPSTREAM = b"def axpy(x, y, *, factor):\n    return factor * x + y\n"
+PINNED = """
+[upstream."toyup-1.0"]
+package = "toyup"
+version = "1.0"
+wheel_sha256 = "{wheel}"
+python = "311"
+platform = "any"
+licence = "MIT"
+files = "baseline/toyup.sha256"
+
+[arms.up]
+module = "baseline.up"
+upstream = "toyup-1.0"
+devices = ["cpu"]
+"""
+
+SPOILS = """
+import pathlib
+CALLS = []
+def axpy(x, y, *, factor):
+    CALLS.append(1)
+    if len(CALLS) == 1:
+        (tree,) = pathlib.Path({cache!r}).glob("toyup-*")
+        {damage}
+    return factor * x + y
+"""
+
+
+@pytest.mark.parametrize(
+    "damage", ["(tree / 'toyup' / '__init__.py').write_text('0')", "__import__('shutil').rmtree(tree)"]
+)
+def test_upstream_files_that_change_during_a_run_make_it_noisy(toy, tmp_path, monkeypatch, damage):
     """An arm may edit them for the next generation of workers, and no hash of the task covers them."""
-    specs = []
-
-    def spec(session, name):
-        specs.append(name)
-        if specs.count(name) > 1 and name == "eager":
-            raise UpstreamError("the cache was changed")
-        return arm_spec(session, name)
-
-    monkeypatch.setattr("kda_judge.bench.arm_spec", spec)
-    assert bench(toy, GOOD, measure=False).noisy == ("upstream of eager changed on disk during the run",)
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("KDA_CACHE", str(cache))
+    (cache / "wheels").mkdir(parents=True)
+    wheel = cache / "wheels" / "toyup-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("toyup/__init__.py", UPSTREAM)
+        archive.writestr("toyup-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toyup\nVersion: 1.0\n")
+    (toy.path / "baseline" / "toyup.sha256").write_text(f"{sha256(UPSTREAM).hexdigest()}  toyup/__init__.py\n")
+    (toy.path / "baseline" / "up.py").write_text("from toyup import axpy\n")
+    with (toy.path / "config.toml").open("a") as config:
+        config.write(PINNED.format(wheel=sha256(wheel.read_bytes()).hexdigest()))
+    source = SPOILS.format(cache=str(cache), damage=damage)
+    record = bench(toy, source, measure=False, against=["up"])
+    assert record.rows[0].verdict is Verdict.CORRECT
+    assert record.noisy == ("upstream of up changed on disk during the run",)
 
 
 LESS = (

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.protocol import ArmSpec
-from kda_judge.contract.errors import KdaError, MissingRequirement
+from kda_judge.arms.upstream import is_intact
+from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.evidence.derive import recompute
@@ -129,7 +131,7 @@ def _run(
     noisy = (
         *(gpu_state.noise(before, after) if before and after else ()),
         *(f"{part} {CHANGED}" for part in provenance.changed(task, on_disk)),
-        *(f"upstream of {name} {CHANGED}" for name in _changed_upstream(session)),
+        *(f"upstream of {name} {CHANGED}" for name in _changed_upstream(session, arms)),
         *(f"{part} {CHANGED}" for part, digest in _hashes(session).items() if digest != ports[part]),
     )
     machine = host.model_copy(update={"kind": session.kind, "before": before, "after": after})
@@ -150,15 +152,12 @@ def _hashes(session: Session) -> dict[str, str]:
     }
 
 
-def _changed_upstream(session: Session) -> list[str]:
-    """The run's arms whose pinned upstream files are no longer what the lock file says."""
-    found = []
-    for name in session.arms:
-        try:
-            arm_spec(session, name)
-        except KdaError:
-            found.append(name)
-    return found
+def _changed_upstream(session: Session, arms: Mapping[str, ArmProcess]) -> list[str]:
+    """The arms that ran on upstream files which are no longer what the lock file says."""
+    config, folder = session.config, session.request.task.path
+    roots = {name: arms[name].spec.upstream_root for name in session.arms if name in arms}
+    pins = {name: config.upstream[config.arms[name].upstream or ""] for name, root in roots.items() if root}
+    return [name for name, pin in pins.items() if not is_intact(Path(roots[name] or ""), folder / pin.files)]
 
 
 # ---- preparing ------------------------------------------------------------------------------

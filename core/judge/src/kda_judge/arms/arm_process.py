@@ -24,6 +24,7 @@ from kda_judge.arms.protocol import (
     ChannelTimeout,
     Ready,
     Reply,
+    Timed,
 )
 from kda_judge.evidence.run_record import Verdict
 
@@ -126,13 +127,16 @@ class ArmProcess:
     ) -> tuple[Reply, float]:
         """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault.
 
-        `meanwhile` is called while the worker is at it. With `refusable` an error of `REFUSALS` is a Refusal.
+        A worker that claims more time than passed is INVALID. `meanwhile` is called while the worker is at it. With
+        `refusable` an error of `REFUSALS` is a Refusal.
         """
         if self._channel is None:
             raise Fault(Verdict.ERROR, f"arm {self.spec.name!r} is not running")
         begin = time.perf_counter()
         try:
-            return self._channel.ask(command, reply, timeout_s or self._timeout_s, meanwhile, posted, **arguments)
+            answer, elapsed = self._channel.ask(
+                command, reply, timeout_s or self._timeout_s, meanwhile, posted, **arguments
+            )
         except ArmFailure as failure:
             where = _arm_frame(failure.failure.traceback)
             if refusable and str(failure).startswith(REFUSALS):
@@ -146,6 +150,9 @@ class ArmProcess:
             raise self.give_up(Verdict.ERROR, f"{self._ending()} during {command!r}{self._tail()}") from None
         finally:
             self._answered(command, begin)
+        if isinstance(answer, Timed) and answer.total_us > elapsed * 1e6:
+            raise self.give_up(Verdict.INVALID, f"{command}: claims more time than passed")
+        return answer, elapsed
 
     def stop(self) -> None:
         """Kill the process and everything it started; safe to call twice."""

@@ -139,6 +139,15 @@ def _verify(tree: Path, entries: Mapping[str, str]) -> None:
         raise UpstreamError("\n".join(problems[:5]) + f"{more}\nThe cache was changed; {REFRESH}.")
 
 
+def is_intact(tree: Path, lock: Path) -> bool:
+    """Whether the folder still holds exactly the files of `lock`. Brings none that are missing."""
+    try:
+        _verify(tree, read_lock(lock))
+    except UpstreamError:
+        return False
+    return True
+
+
 def obtain(pin: Pin, cache: Path, *, offline: bool) -> Path:
     """The pinned wheel, kept in the cache so that the next task of this release needs no network."""
     kept = cache / "wheels" / pin.wheel

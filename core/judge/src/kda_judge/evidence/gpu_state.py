@@ -123,7 +123,7 @@ def read_state(device: int | str = 0, own_pids: Collection[int] = ()) -> GpuStat
 
 
 def holding() -> list[int]:
-    """This process, once a run before in it has begun to use CUDA. Sooner NVML does not list it."""
+    """This process's id if an earlier run in it uses CUDA already: then NVML lists it, and before that it does not."""
     torch = sys.modules.get("torch")
     return [os.getpid()] if torch is not None and torch.cuda.is_initialized() else []
 

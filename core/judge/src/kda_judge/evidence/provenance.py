@@ -236,7 +236,7 @@ def changed(task: Task, before: Mapping[str, str]) -> list[str]:
 
 
 def _bytecode(task: Task, parts: Iterable[str]) -> list[Path]:
-    return [path for part in parts for path in sorted((task.path / part).rglob("*.pyc"))]
+    return [path for part in parts for path in sorted((task.path / part).rglob("*.pyc*")) if _is_bytecode(path)]
 
 
 def _counts(path: Path) -> bool:
@@ -245,7 +245,8 @@ def _counts(path: Path) -> bool:
 
 
 def _is_bytecode(path: Path) -> bool:
-    return path.suffix == ".pyc"
+    """Whether Python made the file, or is about to: it writes `a.pyc.123`, and renames that."""
+    return re.search(r"\.pyc(\.\d+)?$", path.name) is not None
 
 
 def pins(config: Config) -> dict[str, str]:

@@ -22,7 +22,7 @@ differs by a millisecond. An honest arm that is suspect all the same makes one l
 LOOPS = 5
 """All of which have to take longer than claimed: on a busy host the judge may come late, but not each time."""
 LEAST_US = 1_000
-"""Shorter samples are not judged: a CPU makes one call, of which nothing is kept."""
+"""Of shorter samples the clock says nothing. A CPU makes one call, of which nothing is kept."""
 
 
 def claimed_us(timed: Timed, metric: Metric) -> float:
@@ -38,13 +38,16 @@ def longer(claimed_us: Sequence[float]) -> int:
     return max(LONGER, ceil(LONG_US / median(claimed_us)))
 
 
-def suspect(long_us: Sequence[float], short_us: float, claimed_us: Sequence[float]) -> bool:
+def suspect(long_us: Sequence[float], short_us: float, claimed_us: Sequence[float], lasting: bool = False) -> bool:
     """Whether longer loops have to decide.
 
     Args:
         long_us: time by the judge's clock less the claim, of each sample's loop.
         short_us: the same of short loops.
         claimed_us: what was claimed for the sample's loops.
+        lasting: whether honest samples are long enough for a clock. Then short ones are the arm's doing.
     """
     claimed = median(claimed_us)
-    return claimed >= LEAST_US and median(long_us) - short_us > SHAVED * claimed
+    if claimed < LEAST_US:
+        return lasting
+    return median(long_us) - short_us > SHAVED * claimed

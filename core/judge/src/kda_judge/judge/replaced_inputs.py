@@ -98,6 +98,4 @@ def _long_loop(process: ArmProcess, usual_us: float) -> tuple[int, float]:
 def _loop(process: ArmProcess, count: int, meanwhile: Callable[[], None] | None = None) -> tuple[float, float]:
     """Seconds of one timed loop, as the worker claims and by the judge's clock."""
     timed, elapsed = process.ask("wall", Timed, count=count, canary=None, meanwhile=meanwhile)
-    if timed.total_us > elapsed * 1e6:
-        raise process.give_up(Verdict.INVALID, "wall: claims more time than passed")
     return timed.total_us / 1e6, elapsed

@@ -47,7 +47,7 @@ def answer(request: Request) -> Answer:
     solutions = solutions_of(tasks, request.exports)
     boot.load(model.class_)
     if not sys.stdin.readline():
-        sys.exit("who started this process has ended")
+        sys.exit("the process that started this one has ended")
     seams = Seams(tasks, request.release, solutions, device)
     if request.census:
         real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))

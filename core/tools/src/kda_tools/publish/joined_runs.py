@@ -35,7 +35,7 @@ def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, setting
 
 
 def _counts(record: RunRecord) -> bool:
-    """Whether its rows need not be measured again: a noisy part would make all of the joined run noisy for good."""
+    """Whether its rows count as measured. A noisy part would make the whole joined run noisy, for good."""
     return not (record.partial or record.noisy)
 
 

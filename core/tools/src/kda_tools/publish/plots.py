@@ -81,13 +81,13 @@ def plots(task: Task, records: Sequence[RunRecord]) -> dict[str, str]:
     latest = published(task, records)
     if latest and (problem := missing()):
         raise MissingRequirement(problem)
-    found = {}
+    found, shown = {}, shown_ids(latest)
     for target, record in latest.items():
         runs = [run for run in sorted(records, key=by_age) if target_of(task, run) == target and run.headline]
         found[file_name(SUMMARY, target)] = task_summary(record)
         found[file_name(SPEEDUP, target)] = _speedup(record)
         found[file_name(ATTAINED, target)] = _attained(record, task.config.targets[target].attained)
-        fit = [run.run_id in shown_ids(latest) or not publishable(task, run) for run in runs]  # the parts of one, too
+        fit = [run.run_id in shown or not publishable(task, run) for run in runs]  # a part alone never is
         found[file_name(HISTORY, target)] = _history(runs, fit)
     return found
 

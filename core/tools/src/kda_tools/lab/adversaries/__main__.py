@@ -26,8 +26,8 @@ WIDTH = 200
 """Columns where output is no terminal, as in a log."""
 
 
-def asked(arguments: list[str]) -> argparse.Namespace:
-    """The arguments, or the end where they are wrong."""
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The arguments; wrong ones end the program with a message."""
     parser = argparse.ArgumentParser("nox -s adversaries --", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these adversaries")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -51,7 +51,7 @@ def asked(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     """Run the adversaries, print the table, and keep the run where that was asked for."""
-    given = asked(arguments)
+    given = parsed(arguments)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # as Ctrl-C; who starts us may have us ignore it
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     kind: Kind = given.device if given.device != "auto" else "cuda" if gpu_state.has_gpu() else "cpu"

@@ -109,7 +109,7 @@ def end_with_starter() -> None:
     if starter := os.environ.get(STARTER):
         die_with_parent(signal.SIGKILL)
         if os.getppid() != int(starter):
-            sys.exit("who started this process has ended")
+            sys.exit("the process that started this one has ended")
 
 
 def main(arguments: list[str]) -> None:

@@ -19,7 +19,7 @@ ORGANISATION = "ORGANISATION"
 """Stands for whoever uploads a Hub kernel."""
 VERSION = 1
 """Of the Hub kernel's interface."""
-TOLD = "README.md says how it is called and what of it is measured."
+ABOUT = "README.md says how it is called and what of it is measured."
 """In its docstring, before and after the first run is published: records hold a hash of it."""
 
 
@@ -43,7 +43,7 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
         raise UsageError(f"{folder}: expected a folder whose name Python can import (letters, digits, _)")
     sources = collect(task, runtime, exact) if runtime else carried(task, exact)
     files = dict(sources.files)
-    files["__init__.py"] = titled(task, files["__init__.py"], TOLD)
+    files["__init__.py"] = titled(task, files["__init__.py"], ABOUT)
     if (root := checkout_root()) is not None and (root / "LICENSE").is_file():
         files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
     files["provenance.json"] = origin_json(task, {name: _sha256(text) for name, text in sorted(files.items())})

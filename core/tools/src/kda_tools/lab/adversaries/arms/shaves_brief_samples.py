@@ -1,6 +1,6 @@
-"""Is slow in the loop that finds out how many calls a sample makes, so that it makes one, and claims a third less.
+"""Is slow while the judge finds out how many calls a sample needs, so that one is enough; then claims a third less.
 
-Caught by: the judge's clock over loops that last, where samples are too short for it.
+Caught by: the judge's clock over longer loops, which decide when samples are too short for it.
 """
 
 import sys

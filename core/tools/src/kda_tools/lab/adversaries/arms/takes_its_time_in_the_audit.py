@@ -1,6 +1,6 @@
 """Remembers within a timed loop; when its row is opened for the second time, for the audit, its first loop is slow.
 
-Caught by: new values in the inputs while a loop of calls is running, as many as the samples say that there is time for.
+Caught by: new values in the inputs while a loop of calls is running. How many calls that is follows from the samples.
 """
 
 import sys
