@@ -15,8 +15,8 @@ from kda_tools.publish.report import NONE, interval, microseconds, ratio
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER = "number"
 """Mark of a cell that holds one."""
-WIDE_MARK = '<div class="kda-wide" hidden></div>'
-"""The style sheet widens a page by it. It stands at the page's begin, so that nothing moves while the rest arrives."""
+WIDE = "kda-wide"
+"""The style sheet widens a page with this in its head, which comes first: nothing moves while the rest arrives."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,10 @@ def wide(text: str, keywords: str = "", above: str = "") -> str:
 
     A page with a link to the page `above` it is not in the navigation.
     """
-    meta = f"myst:\n  html_meta:\n    keywords: {keywords}\n" if keywords else ""
+    meta = f"myst:\n  html_meta:\n    {WIDE}: 'yes'\n"
+    meta += f"    keywords: {keywords}\n" if keywords else ""
     meta += "orphan: true\n" if above else ""
-    return f"---\nhide-toc: true\n{meta}---\n{raw(WIDE_MARK)}\n{above}\n\n{text}"
+    return f"---\nhide-toc: true\n{meta}---\n{above}\n\n{text}"
 
 
 @lru_cache
