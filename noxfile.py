@@ -57,7 +57,7 @@ DEVELOPMENT = [
 LLM_TOOLS = ["guidellm==0.8.1", "transformers[serving]==5.17.0"]
 """The server and the load generator of `kda llm`. guidellm wants another click than constraints.txt has."""
 PYTHONPATH = os.pathsep.join(filter(None, [*(str(core / "src") for core in CORE), os.environ.get("PYTHONPATH")]))
-WORKERS = ("-n", "0" if shutil.which("nvidia-smi") else str(min(len(os.sched_getaffinity(0)), 8)))
+WORKERS = ("-n", "0" if shutil.which("nvidia-smi") else str(min(len(os.sched_getaffinity(0)), 8)), "--dist=worksteal")
 """Processes of a test session: a GPU has to be one test's alone, and more than a few do not fit into memory."""
 GRACE_S = 20
 """After Ctrl-C: time to end the workers and to keep what was measured."""

@@ -12,12 +12,8 @@ from core.tools.tests.every_task import ROOT, every_task
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs these tests")
 
 
-COMPILED = "not configuration and not a_program_of_several_rows"
-"""Ways to cut the work: `nox -s tests-ptx` runs them as they are compiled, in a third of the time."""
-
-
-def interpret(*tests, chosen=""):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *map(str, tests)]
+def interpret(*tests, options=()):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *map(str, tests)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -26,7 +22,8 @@ def interpret(*tests, chosen=""):
 
 @every_task
 def test_kernels_of(task):
-    interpret(task.path / "tests" / "test_kernel.py", chosen=COMPILED)
+    """A part: `nox -s tests-ptx` runs all of them as they are compiled, in a third of the time."""
+    interpret(task.path / "tests" / "test_kernel.py", options=("-p", "core.tools.tests.every_fourth"))
 
 
 def test_calls_that_take_a_kernel():
