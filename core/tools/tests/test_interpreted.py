@@ -22,7 +22,7 @@ def interpret(*tests, options=()):
 
 @every_task
 def test_kernels_of(task):
-    """A part: `nox -s tests-ptx` runs all of them as they are compiled, in a third of the time."""
+    """Every fourth case. `nox -s tests-ptx` runs all cases as compiled code, in a third of the time."""
     interpret(task.path / "tests" / "test_kernel.py", options=("-p", "core.tools.tests.every_fourth"))
 
 

@@ -80,7 +80,7 @@ ARRIVING = """async text => {
   seen({getEntries: () => observer.takeRecords()});
   return shifts;
 }"""
-"""The page once more, a twentieth at a time; returns how far things moved each time, in parts of the window."""
+"""Writes the page again, a twentieth at a time. Returns the score of each layout shift, footers left out."""
 LATER = "2026-11-21T04:30:00Z"
 
 

@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 NUMBER = "number"
 """Mark of a cell that holds one."""
 WIDE = "kda-wide"
-"""The style sheet widens a page with this in its head, which comes first: nothing moves while the rest arrives."""
+"""Name of the meta tag that makes a page wide. It is in the head, so nothing moves when the rest arrives."""
 
 
 @dataclass(frozen=True)
