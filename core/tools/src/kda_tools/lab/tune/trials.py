@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -95,21 +96,31 @@ def compile_all(found: Sequence[Trial], targets: Sequence[str]) -> dict[tuple[st
 def fill_cache(found: Sequence[Trial], target: str) -> None:
     """Compile every variant into the cache on disk, where the first call of a candidate finds it.
 
-    Triton's in parallel, and meanwhile the others one after the other: the CuTe DSL compiles in one thread at a time.
-    What a failed compilation says is left to the first call.
+    Triton's in as many processes as there are cores, since its compiler holds the interpreter's lock; meanwhile the
+    others one after the other: the CuTe DSL compiles in one thread at a time. What a failed compilation says is left to
+    the first call.
     """
     from kda_runtime.launch import Launch
 
-    def attempt(one: Compilable) -> None:
-        with suppress(Exception):
-            one.compile(target)
+    def attempt(several: Sequence[Compilable]) -> None:
+        for one in several:
+            with suppress(Exception):
+                one.compile(target)
 
-    variants = _variants(found)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        pool.map(attempt, [one for one in variants if isinstance(one, Launch)])
-        for one in variants:
-            if not isinstance(one, Launch):
-                attempt(one)
+    def attempt_in_process(several: Sequence[Compilable]) -> None:
+        with suppress(KeyboardInterrupt):  # who started it answers
+            attempt(several)
+
+    variants, cores = _variants(found), len(os.sched_getaffinity(0))
+    kernels = [one for one in variants if isinstance(one, Launch)]
+    fork = multiprocessing.get_context("fork")  # the variants' kernels cannot be sent to a new interpreter
+    shares = [kernels[start::cores] for start in range(min(cores, len(kernels)))]
+    processes = [fork.Process(target=attempt_in_process, args=(share,), daemon=True) for share in shares]
+    for process in processes:
+        process.start()
+    attempt([one for one in variants if not isinstance(one, Launch)])
+    for process in processes:
+        process.join()
 
 
 def _variants(found: Sequence[Trial]) -> list[Compilable]:
