@@ -37,8 +37,7 @@ LOOP_US = 60_000
 shorter than that, and what an arm does in less than `IDLE_LEAST_S` is not judged."""
 HANG_S = {"cpu": 2, "cuda": 10}
 """Timeout of a command where the adversary hangs; the opponent's first call on a GPU must fit."""
-MOST_TOGETHER: dict[Kind, int] = {"cpu": 4, "cuda": 1}
-"""On a GPU also those whose verdict rests on no time: machines with one GPU ended when four judges began at once."""
+MOST_TOGETHER = 4
 POLL_S = 0.2
 """Between two looks for workers of runs that are to end."""
 
@@ -183,7 +182,7 @@ def chosen(kind: Kind, names: tuple[str, ...], adversaries: tuple[Adversary, ...
 def started(
     adversaries: list[Adversary], kind: Kind, began: Callable[[str], None] = lambda _: None
 ) -> Iterator[dict[str, Future[Got]]]:
-    """Run all: on a CPU some side by side, on a GPU one after the other.
+    """Run all. Those whose verdict rests on no time run side by side; on a GPU the others follow, one by one.
 
     `began` is told the name of each as it begins. Leaving the block ends those that run and drops the rest.
     """
@@ -192,9 +191,13 @@ def started(
         began(one.name)
         return face(one, kind)
 
-    pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_TOGETHER[kind]))
-    futures = {one.name: pool.submit(run_one, one) for one in adversaries}
+    together = [one for one in adversaries if kind == "cpu" or _timeless(one.on(kind))]
+    pool, alone = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_TOGETHER)), ThreadPoolExecutor(1)
+    futures = {one.name: pool.submit(run_one, one) for one in together}
+    alone.submit(wait, list(futures.values()))
+    futures |= {one.name: alone.submit(run_one, one) for one in adversaries if one not in together}
     pool.shutdown(wait=False)
+    alone.shutdown(wait=False)
     try:
         yield futures
     finally:
@@ -209,3 +212,7 @@ def _kill_workers() -> None:
         with contextlib.suppress(OSError):
             if b"kda_judge.arms.arm_worker" in Path(f"/proc/{process}/cmdline").read_bytes():
                 os.kill(process, signal.SIGTERM)  # the supervisor takes its worker's tree along
+
+
+def _timeless(ending: Ending | None) -> bool:
+    return ending is not None and ending.verdict in (Verdict.INCORRECT, Verdict.ERROR, Verdict.TIMEOUT)
