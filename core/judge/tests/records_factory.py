@@ -177,7 +177,7 @@ def portable_arm(wall: float, rng: np.random.Generator) -> ArmRow:
 
 
 def with_columns(row: RowResult, wall: float, rng: np.random.Generator) -> RowResult:
-    """The row with what came with version 3: cold inputs, the portable arm, distances."""
+    """The row with what came with version 3: cold inputs, the portable arm, distances, the eager arm's among them."""
     cold = {
         name: row.arms[name].model_copy(
             update={
@@ -187,7 +187,9 @@ def with_columns(row: RowResult, wall: float, rng: np.random.Generator) -> RowRe
         )
         for name in SECONDS
     }
-    return row.model_copy(update={"arms": {**row.arms, **cold, "portable": portable_arm(wall * 0.7, rng)}})
+    eager = cold["baseline"].model_copy(update={"samples": {}, "calls_per_sample": None})
+    beside = {"portable": portable_arm(wall * 0.7, rng), "eager": eager}
+    return row.model_copy(update={"arms": {**row.arms, **cold, **beside}})
 
 
 def make_record(task: Task, seed: int = 0, utc: str = "2026-11-20T04:30:00Z", old: bool = False) -> RunRecord:
@@ -228,7 +230,7 @@ def make_record(task: Task, seed: int = 0, utc: str = "2026-11-20T04:30:00Z", ol
                 seeds=(11, 23, 47),
                 families=("normal", "offset"),
                 cold=not old,
-                beside=() if old else ("portable",),
+                beside=() if old else ("portable", "eager"),
                 decides=Basis.WALL if old else Basis.DEVICE,
                 isolate="none",
             ),

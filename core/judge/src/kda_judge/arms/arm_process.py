@@ -189,8 +189,9 @@ class ArmProcess:
 
     def _tail(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - TAIL_BYTES))
-        lines = self._log.read(TAIL_BYTES).strip(b"\0").decode(errors="replace").strip().splitlines()[-LOG_TAIL:]
-        return "".join(f"\n    | {line}" for line in lines)
+        lines = self._log.read(TAIL_BYTES).strip(b"\0").decode(errors="replace").strip().splitlines()
+        told = [line for line in lines if not line.startswith("frame #")]  # of C++, behind what it says
+        return "".join(f"\n    | {line}" for line in told[-LOG_TAIL:])
 
 
 def processes(arms: Mapping[str, ArmProcess]) -> dict[str, list[int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -90,6 +90,24 @@ class Change(NamedTuple):
     after: Callable[[], None]
 
 
+@contextmanager
+def capturing(graph: Any) -> Iterator[None]:
+    """Capture into a `torch.cuda.CUDAGraph`; a capture that fails leaves torch as it was.
+
+    torch's own (2.11) leaves the stream it captured on as the current one, and its allocator recording: from then on an
+    `empty_cache` raises an error, and the end of a memory pool ends the process.
+    """
+    device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
+            yield
+    except BaseException:
+        with suppress(RuntimeError):  # it does not record: the capture came to its end
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
+
+
 class Graph:
     """A CUDA graph of the calls. Replayed, it costs the GPU's time without the host's."""
 
@@ -105,7 +123,7 @@ class Graph:
         # A graph knows addresses alone: what `op` and `calls` hold has to live as long as it is replayed.
         self._held = op, calls
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with capturing(self._graph):
             for number, arguments in enumerate(calls):
                 if change is not None and number == change.at:
                     change.before()

@@ -205,7 +205,11 @@ def _compared(arm: ArmRow, outputs: set[str]) -> Iterator[str]:
 
 
 def _timed(name: str, arm: ArmRow, row: RowResult, record: RunRecord) -> Iterator[str]:
-    """Of an arm that was measured to the end."""
+    """Of an arm whose row was measured to the end."""
+    if name in record.settings.untimed:
+        if any(found := [arm.samples, arm.clock_ratio, arm.kernels_per_call, arm.calls_per_sample, arm.no_graph]):
+            yield f"samples: expected nothing of times, since only its outputs are compared, got {found}"
+        return
     for metric, parts in arm.samples.items():
         yield from (f"samples.{metric.value}: {line}" for line in _taken(parts, record))
         if record.settings.samples >= NEVER_EQUAL and len(set(parts)) < len(parts):

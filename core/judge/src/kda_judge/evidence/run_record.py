@@ -254,6 +254,11 @@ class Settings(Strict):
     """Row patterns given; empty means every row."""
 
     @property
+    def untimed(self) -> frozenset[str]:
+        """The arms whose outputs alone are compared."""
+        return frozenset(self.beside) - {PORTABLE_ARM, REPLAYED_ARM}
+
+    @property
     def all_cold(self) -> bool:
         """Whether no time is of hot inputs, as `--cold` asked for before version 3."""
         return self.cold and self.decides is Basis.WALL

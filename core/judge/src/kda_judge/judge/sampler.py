@@ -11,8 +11,6 @@ from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import CHANGED, COLD, HOT, Called, Captured, Ready, Timed
 from kda_judge.evidence.run_record import (
     LIMIT_ARM,
-    PORTABLE_ARM,
-    REPLAYED_ARM,
     Metric,
     OutputError,
     Verdict,
@@ -85,8 +83,8 @@ class Sampler:
     def _metrics(self, name: str) -> list[Metric]:
         """What is timed of an arm: of the portable ones, whose kernels are the subject's, and of A/A the wall alone."""
         settings = self._setup.settings
-        if name in settings.beside:  # the others of these are compared with, and never timed
-            return [Metric.WALL] if name in (PORTABLE_ARM, REPLAYED_ARM) else []
+        if name in settings.untimed:
+            return []
         compared = name in (settings.subject, *settings.against)
         if not compared and name != LIMIT_ARM:
             return [Metric.WALL]

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from kda_judge.arms import upstream
+from kda_judge.arms.clocks import capturing
 from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root
@@ -176,7 +177,7 @@ def _times(step: Callable[[], object], samples: int) -> tuple[float, ...]:
 
 def _graph_times(step: Callable[[], object], samples: int) -> tuple[float, ...]:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         step()
     graph.replay()
     return _times(graph.replay, samples)

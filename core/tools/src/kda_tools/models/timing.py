@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kda_judge.arms.clocks import capturing
 from kda_tools.models.protocol import Timed
 from kda_tools.models.seams import Seams
 from kda_tools.models.stepping import Stepper
@@ -79,7 +80,7 @@ def _captured(stepper: Stepper) -> Callable[[], Any]:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         stepper.step()
     return graph.replay
 

@@ -121,6 +121,8 @@ TOO_FAST = Ending(INVALID, "us is less than")
 CHANGED = Ending(None, "changed on disk during the run", noisy=True)
 BEYOND_HOST = Ending(ERROR, "claims more time between events than passed on its host")
 """By the two clocks of a replay, which the judge compares at once."""
+REMEMBERED = "is the previous call's result: it was remembered, not computed"
+WRONG = "elements outside tolerance"
 TWICE = "more than twice the baseline's"
 USED = "lies in the memory of another output that is still in use"
 OVERRUN = "wrote past the beginning or the end of memory that it allocated"
@@ -128,13 +130,14 @@ NO_TIME = "no time is kept on a CPU, and only the last output of a loop is compa
 
 ADVERSARIES = (
     # Results that were not computed
-    caught("remembers_by_pointer", INCORRECT, "is the previous call's result: it was remembered, not computed"),
-    caught("remembers_by_version", INCORRECT, "is the previous call's result: it was remembered, not computed"),
+    # On a GPU the call that they remember is one at whose result nobody looked.
+    caught("remembers_by_pointer", INCORRECT, REMEMBERED, cuda=Ending(INCORRECT, WRONG)),
+    caught("remembers_by_version", INCORRECT, REMEMBERED, cuda=Ending(INCORRECT, WRONG)),
     caught("remembers_by_content", INCORRECT, USED),
     caught("copies_what_it_remembers", INCORRECT, "remembered, not computed|while a loop", loops=True),
     caught("remembers_half_of_the_work", INCORRECT, "replaced while a loop of calls was running", loops=True),
     # A CPU's allocator writes into the memory that it takes back.
-    Adversary("trusts_stale_memory", None, TOO_FAST, row=LARGE),
+    Adversary("trusts_stale_memory", None, Ending(INCORRECT, "replaced while a loop of calls was running"), row=LARGE),
     caught("skips_repeated_calls", INCORRECT, "replaced while a loop of calls was running"),
     caught(
         "takes_its_time_in_the_audit",
@@ -147,8 +150,8 @@ ADVERSARIES = (
     caught("noop_in_place", INCORRECT, "output 'x'", INPLACE),
     missed("works_only_on_the_canary", NO_TIME, TOO_FAST, row=INPLACE, cuda_row=INPLACE_LARGE, loops=True),
     caught("returns_the_input", INCORRECT, "'out' is an alias of an input"),
-    caught("returns_a_copy_of_the_input", INCORRECT, "elements outside tolerance"),
-    caught("returns_zeros", INCORRECT, "elements outside tolerance"),
+    caught("returns_a_copy_of_the_input", INCORRECT, WRONG),
+    caught("returns_zeros", INCORRECT, WRONG),
     caught("constant", INCORRECT, TWICE, LOOSE, opponent=True),
     caught("constant_in_the_loop", INCORRECT, TWICE, LOOSE, opponent=True, loops=True),
     Adversary("detects_the_profiler", None, Ending(INCORRECT, TWICE), row=LOOSE),
@@ -157,10 +160,10 @@ ADVERSARIES = (
     caught("nan", INCORRECT, r"worst at \[3, 5\].*got nan; 1 not finite"),
     caught("one_wrong_element", INCORRECT, r"1 of \d+ elements outside tolerance; worst at \[(7|63), 15\]"),
     caught("wrong_in_a_thousandth", INCORRECT, r"\d+ of \d+ elements outside tolerance", LARGE),
-    caught("wrong_for_large_offsets", INCORRECT, "elements outside tolerance", LARGE),
+    caught("wrong_for_large_offsets", INCORRECT, WRONG, LARGE),
     caught("wrong_in_the_last_rows", INCORRECT, r"\d+ of \d+ elements outside tolerance", TAIL),
     caught("wrong_on_the_second_call", INCORRECT, "elements outside tolerance.*seed (11|23)"),
-    caught("lower_precision", INCORRECT, "elements outside tolerance"),
+    caught("lower_precision", INCORRECT, WRONG),
     caught("coarser_within_tolerance", INCORRECT, TWICE, LOOSE, opponent=True),
     caught("coarse_but_not_at_the_worst", INCORRECT, "error of all elements", LOOSE, opponent=True),
     # A GPU's memory is out of reach of its thread.
@@ -193,10 +196,10 @@ ADVERSARIES = (
     caught("exhausts_memory", ERROR, "raised .*memory"),
     caught("killed_for_memory", ERROR, "was killed by SIGKILL during '(warm|verify)'"),
     # Work at another time or place
-    caught("starts_a_thread", INCORRECT, "elements outside tolerance"),
-    caught("computes_at_the_copy", INCORRECT, "elements outside tolerance"),
-    caught("computes_in_a_mode", INCORRECT, "elements outside tolerance"),
-    caught("patches_the_worker", INCORRECT, "elements outside tolerance"),
+    caught("starts_a_thread", INCORRECT, WRONG),
+    caught("computes_at_the_copy", INCORRECT, WRONG),
+    caught("computes_in_a_mode", INCORRECT, WRONG),
+    caught("patches_the_worker", INCORRECT, WRONG),
     Adversary("side_stream", None, Ending(INVALID, "events .* us is less than"), row=LARGE),
     harmless("slows_the_other_arm", opponent=True, loops=True),
     caught("renices_the_other_arm", INVALID, "the priority of arm 'eager' was changed", opponent=True),
@@ -242,7 +245,7 @@ ADVERSARIES = (
     harmless("imports_the_other_arm"),
     harmless("imports_the_oracle"),
     harmless("reseeds_the_generator"),
-    caught("edits_the_contract", INCORRECT, "elements outside tolerance"),
+    caught("edits_the_contract", INCORRECT, WRONG),
     Adversary("edits_the_baseline", CHANGED, CHANGED, opponent=True, generations=2),
     Adversary("poisons_the_bytecode", CHANGED, CHANGED, opponent=True, generations=2),
 )

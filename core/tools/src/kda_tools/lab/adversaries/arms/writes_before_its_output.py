@@ -9,7 +9,7 @@ from .out_of_bounds import wipe
 
 
 def axpy(x, y, *, factor):
-    out = torch.empty_like(x)
+    _before, out = torch.empty_like(x), torch.empty_like(x)  # ahead of a segment's first block nothing may be mapped
     torch.add(y, x, alpha=factor, out=out)
     wipe(out.data_ptr() - 8, out.device)
     return out
