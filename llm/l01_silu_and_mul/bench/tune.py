@@ -19,8 +19,8 @@ def grid() -> Iterator[Config]:
         yield Config(warps, vectors)
         yield Config(warps, vectors, store=".cs")
         if vectors < 4:
-            # What is read is not read again: the hint for loads stands beside that for stores.
-            yield Config(warps, vectors, load=".cs", store=".cs")
+            # What is read is not read again: past the L1, beside the hint for stores.
+            yield Config(warps, vectors, load=".cg", store=".cs")
             yield Config(warps, vectors, pdl=False)
 
 

@@ -17,7 +17,7 @@ def candidates() -> Iterator[Config]:
         if beside <= warps * vectors * 4:  # a group of 128 is 8 threads' vectors
             yield Config(warps, vectors, beside)
     for warps, beside in product((1, 4), (1, 4)):
-        yield Config(warps, 1, beside, load=".cs")
+        yield Config(warps, 1, beside, load=".cg")
         yield Config(warps, 1, beside, pdl=False)
 
 

@@ -40,5 +40,6 @@ SWEEPS = (
         candidates=tuple(grid()),
         applies=applies,
         lines=({"bytes": FEW}, {"bytes": 32_000_000}, {"bytes": 90_000_000}, {}),
+        in_graphs=True,  # `split` is two launches, a cluster one
     ),
 )

@@ -4,7 +4,7 @@ The rule, for each line of a table:
 
 1. A candidate is out when it was wrong on any row of the table, or was not tried on every row of the line.
 2. Its time on a row is what a caller pays: its device time, or the host time of its kind of call (`host_time.py`)
-   where that is longer. In sweeps without wall times it is the device time.
+   where that is longer. In sweeps without wall times, or of `in_graphs`, it is the device time.
 3. Its score is the geometric mean, over the line's rows, of its time over the row's best time.
 4. Candidates whose score is within the noise of the lowest are equal. The noise is the mean, over the rows, of the
    median spread of their candidates.
@@ -155,7 +155,7 @@ def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> lis
     """The sweep's candidates that the record has right times of, best first."""
     wrong = {failure.candidate for row in table.rows for failure in row.wrong}
     measured = {index: dict(fields) for index, fields in enumerate(table.candidates) if index not in wrong}
-    host = host_times(table.rows)
+    host = {} if sweep.in_graphs else host_times(table.rows)
     right = []
     for place, config in enumerate(sweep.candidates):
         # A field that the dataclass has got since then had its default.

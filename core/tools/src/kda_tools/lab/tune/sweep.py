@@ -33,6 +33,8 @@ class Sweep(Generic[C]):
     applies: Callable[[C, Features], bool] = everywhere
     """Whether a candidate is tried on a row with these features: not where another method would take the call, nor
     where it cannot win. A line takes a candidate only if it was tried on all of the line's rows."""
+    in_graphs: bool = False
+    """Callers run it in CUDA graphs, as servers of language models do: the device's time alone decides."""
 
     def __post_init__(self) -> None:
         where = f"Sweep of table {self.table.name!r}"
