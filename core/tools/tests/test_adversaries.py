@@ -25,38 +25,11 @@ from kda_tools.lab.adversaries.table import ADVERSARIES, ARMS, Adversary, Ending
 BY_NAME = {one.name: one for one in ADVERSARIES}
 CPU = [one.name for one in ADVERSARIES if one.cpu]
 CUDA = [one.name for one in ADVERSARIES if one.cuda]
-NOT_YET_ON_A_GPU = {
-    "coarse_but_not_at_the_worst",
-    "computes_when_looked_at",
-    "copies_what_it_remembers",
-    "demotes_the_other_arm",
-    "forges_the_terminal",
-    "kills_its_supervisor",
-    "leaves_a_child_behind",
-    "leaves_a_daemon_behind",
-    "loosens_the_yardstick",
-    "moves_the_other_arm",
-    "nests_its_reply",
-    "overruns_its_output",
-    "patches_the_worker",
-    "remembers_by_content",
-    "remembers_half_of_the_work",
-    "remembers_in_a_capture",
-    "returns_a_tuple_of_one",
-    "shaves_brief_samples",
-    "shaves_elapsed_time",
-    "shaves_its_time",
-    "shortens_its_samples",
-    "slows_the_other_arm",
-    "stops_the_other_arm",
-    "swells_its_log",
-    "takes_its_time_in_the_audit",
-    "works_in_a_child",
-    "works_in_short_lives",
-    "writes_before_its_output",
-    "wrong_when_unaligned",
-}
-"""Added, or expected to end otherwise, since the suite ran on a GPU. The next run there empties it."""
+TO_RUN_AGAIN_ON_A_GPU = {"knows_the_seeds", "side_stream", "writes_before_its_output"}
+"""They ended otherwise in the last run there, for reasons that are mended. The next run empties it.
+
+A capture of the first two fails, and the audit ended their process. The third found no memory before its output.
+"""
 METHOD = page.RECORDS.parent / "method_limits.md"
 
 
@@ -126,7 +99,7 @@ def test_the_committed_page_is_what_the_records_give():
 def test_the_recorded_runs_are_of_these_adversaries_and_went_as_expected():
     latest = page.latest(page.read(page.RECORDS))
     assert latest["cpu"].results == {one.name: one.cpu.name for one in ADVERSARIES if one.cpu}
-    assert set(page.differing(latest["cuda"])) <= NOT_YET_ON_A_GPU
+    assert set(page.differing(latest["cuda"])) <= TO_RUN_AGAIN_ON_A_GPU
     assert latest["cuda"].results.keys() <= set(CUDA)
 
 

@@ -145,7 +145,7 @@ def test_blocks_that_are_made_later_call_the_solution(tmp_path, monkeypatch, sol
     import model_of_a_test as model
 
     counts = Counts(tmp_path)
-    place = apply_hook.defer_in(model, "Block", "act", solution, counts)
+    place = apply_hook.defer_in(model, {"block": "Block", "activation": "act"}, solution, counts)
     assert place == "model_of_a_test.Block.act"
     block = model.Block()
     assert isinstance(block.act, DeferredGelu)

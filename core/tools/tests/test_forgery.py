@@ -199,7 +199,7 @@ def published(task: Task, kind: str, data: dict[str, Any], draw: bool = False) -
         site = [task_page.task_page(task, records), overview_pages.headlines([(task, records)], "")]
         rows = row_pages.row_pages(task, records, report.published(task, records))
     site += [html for _, html in rows.values()]
-    pages = [results_page.results_md(task, records), tables.top_table_md([(task, records)])]
+    pages = [results_page.results_md(task, records), tables.overview_md([(task, records)])]
     return "\n".join([*pages, *site, *drawn.values()])
 
 

@@ -149,6 +149,14 @@ def test_a_placeholder_survives_the_import_and_not_the_call(tree):
         model()
 
 
+def test_a_stand_in_takes_its_kernel_from_where_the_release_has_it(tree):
+    assert standins.jit("Model", "sglang.jit_kernel.norm", "sglang.models.good").__module__ == "sglang.models.good"
+    with pytest.raises(MissingRequirement, match=r"none of sglang\.jit_kernel\.norm, sglang\.jit\.norm is in the lock"):
+        standins.jit("Model", "sglang.jit_kernel.norm", "sglang.jit.norm")
+    with pytest.raises(ModuleNotFoundError, match=r"sglang\.layers"):
+        standins.jit("Model", "sglang.models.bad", "sglang.models.good")
+
+
 def test_a_kernel_of_flashinfer_is_asked_for_where_steps_call_it(tree, monkeypatch):
     """An ImportError would have SGLang choose a slower path, and the step's times would not be its own."""
     (tree / "sglang" / "models" / "site.py").write_text(
@@ -486,17 +494,19 @@ def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monk
 
 
 def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch):
-    """Milliseconds of the latest clean run of each model and mode; what was refused, noisy or tiny is no answer."""
+    """Milliseconds of the latest clean run of each model; what was refused, noisy or tiny is no answer."""
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     folder = ROOT / known_models.FOLDER
     assert readme_block.steps_md([], folder) == readme_block.NOTHING
     unfit = [measured(noisy=("busy",)), measured(dirty=True), measured(arm="upstream"), measured(modes={})]
     assert readme_block.steps_md(unfit, folder) == readme_block.NOTHING
-    head, _, line = readme_block.steps_md([measured(), *unfit], folder).splitlines()
+    older = measured(release="0.5.12.post1")
+    head, _, line, _, where = readme_block.steps_md([measured(), *unfit, older], folder).splitlines()
     assert head.count("|") == line.count("|")
-    assert line == "| flux | - | sglang 0.5.23 | solution, eager | 3 of 57 | 0.10 | 0.05 | 2.000 [2.000, 2.000] |"
+    assert line == "| flux | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
+    assert where.endswith("[how many, and what they are made of](diffusion/models/docs/steps.md).")
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
-    assert "| flux | - (stale) |" in readme_block.steps_md([old], folder)
+    assert "| flux (stale) | 0.10" in readme_block.steps_md([old], folder)
 
 
 def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):

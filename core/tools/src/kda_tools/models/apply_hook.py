@@ -112,7 +112,7 @@ class Finder(MetaPathFinder):
             self._demand_pinned(module, entry)
             solution = getattr(importlib.import_module(entry["solution"]), name)
             if "block" in entry:
-                place = defer_in(module, entry["block"], entry["activation"], solution, self._counts)
+                place = defer_in(module, entry, solution, self._counts)
                 self._counts.note("replaced", function=name, places=[place])
                 return
             original = getattr(module, name)
@@ -134,21 +134,27 @@ class Finder(MetaPathFinder):
             raise ValueError(f"{module.__file__}: expected the release's file, sha256 {entry['sha256']}, got {got}")
 
 
-def defer_in(module: ModuleType, block: str, activation: str, solution: Any, counts: Counts) -> str:
-    """Have every block that is made from now on leave its GELU and the `torch.cat` behind it to the solution."""
-    from . import deferred_gelu  # imports PyTorch, as the module has done
+def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: Counts) -> str:
+    """Have every block that is made from now on leave what the solution does to it."""
+    from . import deferred_gelu, deferred_slices  # they import PyTorch, as the module has done
 
+    block, activation, slices = entry["block"], entry.get("activation", ""), entry.get("slices", "")
     kind = getattr(module, block)
-    make, call = kind.__init__, replacement(solution, deferred_gelu.chain, counts)
+    make = kind.__init__
+    call = replacement(solution, deferred_slices.refuse if slices else deferred_gelu.chain, counts)
+    if slices:
+        deferred_slices.put(module, slices, (), entry["function"], call)
 
     @functools.wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if hasattr(self, activation):  # a quantised model's block may be built otherwise
+        if slices:
+            deferred_slices.defer(self, entry["function"], call)
+        elif hasattr(self, activation):  # a quantised model's block may be built otherwise
             deferred_gelu.defer(self, activation, call)
 
     kind.__init__ = made
-    return f"{module.__name__}.{block}.{activation}"
+    return f"{module.__name__}.{block}.{activation or slices}"
 
 
 def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., Any]:

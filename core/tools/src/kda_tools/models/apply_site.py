@@ -2,8 +2,8 @@
 
 The plan is derived: an arm of a task that stands on a release imports the public functions from the modules where that
 release has them, and the lock file beside it has the sha256 of these modules. So a task that measures against a release
-can be applied to it, and nothing more is written down. Where a model calls no function, but two statements do what the
-op does, `baseline/sites.toml` of the task names the class (`chain_sites.py`).
+can be applied to it, and nothing more is written down. Where a model calls no function, but several statements do what
+the op does, `baseline/sites.toml` of the task names the class (`chain_sites.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
-from kda_tools.models import apply_counts, apply_hook, deferred_gelu
+from kda_tools.models import apply_counts, apply_hook, deferred_gelu, deferred_slices
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.project.export.sources import exact_ops
 
@@ -63,6 +63,8 @@ class Replacement(NamedTuple):
     """A class of the module, where not the function is replaced but what blocks of this class do."""
     activation: str = ""
     """The attribute of such a block that holds its GELU."""
+    slices: str = ""
+    """Or the module's function that makes slices for its layers."""
 
 
 def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
@@ -104,9 +106,9 @@ def replacements(tasks: Iterable[Task]) -> list[Replacement]:
 
 
 def sites(tasks: Iterable[Task]) -> list[Replacement]:
-    """Every class of every pinned release whose blocks do, in two statements, what a task has a solution for."""
+    """Every class of every pinned release whose blocks do, in several statements, what a task has a solution for."""
     return [
-        Replacement(task.op, site.release, site.module, site.op, site.sha256, site.class_, site.activation)
+        Replacement(task.op, site.release, site.module, site.op, site.sha256, site.class_, site.activation, site.slices)
         for task in tasks
         for site in sites_of(task)
     ]
@@ -156,7 +158,7 @@ def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Map
     package = folder / COPIED
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for module in (apply_hook, apply_counts, deferred_gelu):
+    for module in (apply_hook, apply_counts, deferred_gelu, deferred_slices):
         shutil.copy(str(module.__file__), package)
     for op, files in solutions.items():
         for name, text in files.items():
@@ -172,7 +174,8 @@ def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Map
     releases: dict[str, list[dict[str, str]]] = {}
     for one in plan:
         entry = {"module": one.module, "function": one.function, "sha256": one.sha256}
-        entry |= {"block": one.block, "activation": one.activation} if one.block else {}
+        site = {"block": one.block, "activation": one.activation, "slices": one.slices}
+        entry |= {key: value for key, value in site.items() if value}
         releases.setdefault(one.version, []).append({**entry, "solution": f"{COPIED}.{one.task}"})
     text = json.dumps({"package": PACKAGE, "releases": releases}, indent=1)
     (folder / apply_hook.PLAN).write_text(text, encoding="utf-8")

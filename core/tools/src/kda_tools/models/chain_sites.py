@@ -9,7 +9,8 @@
     activation = "mlp_act"
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes what it returns: `deferred_gelu` puts the op
-there.
+there. With `slices` instead, the name of a function of the module, the block's layers use what that function returns:
+`deferred_slices` puts the ops there, one site for each.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
@@ -39,8 +40,16 @@ class Site(Strict):
     sha256: str = Field(pattern=f"^{SHA256}$")
     """Of the module's file."""
     class_: str = Field(alias="class")
-    activation: str
+    activation: str = ""
     """The class's attribute that holds the GELU."""
+    slices: str = ""
+    """The module's function that makes the slices."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Site:
+        if bool(self.activation) == bool(self.slices):
+            raise ValueError(f"expected either activation or slices, got {self.activation!r} and {self.slices!r}")
+        return self
 
 
 class SiteFile(Strict):

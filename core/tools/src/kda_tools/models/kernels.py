@@ -6,8 +6,9 @@ import bisect
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -38,6 +39,15 @@ def profiled(step: Callable[[], Any]) -> Share:
         path = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(path))
         return share(json.loads(path.read_text())["traceEvents"])
+
+
+def middle(several: Sequence[Share]) -> Share:
+    """The median of each kind: one step alone says how fast the GPU's clock was just then."""
+    kinds = {kind for one in several for kind in one.by_kind}
+    by_kind = {kind: median(one.by_kind.get(kind, 0.0) for one in several) for kind in sorted(kinds)}
+    return Share(
+        total_us=sum(by_kind.values()), by_kind=by_kind, launches=round(median(one.launches for one in several))
+    )
 
 
 def share(events: Iterable[Mapping[str, Any]]) -> Share:

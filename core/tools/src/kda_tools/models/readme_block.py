@@ -1,13 +1,15 @@
 """What the README says under "Is my model faster?": a step of each measured model before and after."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from kda_judge.evidence import record_log
+from kda_tools.models.known_models import FOLDER
 from kda_tools.models.page import stale
-from kda_tools.models.step_record import Mode, Samples, StepRecord, log
-from kda_tools.publish.report import STALE, interval, line
+from kda_tools.models.step_record import Samples, StepRecord, log
+from kda_tools.publish.report import NONE, STALE, interval, line
 
 NAME = "steps"
 """Of the generated block."""
@@ -23,30 +25,38 @@ def block(folder: Path) -> dict[str, str]:
 
 
 def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
-    """A line for each model, release, arm and mode: the latest run on a GPU that nothing disturbed."""
-    latest = {(r.model, r.release, r.arm): r for r in records if r.modes and not r.noisy and not r.dirty and not r.tiny}
+    """A line for each model: the latest run on a GPU that nothing disturbed, of the latest release."""
+    fit = [
+        r for r in records if not r.noisy and not r.dirty and not r.tiny and r.arm == "solution" and _ran(r, "eager")
+    ]
+    latest = {record.model: record for record in sorted(fit, key=lambda one: _numbers(one.release))}
+    if not latest:
+        return NOTHING
     lines = [
         line(
-            record.model,
-            (record.machine.before.name if record.machine.before else "-") + STALE * bool(stale(record, folder)),
-            f"sglang {record.release}",
-            f"{record.arm}, {name}",
-            f"{record.layers} of {record.layers_of_model}",
-            *_times(mode),
+            record.model + STALE * bool(stale(record, folder)),
+            f"{_milliseconds(record.modes['eager'].upstream)} → {_milliseconds(record.modes['eager'].subject)}",
+            interval(record.modes["eager"].speedup),
+            interval(record.modes["graph"].speedup) if _ran(record, "graph") else NONE,
         )
         for record in latest.values()
-        if record.arm != "upstream"
-        for name, mode in record.modes.items()
-        if mode.refused is None
     ]
-    if not lines:
-        return NOTHING
-    head = line("model", "GPU", "release", "with", "layers", "before, ms a step", "after, ms a step", "speedup")
-    return f"{head}{'|---' * 8}|\n{''.join(lines)}"
+    gpus = dict.fromkeys(record.machine.before.name for record in latest.values() if record.machine.before)
+    head = line("model", "ms a step", "speedup, eager", "speedup, CUDA graph")
+    where = f" on {' and '.join(gpus)}" if gpus else ""
+    return (
+        f"{head}{'|---' * 4}|\n{''.join(lines)}\n"
+        f"Steps of SGLang's own transformers{where}, with some of their layers: "
+        f"[how many, and what they are made of]({FOLDER.as_posix()}/docs/steps.md).\n"
+    )
 
 
-def _times(mode: Mode) -> tuple[str, str, str]:
-    return _milliseconds(mode.upstream), _milliseconds(mode.subject), interval(mode.speedup)
+def _ran(record: StepRecord, mode: str) -> bool:
+    return mode in record.modes and record.modes[mode].refused is None
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
 
 
 def _milliseconds(samples: Samples) -> str:

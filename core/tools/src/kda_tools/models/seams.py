@@ -20,7 +20,7 @@ import torch
 
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
-from kda_tools.models import natives
+from kda_tools.models import deferred_slices, natives
 from kda_tools.models.calls import Log
 from kda_tools.models.chain_sites import Site, blocks, sites_of
 from kda_tools.models.deferred_gelu import chain, defer, original
@@ -62,7 +62,8 @@ class Seams:
             eager, solution = task.load("baseline.eager"), solutions[task.folder]
             for site in sites_of(task):
                 if site.release == release:
-                    self.seams.append(self._seam(task, site.op, chain, eager, solution, site))
+                    chained: Callable[..., Any] = chain if site.activation else deferred_slices.refuse
+                    self.seams.append(self._seam(task, site.op, chained, eager, solution, site))
             arm = next((a for a in task.config.arms.values() if a.upstream == f"sglang-{release}"), None)
             if arm is None:
                 continue
@@ -84,6 +85,9 @@ class Seams:
             if not callable(getattr(module, op, None)):
                 raise UsageError(f"{task.folder}: its {name} has no {op}, which upstream's arm has")
         signature = named(upstream, getattr(solution, op))
+        if upstream is deferred_slices.refuse:  # the chain's own ops are seams of other tasks
+            arms = dict.fromkeys((*ARMS, "original"), upstream) | {"solution": getattr(solution, op)}
+            return Seam(task, op, arms, solution, signature, site=site)
         plain = fitted(getattr(eager, op), upstream)
         arms = {
             "upstream": upstream if self.device.type == "cuda" else plain,
@@ -129,6 +133,9 @@ class Seams:
         self._noise.manual_seed(0)
         for seam in self.seams:
             call = seam.arms[arm]
+            if call is deferred_slices.refuse:
+                self._defer(seam, call)
+                continue
             if log is not None:
                 call = log.wrap(seam.task, seam.op, call, seam.signature, seam.solution if arm == "solution" else None)
             if annotate:
@@ -143,14 +150,21 @@ class Seams:
         for seam in self.seams:
             for module, name in seam.places:
                 setattr(sys.modules[module], name, seam.arms["original"])
-            self._defer(seam, chain)
+            self._defer(seam, seam.arms["original"])
 
     def _defer(self, seam: Seam, call: Callable[..., Any]) -> None:
-        """Put `call` into the blocks of the seam's site; the release's own two statements need nothing there."""
+        """Put `call` into the blocks of the seam's site; the release's own statements need nothing there."""
         if seam.site is None or self._model is None:
             return
-        name = seam.site.activation
-        for block in blocks(self._model, seam.site):
+        found, name = list(blocks(self._model, seam.site)), seam.site.activation
+        if seam.site.slices and found:
+            module = sys.modules[seam.site.module]
+            if call is deferred_slices.refuse:
+                deferred_slices.take_back(module, seam.site.slices, found)
+            else:
+                deferred_slices.put(module, seam.site.slices, found, seam.op, call)
+            return
+        for block in found:
             if call is chain:
                 setattr(block, name, original(block, name))
             else:

@@ -234,18 +234,27 @@ def _on_gpu_with(package: str) -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec(package) is not None
 
 
+def jit(name: str, *modules: str) -> Any:
+    """A function of the first of these modules that the release has.
+
+    Raises:
+        MissingRequirement: it has none of them.
+    """
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or "?"):  # the module is there, and lacks another one
+                raise
+    raise MissingRequirement(f"none of {', '.join(modules)} is in the lock file")
+
+
 def other_packages() -> Mapping[str, Mapping[str, object]]:
     """Stand-ins for compiled packages that are not installed: their ops by the JIT kernels of the same wheel.
 
     Where flashinfer is installed, the norms are its own, as sgl_kernel's are on a GPU.
     """
     real: Any = importlib.import_module("flashinfer.norm") if _on_gpu_with("flashinfer") else None
-
-    def jit(old: str, new: str, name: str) -> Any:
-        for module in (old, new):
-            if importlib.util.find_spec(module.rpartition(".")[0]) is not None:
-                return getattr(importlib.import_module(module), name)
-        raise MissingRequirement(f"neither {old} nor {new} is in the lock file")
 
     def rmsnorm(
         input: torch.Tensor,
@@ -260,7 +269,7 @@ def other_packages() -> Mapping[str, Mapping[str, object]]:
             normed: torch.Tensor = real.rmsnorm(input, weight, eps, out, enable_pdl)
             return normed
         out = torch.empty_like(input) if out is None else out
-        jit("sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm", "rmsnorm")(input, weight, out, eps)
+        jit("rmsnorm", "sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm")(input, weight, out, eps)
         return out
 
     def fused_add_rmsnorm(
@@ -276,7 +285,7 @@ def other_packages() -> Mapping[str, Mapping[str, object]]:
         elif real is not None:
             real.fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
         else:
-            jit("sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm", "fused_add_rmsnorm")(
+            jit("fused_add_rmsnorm", "sglang.jit_kernel.norm", "sglang.kernels.ops.layernorm.norm")(
                 input, residual, weight, eps
             )
 
@@ -291,7 +300,7 @@ def other_packages() -> Mapping[str, Mapping[str, object]]:
         if not query.is_cuda:
             rotate_in_place(positions, query, key, head_size, cos_sin_cache, is_neox)
             return
-        inplace = jit("sglang.jit_kernel.rope", "sglang.kernels.ops.attention.rope", "apply_rope_inplace")
+        inplace = jit("apply_rope_inplace", "sglang.jit_kernel.rope", "sglang.kernels.ops.attention.rope")
         heads = (x.view(query.shape[0], -1, head_size) for x in (query, key))
         inplace(*heads, cos_sin_cache, positions, is_neox=is_neox)
 

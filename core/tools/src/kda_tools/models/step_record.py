@@ -49,7 +49,7 @@ class Share(Strict):
 
 
 class Profile(Strict):
-    """One step of either arm under torch.profiler, eager."""
+    """Steps of either arm under torch.profiler, eager, in turn: of each kind the median."""
 
     upstream: Share
     subject: Share

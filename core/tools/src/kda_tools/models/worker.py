@@ -18,12 +18,15 @@ from kda_judge.contract import errors
 from kda_judge.contract.tasks import find_tasks
 from kda_tools.models import boot, builders, census, drift, known_models, standins
 from kda_tools.models.calls import Log, Rows
-from kda_tools.models.kernels import profiled
+from kda_tools.models.kernels import middle, profiled
 from kda_tools.models.protocol import Answer, Census, Request
 from kda_tools.models.seams import ARMS, Seams, solutions_of
-from kda_tools.models.step_record import Drift, Profile
+from kda_tools.models.step_record import Drift, Profile, Share
 from kda_tools.models.stepping import GIB, Stepper, check_memory, free_bytes
 from kda_tools.models.timing import timed
+
+PROFILES = 3
+"""Of a step of each arm, in turn."""
 
 
 def answer(request: Request) -> Answer:
@@ -116,18 +119,21 @@ def _checked(found: Answer, stepper: Stepper, seams: Seams, subject: str, rows: 
         if apart is None:
             raise errors.ArmFailed(f"one step: the output of {first} or of {second} is not finite")
         difference[f"{first}-{second}"] = apart
-    shares = []
+    profile = None
     if stepper.device.type == "cuda":
-        for arm in ("upstream", subject):
-            seams.use(arm, annotate=True)
-            shares.append(profiled(stepper.step))
+        shares: tuple[list[Share], list[Share]] = ([], [])
+        for _ in range(PROFILES):
+            for arm, found_of in zip(("upstream", subject), shares, strict=True):
+                seams.use(arm, annotate=True)
+                found_of.append(profiled(stepper.step))
+        profile = Profile(upstream=middle(shares[0]), subject=middle(shares[1]))
     return found.model_copy(
         update={
             "calls": log.calls(rows),
             "fallbacks": log.fallbacks(),
             "difference": difference,
             "peak_bytes": peaks,
-            "profile": Profile(upstream=shares[0], subject=shares[1]) if shares else None,
+            "profile": profile,
         }
     )
 

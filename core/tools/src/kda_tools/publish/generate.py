@@ -17,7 +17,7 @@ from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.report import COMMAND, HEADER, published, shown_ids
 from kda_tools.publish.results_page import results_md
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME, rows_csv, rows_json
-from kda_tools.publish.tables import Ledgers, replace_block, top_table_md
+from kda_tools.publish.tables import Ledgers, overview_md, replace_block
 from kda_tools.publish.task_claims import problems
 from kda_tools.publish.task_notes import foreign_lines, foreign_records
 from kda_tools.publish.write_pages import write_pages
@@ -97,7 +97,7 @@ def _of_all_tasks(
     readme = root / "README.md"
     if not readme.is_file():
         raise UsageError(f"{readme}: file not found; it holds the table of all tasks")
-    yield readme, _filled(readme, {"results": top_table_md(everything), **readme_blocks})
+    yield readme, _filled(readme, {"results": overview_md(everything), **readme_blocks})
     runs = [(task, run) for task, records in everything for run in published(task, records).values()]
     if runs and draw:
         yield root / OVERVIEW, overview_svg(runs)

@@ -10,7 +10,6 @@ from kda_tools.publish.plots import OVERVIEW, OVERVIEW_SAYS
 from kda_tools.publish.report import (
     LARGE_BYTES,
     NONE,
-    STALE,
     UPSTREAM,
     WHOSE,
     WORDS,
@@ -25,7 +24,6 @@ from kda_tools.publish.report import (
     published,
     ratio,
     speedup,
-    stale,
 )
 
 Ledgers = Sequence[tuple[Task, Sequence[RunRecord]]]
@@ -45,39 +43,18 @@ SHOWN = " / ".join(WORDS[basis] for basis in SHOWN_BASES)
 """What a cell that has room for estimates alone holds."""
 
 
-def top_table_md(ledgers: Ledgers) -> str:
-    """One line per task and GPU with a published run: geometric means over the production rows, against every pin.
-
-    A task without one is not listed, so that adding a task changes no other file.
-    """
+def overview_md(ledgers: Ledgers) -> str:
+    """The picture of every published run, what it shows, and where its numbers are."""
     found = [(task, latest) for task, records in ledgers if (latest := published(task, records))]
     if not found:
         return "No task has a published run yet.\n"
-    pins = all_pins(record for _, latest in found for record in latest.values())
-    lines = [line("task", "GPU", "rows", *(f"vs {pin}" for pin in pins), "attained", "measured", "commit")]
-    lines.append("|---" * (6 + len(pins)) + "|\n")
-    for task, latest in found:
-        for record in latest.values():
-            assert record.machine.before is not None
-            assert record.headline is not None
-            lines.append(
-                line(
-                    f"[{task.folder}]({task.family}/{task.folder}/docs/results.md)",
-                    record.machine.before.name,
-                    str(record.headline.rows),
-                    *against_pins(record, pins),
-                    interval(record.headline.attained),
-                    record.utc[:10] + STALE * bool(stale(task, record)),
-                    f"`{record.provenance.commit[:10]}`",
-                )
-            )
-    picture = f"![{OVERVIEW_SAYS}]({OVERVIEW.as_posix()})"
-    means = (
+    families = dict.fromkeys(task.family for task, _ in found)
+    numbers = ", ".join(f"[{family}]({family}/README.md)" for family in families)
+    return (
+        f"![{OVERVIEW_SAYS}]({OVERVIEW.as_posix()})\n\n"
         "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the first release, "
-        f"hollow: against the latest. {WHOSE}"
+        f"hollow: against the latest. {WHOSE} The same in numbers: {numbers}.\n"
     )
-    numbers = f"Speedups are {SHOWN}; `{NONE}` was not measured.\n\n{''.join(lines)}"
-    return f"{picture}\n\n{means}\n{folded('The same in numbers', numbers)}"
 
 
 def folded(title: str, body: str) -> str:

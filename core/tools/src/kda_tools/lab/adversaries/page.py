@@ -207,7 +207,7 @@ def differing(line: SuiteRecord) -> list[str]:
 
 def _since(line: SuiteRecord, partial: bool) -> str:
     names = [name for name in differing(line) if name in line.results or not partial]
-    return f"; what is expected of these is newer: {_names(names)}" if names else ""
+    return f"; these ended otherwise, and judge or expectation have changed since: {_names(names)}" if names else ""
 
 
 def _names(names: Iterable[str]) -> str:
