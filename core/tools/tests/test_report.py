@@ -708,7 +708,7 @@ def test_publish_writes_everything_once(task: Task, record: RunRecord, tmp_path:
         ("fam/k99_fake/docs/plots/speedup-h200.svg", "<path d=", "1", "2"),
         ("fam/k99_fake/docs/plots/attained-h200.svg", "100 B", "100", "101"),
         ("fam/k99_fake/docs/plots/history-h200.svg", "2026-11-20", "20", "21"),
-        ("README.md", "NVIDIA H200", "1.997", "1.998"),
+        ("README.md", "Geometric means", "95%", "99%"),
         ("fam/README.md", "| [k99_fake]", "1.997", "1.998"),
         ("fam/README.md", "| some-model |", "(2)", "(3)"),
     ],
