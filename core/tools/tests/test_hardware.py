@@ -12,7 +12,8 @@ from kda_judge.contract.tasks import find_task
 from kda_judge.evidence import record_log
 from kda_tools.cli.base import app
 from kda_tools.lab.inspect.aot import compile_task
-from kda_tools.lab.measure.hardware_record import LOG, Copy, HardwareRecord
+from kda_tools.lab.measure import run_measure
+from kda_tools.lab.measure.hardware_record import LOG, Cluster, Copy, HardwareRecord
 from kda_tools.publish import hardware_page
 
 torch = pytest.importorskip("torch")
@@ -54,6 +55,11 @@ def test_the_table_has_the_latest_clean_run_of_each_kind() -> None:
     assert "busy" not in text
     assert "noisy: busy" in hardware_page.table(runs[2:3])
     assert "| ... with dependent launch, us | - |" in hardware_page.table([record(empty_pdl_us=None)])
+    assert "| ... a barrier of such a cluster, us | - |" in hardware_page.table([record()])
+    clusters = tuple(Cluster(blocks=blocks, kernel_us=1.5, barrier_us=0.1 * blocks) for blocks in (1, 2))
+    assert "| ... a barrier of such a cluster, us | 0.10, 0.20 |" in hardware_page.table([record(clusters=clusters)])
+    engine = (Copy(bytes=4_000_000, us=1.0, bulk_us=1.25),)
+    assert "| 1.00 us, 4.00 TB/s; by the copy engine 1.25 us |" in hardware_page.table([record(copies=engine)])
     assert "Nothing is recorded yet" in hardware_page.table([])
 
 
@@ -91,3 +97,17 @@ def test_what_the_guide_says_of_older_gpus(target: str, major: int, monkeypatch:
         assert kernels
         assert [kernel.spill_bytes for kernel in kernels] == [0] * len(kernels)
         assert "cluster_kernel" not in {kernel.name for kernel in kernels}
+
+
+@pytest.mark.parametrize("blocks", run_measure.CLUSTERS)
+def test_barriers_of_clusters_compile(blocks: int) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compiled
+
+    constants = {"BARRIERS": 3, "THREADS": 128 * blocks}
+    source = ASTSource(
+        run_measure._meet, signature={"dst": "*i32"} | dict.fromkeys(constants, "constexpr"), constexprs=constants
+    )
+    text = compiled(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_ctas": blocks}).asm["ptx"]
+    assert text.count("barrier.cluster.wait.aligned; mov") == 3

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kda_judge.evidence.record_log import read
-from kda_tools.lab.measure.hardware_record import LOG, HardwareRecord
+from kda_tools.lab.measure.hardware_record import LOG, Copy, HardwareRecord
 from kda_tools.publish.report import NONE, line
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
@@ -33,6 +33,14 @@ ROWS: tuple[tuple[str, Callable[[HardwareRecord], str]], ...] = (
     ),
     ("empty kernel behind another, us", lambda one: f"{one.empty_us:.2f}"),
     ("... with dependent launch, us", lambda one: NONE if one.empty_pdl_us is None else f"{one.empty_pdl_us:.2f}"),
+    (
+        "kernel of all multiprocessors, in clusters of 1, 2, 4, 8 blocks, us",
+        lambda one: ", ".join(f"{cluster.kernel_us:.2f}" for cluster in one.clusters) or NONE,
+    ),
+    (
+        "... a barrier of such a cluster, us",
+        lambda one: ", ".join(f"{cluster.barrier_us:.2f}" for cluster in one.clusters) or NONE,
+    ),
     ("host: a launch, with one output, us", lambda one: f"{one.host_launch_us:.2f}, {one.host_output_us:.2f}"),
     (
         "copy of 256 MB by 4, 8, 16 bytes a thread, us",
@@ -66,9 +74,14 @@ def table(records: Sequence[HardwareRecord]) -> str:
     sizes = sorted({copy.bytes for one in kinds for copy in one.copies})
     for size in sizes:
         found = [next((copy for copy in one.copies if copy.bytes == size), None) for one in kinds]
-        cells = [f"{copy.us:.2f} us, {copy.terabytes_a_second:.2f} TB/s" if copy else NONE for copy in found]
+        cells = [_copied(copy) if copy else NONE for copy in found]
         lines.append(line(f"copy, {size / 1e6:g} MB read and written", *cells))
     return "\n" + "".join(lines)
+
+
+def _copied(copy: Copy) -> str:
+    engine = "" if copy.bulk_us is None else f"; by the copy engine {copy.bulk_us:.2f} us"
+    return f"{copy.us:.2f} us, {copy.terabytes_a_second:.2f} TB/s{engine}"
 
 
 def _clean(record: HardwareRecord) -> bool:

@@ -16,11 +16,24 @@ class Copy(Strict):
 
     bytes: Annotated[Count, Field(gt=0)]
     us: Annotated[Amount, Field(gt=0)]
+    bulk_us: Annotated[Amount, Field(gt=0)] | None = None
+    """The fastest of those that the copy engine moves (`cp.async.bulk`); None where none was tried."""
 
     @property
     def terabytes_a_second(self) -> float:
         """Read and written together."""
         return self.bytes / self.us / 1e6
+
+
+class Cluster(Strict):
+    """Kernels of one block for every multiprocessor, launched in clusters of so many blocks."""
+
+    blocks: Annotated[Count, Field(gt=0)]
+    """1: without clusters."""
+    kernel_us: Amount
+    """A kernel that makes one barrier of its cluster, behind another one."""
+    barrier_us: float
+    """One more such barrier; too little to measure may come out below 0."""
 
 
 class HardwareRecord(Strict):
@@ -49,6 +62,8 @@ class HardwareRecord(Strict):
     """A kernel that does nothing, behind another one."""
     empty_pdl_us: Amount | None
     """The same with programmatic dependent launch; None below sm_90."""
+    clusters: tuple[Cluster, ...] = ()
+    """None below sm_90, and in lines from before they were measured."""
     host_launch_us: Amount
     """The host's cheapest launch of an empty kernel, in a C loop through the driver."""
     host_output_us: Amount

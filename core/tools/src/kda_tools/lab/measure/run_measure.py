@@ -1,7 +1,4 @@
-"""Measure a GPU: copies by size, launches, programmatic dependent launch, widths of accesses. It needs an idle GPU.
-
-Clusters and TMA are not timed: what they cost is the exchange of a kernel that uses them, which k07's ledger has.
-"""
+"""Measure a GPU: copies by size, launches, dependent launch, clusters, widths of accesses. It needs an idle GPU."""
 
 from __future__ import annotations
 
@@ -18,18 +15,21 @@ import triton.language as tl
 
 from kda_judge import __version__
 from kda_judge.arms.clocks import Graph
-from kda_judge.arms.limit_arm import fastest_stream, host_floor
+from kda_judge.arms.limit_arm import WORD, all_streams, bulk_streams, host_floor, trial
 from kda_judge.arms.protocol import Place, Traffic
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.tasks import checkout_root
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.provenance import git_state
-from kda_tools.lab.measure.hardware_record import Copy, HardwareRecord
+from kda_tools.lab.measure.hardware_record import Cluster, Copy, HardwareRecord
 
 MEGABYTES = (0.25, 1, 4, 8, 16, 25, 32, 50, 64, 100, 150, 250, 500, 900)
 """Of the copies, read and written together: below, around and above every L2."""
 CALLS, REPLAYS, TRIALS = 50, 20, 5
 """Of a graph; the shortest trial counts."""
+CLUSTERS = (1, 2, 4, 8)
+"""Blocks; 8 is the most that every GPU with clusters takes."""
+BARRIERS = 64
 HOST_CALLS = 20_000
 WIDTHS = (4, 8, 16)
 WIDTH_BYTES = 256 * 10**6
@@ -42,6 +42,23 @@ def _empty(PDL: tl.constexpr) -> None:
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _meet(dst, BARRIERS: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Barriers of a cluster: one element for every thread of it, so that each comes to each barrier once."""
+    at = tl.arange(0, THREADS)
+    met = at
+    for _ in tl.static_range(BARRIERS):
+        met = tl.inline_asm_elementwise(
+            "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mov.u32 $0, $1;",
+            "=r,r",
+            [met],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    tl.store(dst + at, met)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -67,15 +84,14 @@ def measure(command: str, tell: Callable[[str], None]) -> HardwareRecord:
     pdl = properties.major >= 9
     copies = []
     for megabytes in MEGABYTES:
-        half = int(megabytes * 10**6 / 2) // 16 * 16
-        stream = fastest_stream(Traffic(read=half, written=half), in_place=False)
-        copies.append(Copy(bytes=2 * half, us=_device_us(stream)))
+        copies.append(_copy(int(megabytes * 10**6 / 2) // 16 * 16, properties.multi_processor_count))
         tell(f"copy of {megabytes:g} MB: {copies[-1].us:.2f} us, {copies[-1].terabytes_a_second:.2f} TB/s")
     times: dict[str, Any] = {
         "empty_us": _device_us(lambda *_, **__: _empty[1,](PDL=False, num_warps=4)),
         "empty_pdl_us": (
             _device_us(lambda *_, **__: _empty[1,](PDL=True, num_warps=4, launch_pdl=True)) if pdl else None
         ),
+        "clusters": tuple(_cluster(blocks, properties.multi_processor_count) for blocks in CLUSTERS if pdl),
         "host_launch_us": _host_us((), device),
         "host_output_us": _host_us((OUTPUT,), device),
         "widths_us": {str(width): _width_us(width) for width in WIDTHS},
@@ -112,6 +128,30 @@ def _device_us(op: Callable[..., Any]) -> float:
     graph = Graph(op, [()] * CALLS, {})
     graph.replay(1)
     return min(graph.replay(REPLAYS)[1] / REPLAYS / CALLS for _ in range(TRIALS))
+
+
+def _copy(half: int, multiprocessors: int) -> Copy:
+    """The fastest stream that reads and writes so many bytes each, and the fastest of the copy engine's."""
+    streams = all_streams(Traffic(read=half, written=half), in_place=False)
+    words = half // WORD
+    bulk = len(list(bulk_streams(words, words, multiprocessors))) if torch.cuda.get_device_capability()[0] >= 9 else 0
+    groups = (streams[: len(streams) - bulk], streams[len(streams) - bulk :])  # the copy engine's are the last
+    vectors, engine = (_device_us(min(some, key=trial)) if some else None for some in groups)
+    return Copy(bytes=2 * half, us=min(filter(None, (vectors, engine))), bulk_us=engine)
+
+
+def _cluster(blocks: int, multiprocessors: int) -> Cluster:
+    grid, warps, threads = (multiprocessors // blocks,), 4, 128 * blocks
+    target = torch.empty(threads, dtype=torch.int32, device="cuda")
+    one, many = (
+        _device_us(
+            lambda *_, count=count, **__: _meet[grid](
+                target, BARRIERS=count, THREADS=threads, num_warps=warps, num_ctas=blocks
+            )
+        )
+        for count in (1, 1 + BARRIERS)
+    )
+    return Cluster(blocks=blocks, kernel_us=one, barrier_us=(many - one) / BARRIERS)
 
 
 def _host_us(outputs: tuple[Place, ...], device: torch.device) -> float:
