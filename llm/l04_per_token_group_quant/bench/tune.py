@@ -16,6 +16,8 @@ def candidates() -> Iterator[Config]:
     for warps, vectors, beside in product((1, 4, 2, 8), (1, 2), (1, 4, 8, 16)):
         if beside <= warps * vectors * 4:  # a group of 128 is 8 threads' vectors
             yield Config(warps, vectors, beside)
+    for warps, vectors, beside in product((1, 4, 8), (1, 2), (1, 4)):
+        yield Config(warps, vectors, beside, each=8)
     for warps, beside in product((1, 4), (1, 4)):
         yield Config(warps, 1, beside, load=".cg")
         yield Config(warps, 1, beside, pdl=False)

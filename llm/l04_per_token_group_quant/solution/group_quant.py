@@ -64,6 +64,8 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     load: str = ""
     """Cache modifier of the loads."""
+    each: int = 16
+    """Neighbours that a thread holds: 16 to store 16 bytes at once; 8 to load 16, so that loads of a warp meet."""
 
 
 TUNED = Table(__file__, "group_quant", Config)
@@ -119,6 +121,7 @@ def group_quant_kernel(
     EXACT: tl.constexpr,  # upstream's bits
     PDL: tl.constexpr,
     LOAD: tl.constexpr,
+    EACH: tl.constexpr,  # neighbours that a thread holds
 ):
     """One program: BESIDE groups of ROWS rows."""
     PARTS: tl.constexpr = N // (BESIDE * GROUP)
@@ -128,6 +131,8 @@ def group_quant_kernel(
     inside = None if rows is None else first + row < rows
     whole = None if rows is None else inside[:, :, None]
     col = group[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]  # [1, BESIDE, GROUP]
+    if EACH < GROUP:
+        col = tl.max_contiguous(col, [1, 1, EACH])
     # 64 bits reach every row: those of a projection's output may be far apart.
     line = first + row.to(tl.int64)
 
@@ -205,6 +210,7 @@ def plan(call: Call, exact: bool = False) -> Launch:
         EXACT=exact and not is_interpreted(group_quant_kernel),  # which knows no machine code, and no other bits
         PDL=pdl,
         LOAD=config.load,
+        EACH=config.each,
         num_warps=min(config.warps, max(held, 1)),
         launch_pdl=pdl,
     )

@@ -36,7 +36,7 @@ def test_groups(group):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 33])
 def test_rows_that_fill_programs_and_that_do_not(rows, layout):
-    for config in (Config(4, 2, beside=1), Config(1), Config(4, beside=8)):
+    for config in (Config(4, 2, beside=1), Config(1), Config(4, beside=8), Config(4, 2, each=8)):
         with TUNED.forced(config):
             check(rows, 256, layout=layout, gap=16)
 
