@@ -152,7 +152,7 @@ def test_the_exact_mode_of_k06_rounds_where_the_compiler_does(dtypes, constant):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_the_exact_mode_of_l01_is_upstreams_instructions(dtype):
+def test_l01_runs_upstreams_instructions(dtype):
     """Their roundings and their flushes to zero, one after the other; what is approximate is the machine's there."""
     task = task_of("silu_and_mul")
     public = task.load("solution").silu_and_mul
@@ -162,18 +162,14 @@ def test_the_exact_mode_of_l01_is_upstreams_instructions(dtype):
     power = floats.approximate("ex2", floats.flush(floats.flush(gate) * np.float32(-1.442695)), error=0)
     quotient = floats.approximate("div", floats.flush(gate), floats.flush(power) + np.float32(1), error=0)
     want = torch.from_numpy(floats.flush(floats.flush(quotient) * floats.flush(up))).to(dtype)
-    public.kda_op.set_exact()
-    try:
-        with on_the_machine(task) as launched:
-            assert torch.equal(public(x), want)
-    finally:
-        public.kda_op.set_exact(False)
+    with on_the_machine(task) as launched:
+        assert torch.equal(public(x), want)
     assert launched[0].constexprs["EXACT"]
 
 
 @pytest.mark.parametrize("mode", [None, "dense", "legacy"])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_the_exact_mode_of_l04_is_upstreams_instructions(dtype, mode):
+def test_l04_runs_upstreams_instructions(dtype, mode):
     """Quotients and exponentials as of a build with fast maths; what is approximate is the machine's there."""
     task = task_of("per_token_group_quant")
     public = task.load("solution").per_token_group_quant
@@ -191,12 +187,8 @@ def test_the_exact_mode_of_l04_is_upstreams_instructions(dtype, mode):
     groups = value.reshape(3, 2, 128)
     largest = np.abs(groups).max(-1)
     factor = floats.approximate("div", np.full_like(largest, 448), largest, error=0)
-    public.kda_op.set_exact()
-    try:
-        with on_the_machine(task) as launched:
-            q, s = public(x, fuse_silu_and_mul=mode is not None, silu_and_mul_mode=mode or "legacy")
-    finally:
-        public.kda_op.set_exact(False)
+    with on_the_machine(task) as launched:
+        q, s = public(x, fuse_silu_and_mul=mode is not None, silu_and_mul_mode=mode or "legacy")
     assert launched[0].constexprs["EXACT"]
     assert np.array_equal(s.numpy(), largest * np.float32(1 / 448))
     assert np.array_equal(q.view(torch.uint8).numpy(), nearest_e4m3(groups * factor[..., None]).reshape(3, 256))

@@ -5,8 +5,8 @@
 Rows that nobody reads are left out: those of an expert -1, and in the block-padded layout those behind its end and the
 padding.
 
-With the op's setting `exact` it is computed by the instructions of upstream's build, which is one with
-`--use_fast_math`, and so has its bits.
+It is computed by the instructions of upstream's build, which is one with `--use_fast_math`: they are few, and the bits
+are upstream's.
 
 Source of the semantics: SGLang 0.5.23, `kernels/ops/activation/activation.py` (Apache-2.0); the code is our own.
 
@@ -72,7 +72,7 @@ def silu_and_mul_kernel(
     N: tl.constexpr,
     BLOCK: tl.constexpr,  # columns of a program
     ROWS: tl.constexpr,  # rows of a program
-    EXACT: tl.constexpr,  # upstream's bits
+    EXACT: tl.constexpr,  # upstream's instructions
     PDL: tl.constexpr,
     LOAD: tl.constexpr,
     STORE: tl.constexpr,
@@ -126,7 +126,7 @@ def block_of(width: int, item_size: int, most: int) -> int:
     return divisor if divisor * item_size >= LINE_BYTES else min(triton.next_power_of_2(width), most)
 
 
-def plan(call: Call, exact: bool = False) -> Launch:
+def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, y = call.input, gate_of(call)
     width = y.shape[-1]
@@ -152,18 +152,13 @@ def plan(call: Call, exact: bool = False) -> Launch:
         N=width,
         BLOCK=block,
         ROWS=tile,
-        EXACT=exact and not is_interpreted(silu_and_mul_kernel),  # which knows no machine code, and no other bits
+        EXACT=not is_interpreted(silu_and_mul_kernel),  # which knows no machine code
         PDL=pdl,
         LOAD=config.load,
         STORE=config.store,
         num_warps=config.warps,
         launch_pdl=pdl,
     )
-
-
-def exact_plan(call: Call) -> Launch:
-    """The same for upstream's bits."""
-    return plan(call, exact=True)
 
 
 def _ready(call: Call) -> Call:
@@ -237,7 +232,7 @@ OP = Op(
     contiguous=True,
     into="out",
     integers=("expert_ids", "sorted_token_ids", "num_tokens_post_padded"),
-    exact=(exact_plan, _plain),
+    exact=(plan, _plain),
 )
 
 

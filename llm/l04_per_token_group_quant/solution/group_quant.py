@@ -6,8 +6,8 @@
 x is a row of input, or the gated SiLU of its two halves, rounded to input's dtype before it is quantised: so one call
 has the bits of two, one behind the other.
 
-With the op's setting `exact` quotients and exponentials are those of upstream's build, which is one with
-`--use_fast_math`, and so the bits are upstream's.
+Quotients and exponentials are those of upstream's build, which is one with `--use_fast_math`: few instructions,
+and the bits are upstream's.
 
 Source of the semantics: SGLang 0.5.23, `kernels/ops/quantization/per_token_group_quant.py` (Apache-2.0); the code is
 our own.
@@ -118,7 +118,7 @@ def group_quant_kernel(
     BESIDE: tl.constexpr,  # groups of a row in a program, a divisor of all
     ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    EXACT: tl.constexpr,  # upstream's bits
+    EXACT: tl.constexpr,  # upstream's instructions
     PDL: tl.constexpr,
     LOAD: tl.constexpr,
     EACH: tl.constexpr,  # neighbours that a thread holds
@@ -179,7 +179,7 @@ class Call(NamedTuple):
         return 2 if self.activation else 1
 
 
-def plan(call: Call, exact: bool = False) -> Launch:
+def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, q, s = call.input, call.output_q, call.output_s
     rows, width = q.shape
@@ -207,18 +207,13 @@ def plan(call: Call, exact: bool = False) -> Launch:
         BESIDE=beside,
         ROWS=tile,
         ACTIVATION=call.activation,
-        EXACT=exact and not is_interpreted(group_quant_kernel),  # which knows no machine code, and no other bits
+        EXACT=not is_interpreted(group_quant_kernel),  # which knows no machine code
         PDL=pdl,
         LOAD=config.load,
         EACH=config.each,
         num_warps=min(config.warps, max(held, 1)),
         launch_pdl=pdl,
     )
-
-
-def exact_plan(call: Call) -> Launch:
-    """The same for upstream's bits."""
-    return plan(call, exact=True)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest
@@ -279,7 +274,7 @@ _op = partial(
     check=_check,
     uncovered=_uncovered,
     mutates=("output_q", "output_s"),
-    exact=(exact_plan, _plain),
+    exact=(plan, _plain),
 )
 QUANT = _op("per_token_group_quant")
 FUSED = _op("silu_and_mul_quant")
