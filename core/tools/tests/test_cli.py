@@ -465,7 +465,7 @@ def test_published_pages_and_a_changed_digit(kda: Kda, tmp_path: Path, monkeypat
     assert kda("publish", "--check").code == ExitCode.UNFIT_ROWS
     assert kda("publish").code == ExitCode.OK
     assert kda("publish", "--check") == Answer(ExitCode.OK, "", "")
-    edit(tmp_path / "README.md", " 2.0", " 3.0")
+    edit(tmp_path / "README.md", "95%", "99%")
     answer = kda("publish", "--check")
     assert answer.code == ExitCode.UNFIT_ROWS
     assert answer.out.startswith(f"{tmp_path / 'README.md'}:")

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 
 from core.tools.tests.every_task import ROOT, TASKS, every_task
 from kda_judge.contract.errors import UsageError
+from kda_judge.contract.tasks import Task
 from kda_judge.evidence.ledger import read
 from kda_judge.evidence.provenance import content_hash
 from kda_runtime import tuned_table
@@ -151,7 +153,12 @@ def test_an_export_needs_no_toml(tmp_path):
 
 def test_a_line_that_was_not_measured_says_so(tmp_path):
     (task,) = (task for task in TASKS if task.op == "temperature_softmax")
-    package = export(task, tmp_path / "exported", "plain", runtime=False)
+    copy = tmp_path / "llm" / task.folder
+    shutil.copytree(task.path, copy)
+    table = copy / "solution" / "tuned.toml"
+    guess = re.sub(r'device = ".*"', 'device = "none"', table.read_text(encoding="utf-8"))
+    table.write_text(re.sub(r'reason = ".*"', 'reason = "not measured: a guess"', guess), encoding="utf-8")
+    package = export(Task(copy), tmp_path / "exported", "plain", runtime=False)
     for lines in json.loads((package / "tuned.json").read_text(encoding="utf-8")).values():
         assert all(line["measured"].startswith("not measured") for line in lines)
     assert "Not measured yet." in (package / "README.md").read_text(encoding="utf-8")
