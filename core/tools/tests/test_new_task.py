@@ -316,7 +316,7 @@ def test_what_is_left_of_its_source_in_a_plain_copy_is_named(plain_copy: Path, c
     publish(find_tasks(), check=False)
     assert publish(find_tasks(), check=True) == [], "the rest of the checkout is sound"
     assert "k08_other" not in (checkout / "diffusion" / "README.md").read_text() + (checkout / "README.md").read_text()
-    assert "k01_norm_infer" in (checkout / "README.md").read_text()
+    assert "k01_norm_infer" in (checkout / "diffusion" / "README.md").read_text()
     assert all("other" not in line for line in problems(find_task("norm_infer")))
 
 
