@@ -35,7 +35,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "--record", type=Path, metavar="FILE", help="append the run to FILE and write the page beside it (.md)"
     )
     parser.add_argument(
-        "--missing", action="store_true", help="with --record: only those of which the latest run in FILE has no result"
+        "--missing",
+        action="store_true",
+        help="with --record: only those whose result the latest run in FILE lacks, or has otherwise than expected",
     )
     given = parser.parse_args(arguments)
     known = [one.name for one in ADVERSARIES]
@@ -58,7 +60,8 @@ def main(arguments: list[str]) -> int:
     begin = time.monotonic()
     chosen = suite.chosen(kind, tuple(given.names), ADVERSARIES)
     if given.missing and given.record.is_file() and (last := page.latest(page.read(given.record)).get(kind)):
-        chosen = [one for one in chosen if one.name not in last.results]
+        again = page.differing(last)
+        chosen = [one for one in chosen if one.name in again]
         if not chosen:
             print(f"every adversary has a result on the {page.DEVICES[kind]}: {given.record}")
             return ExitCode.OK
