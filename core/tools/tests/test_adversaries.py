@@ -202,8 +202,18 @@ def test_a_run_that_ends_early_is_kept_and_a_later_one_runs_what_is_missing(
     assert text.count("; these alone: `") == 2
     assert "CPU expected" not in text
     assert command.main([*whole, "--missing"]) == ExitCode.OK
-    assert f"every adversary has a result on the CPU: {path}" in capsys.readouterr().out
+    assert f"every adversary has the expected result on the CPU: {path}" in capsys.readouterr().out
     assert len(page.read(path)) == 4
+
+
+def test_one_that_ended_otherwise_runs_again(tmp_path, capsys):
+    recorded = page.latest(page.read(page.RECORDS))["cpu"]
+    otherwise = recorded.model_copy(update={"results": recorded.results | {"raises_on_import": "passes"}})
+    path = tmp_path / "adversaries.jsonl"
+    path.write_text(otherwise.model_dump_json() + "\n", encoding="utf-8")
+    assert command.main(["--device", "cpu", "--record", str(path), "--missing"]) == ExitCode.OK
+    assert "[1/1] raises_on_import: ERROR ok" in capsys.readouterr().err
+    assert page.latest(page.read(path))["cpu"].results == recorded.results
 
 
 def test_what_no_run_stands_behind_is_called_expected(monkeypatch):

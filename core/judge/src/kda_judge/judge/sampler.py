@@ -9,12 +9,7 @@ from typing import Any
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import CHANGED, COLD, HOT, Called, Captured, Ready, Timed
-from kda_judge.evidence.run_record import (
-    LIMIT_ARM,
-    Metric,
-    OutputError,
-    Verdict,
-)
+from kda_judge.evidence.run_record import LIMIT_ARM, Metric, OutputError, Verdict
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.clock_check import LEAST_US, LOOPS, SHAVED, claimed_us, longer, suspect
 from kda_judge.judge.idle_arms import alone, busy, watched

@@ -96,7 +96,7 @@ def _of_all_tasks(
     everything = [(task, known[task.path] if task.path in known else read(task.ledger)) for task in find_tasks()]
     readme = root / "README.md"
     if not readme.is_file():
-        raise UsageError(f"{readme}: file not found; it holds the table of all tasks")
+        raise UsageError(f"{readme}: file not found; it holds the overview of all tasks")
     yield readme, _filled(readme, {"results": overview_md(everything), **readme_blocks})
     runs = [(task, run) for task, records in everything for run in published(task, records).values()]
     if runs and draw:

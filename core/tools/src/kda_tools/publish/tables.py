@@ -1,4 +1,4 @@
-"""Tables of published runs in Markdown: geometric means, what bounds the rows, and the table of all tasks."""
+"""Published runs in Markdown: the overview of all tasks, geometric means, and what bounds the rows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -60,10 +60,10 @@ def main(arguments: list[str]) -> int:
     begin = time.monotonic()
     chosen = suite.chosen(kind, tuple(given.names), ADVERSARIES)
     if given.missing and given.record.is_file() and (last := page.latest(page.read(given.record)).get(kind)):
-        again = page.differing(last)
-        chosen = [one for one in chosen if one.name in again]
+        wanted = page.differing(last)
+        chosen = [one for one in chosen if one.name in wanted]
         if not chosen:
-            print(f"every adversary has a result on the {page.DEVICES[kind]}: {given.record}")
+            print(f"every adversary has the expected result on the {page.DEVICES[kind]}: {given.record}")
             return ExitCode.OK
     names = share.devices() if kind == "cuda" else []
     gpus = max(1, len(names))

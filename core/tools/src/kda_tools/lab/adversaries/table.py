@@ -122,6 +122,7 @@ CHANGED = Ending(None, "changed on disk during the run", noisy=True)
 BEYOND_HOST = Ending(ERROR, "claims more time between events than passed on its host")
 """By the two clocks of a replay, which the judge compares at once."""
 REMEMBERED = "is the previous call's result: it was remembered, not computed"
+REPLACED = "replaced while a loop of calls was running"
 WRONG = "elements outside tolerance"
 TWICE = "more than twice the baseline's"
 USED = "lies in the memory of another output that is still in use"
@@ -135,14 +136,14 @@ ADVERSARIES = (
     caught("remembers_by_version", INCORRECT, REMEMBERED, cuda=Ending(INCORRECT, WRONG)),
     caught("remembers_by_content", INCORRECT, USED),
     caught("copies_what_it_remembers", INCORRECT, "remembered, not computed|while a loop", loops=True),
-    caught("remembers_half_of_the_work", INCORRECT, "replaced while a loop of calls was running", loops=True),
+    caught("remembers_half_of_the_work", INCORRECT, REPLACED, loops=True),
     # A CPU's allocator writes into the memory that it takes back.
-    Adversary("trusts_stale_memory", None, Ending(INCORRECT, "replaced while a loop of calls was running"), row=LARGE),
-    caught("skips_repeated_calls", INCORRECT, "replaced while a loop of calls was running"),
+    Adversary("trusts_stale_memory", None, Ending(INCORRECT, REPLACED), row=LARGE),
+    caught("skips_repeated_calls", INCORRECT, REPLACED),
     caught(
         "takes_its_time_in_the_audit",
         INCORRECT,
-        "replaced while a loop of calls was running",
+        REPLACED,
         opponent=True,
         loops=True,
     ),
