@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,3 +107,20 @@ def test_a_capture_without_the_check_is_no_capture(measured):
     found = measured(REFUSES_A_CHANGE, "out")
     assert found.verdict is Verdict.ERROR, found.reason
     assert "has no CUDA graph whose inputs change: RuntimeError: not this one" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("inplace", "restore", "read", "cold", "calls"),
+    [
+        (("x",), False, 200, False, 100),
+        (("x",), False, 201, False, 20),  # the L2 holds it no longer, whatever another call does
+        ((), False, 200, False, 20),
+        (("x",), True, 200, False, 30),  # every call has a set of its own
+        (("x",), False, 200, True, 64),
+    ],
+)
+def test_one_call_on_other_memory_is_few_of_those_that_the_l2_serves(inplace, restore, read, cold, calls):
+    row = SimpleNamespace(inplace=inplace, restore=restore)
+    spec = SimpleNamespace(traffic=SimpleNamespace(read=read), sets=[{}] * 64, hot=30 if restore else 1)
+    sampler = Sampler(SimpleNamespace(l2_bytes=100), None)
+    assert sampler._graph_calls(SimpleNamespace(row=row, spec=spec), cold) == calls

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from kda_judge.arms import fork_server
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.arms.upstream import is_intact
@@ -26,10 +27,15 @@ from kda_judge.judge.row_notes import RowNotes
 from kda_judge.judge.run_setup import Setup
 from kda_judge.judge.spent import Spent
 from kda_judge.judge.verdict import result
-from kda_judge.session import Request, Session, arm_spec, frozen_rows, open_session
+from kda_judge.session import Kind, Request, Session, arm_spec, frozen_rows, open_session
 
 CHANGED = "changed on disk during the run"
 """Behind the name of a part, why a run is noisy."""
+
+
+def begin(device: str) -> None:
+    """Have what workers are forked from import torch meanwhile; `device` as a request names it."""
+    fork_server.begin(_environment("cuda" if device != "cpu" and gpu_state.has_gpu() else "cpu"))
 
 
 def run(
@@ -172,8 +178,6 @@ def _until_idle() -> None:
 def _processes(session: Session, measure: bool, answered: Callable[[str, float], None]) -> dict[str, ArmProcess]:
     """One worker per arm, and with `measure` on a GPU the A/A twin and the limits."""
     settings = session.settings
-    # Triton kernels on CPU tensors run in Triton's interpreter.
-    environment = {} if session.kind == "cuda" else {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     # What stands beside is about a measured row: where only correctness is asked for, the deciding arms are enough.
     specs = {name: arm_spec(session, name) for name in session.arms if measure or name not in settings.beside}
     if measure and session.kind == "cuda":
@@ -183,7 +187,12 @@ def _processes(session: Session, measure: bool, answered: Callable[[str, float],
             name=LIMIT_ARM, folder=str(session.request.task.path), module="", device=session.device, limit=True
         )
     timeout = float(session.config.bench.timeout_s)
-    return {name: ArmProcess(spec, timeout, environment, answered) for name, spec in specs.items()}
+    return {name: ArmProcess(spec, timeout, _environment(session.kind), answered) for name, spec in specs.items()}
+
+
+def _environment(kind: Kind) -> dict[str, str]:
+    """What workers' variables have besides: Triton kernels on CPU tensors run in Triton's interpreter."""
+    return {} if kind == "cuda" else {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _gpu_before(session: Session) -> gpu_state.GpuState | None:

@@ -154,14 +154,19 @@ class ArmProcess:
             raise self.give_up(Verdict.INVALID, f"{command}: claims more time than passed")
         return answer, elapsed
 
-    def stop(self) -> None:
-        """Kill the process and everything it started; safe to call twice."""
+    def end(self) -> None:
+        """Tell the process to end, without waiting: several arms end side by side. `stop` waits."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._process is not None:
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)  # the arm may have stopped it
+
+    def stop(self) -> None:
+        """Kill the process and everything it started; safe to call twice."""
+        self.end()
+        if self._process is not None:
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:

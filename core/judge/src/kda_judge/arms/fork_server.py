@@ -28,6 +28,8 @@ START_S = 180.0
 """For the server to import torch and to answer. Forks that come later take milliseconds."""
 NOT_PASSED = {"PYTEST_CURRENT_TEST"}
 """Which test runs is no arm's business, and it changes all the time."""
+SET_BY_TORCH = {"CUDA_MODULE_LOADING": "LAZY"}
+"""By this process's torch, too, when it first uses a GPU: a server that was begun earlier is still the right one."""
 ROOM = 512
 """Bytes of the server's command line that a worker's own takes the place of."""
 
@@ -158,16 +160,27 @@ def fork(extra: dict[str, str], spec: str, channel: int, log: int) -> Forked:
     Raises:
         OSError: the server has ended or does not answer.
     """
+    with _lock:
+        return _server(extra).fork(spec, channel, log)
+
+
+def begin(extra: dict[str, str]) -> None:
+    """Start the server that will fork workers with the variables `extra`: it imports torch while the judge does."""
+    with _lock:
+        _server(extra)
+
+
+def _server(extra: dict[str, str]) -> ForkServer:
     # Without bytecode of their own: what lies beside an arm's source after the run was put there.
     own = {"PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment = {key: value for key, value in {**os.environ, **extra, **own}.items() if key not in NOT_PASSED}
+    variables = {**SET_BY_TORCH, **os.environ, **extra, **own}
+    environment = {key: value for key, value in variables.items() if key not in NOT_PASSED}
     key = (str(Path.cwd()), tuple(sorted(environment.items())))
-    with _lock:
-        if key not in _servers or not _servers[key].alive:
-            for other in [other for other, one in _servers.items() if one.idle or not one.alive]:
-                _servers.pop(other).stop()
-            _servers[key] = ForkServer(environment)
-        return _servers[key].fork(spec, channel, log)
+    if key not in _servers or not _servers[key].alive:
+        for other in [other for other, one in _servers.items() if one.idle or not one.alive]:
+            _servers.pop(other).stop()
+        _servers[key] = ForkServer(environment)
+    return _servers[key]
 
 
 @atexit.register

@@ -68,8 +68,9 @@ class Judge:
 
     def stop(self) -> None:
         """End every worker."""
-        for arm in self._setup.arms.values():
-            arm.stop()
+        for step in (ArmProcess.end, ArmProcess.stop):
+            for arm in self._setup.arms.values():
+                step(arm)
 
     # ---- one row ----------------------------------------------------------------------------
 
@@ -144,12 +145,12 @@ class Judge:
     # ---- workers ----------------------------------------------------------------------------
 
     def _start_all(self) -> None:
-        """Start every worker; they import side by side, and nothing is timed meanwhile."""
+        """Start every worker; they end and import side by side, and nothing is timed meanwhile."""
         self._cannot_start = {}
         # Before the first arm runs, which may put files where Python looks for modules.
         import torch.multiprocessing.reductions  # noqa: F401
 
-        for step in (ArmProcess.start, _begin_import, _end_import):
+        for step in (ArmProcess.end, ArmProcess.start, _begin_import, _end_import):
             for name, arm in self._setup.arms.items():
                 try:
                     if name not in self._cannot_start:

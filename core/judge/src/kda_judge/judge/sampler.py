@@ -21,6 +21,8 @@ MAX_CALLS = 20_000
 LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
+CANARY_GRAPH_CALLS = 100
+"""The same in place: one call of a graph works on the canary, which costs those behind it what the L2 held for them."""
 GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
 """What is timed in CUDA graphs."""
 COLD_SHARE = 1 / 4
@@ -175,6 +177,9 @@ class Sampler:
 
     def _graph_calls(self, case: Case, cold: bool) -> int:
         """Calls per CUDA graph: enough to spread a replay's fixed cost, and to use every input set."""
+        moved, row = case.spec.traffic, case.row
+        if row.inplace and not row.restore and not cold and moved.read <= 2 * self._setup.l2_bytes:
+            return CANARY_GRAPH_CALLS
         return max(GRAPH_CALLS, len(case.spec.sets) if cold else case.spec.hot)
 
     def _canary(self, case: Case, calls: int) -> int | None:

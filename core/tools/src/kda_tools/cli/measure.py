@@ -80,6 +80,7 @@ def bench(
     samples: Annotated[int | None, typer.Option(min=1, max=MOST, help="Samples per row, arm and generation.")] = None,
 ) -> None:
     """Check a task's outputs and time its arms. Without a GPU: check small shapes and compile the kernels."""
+    from kda_judge.bench import begin
     from kda_judge.contract.errors import MissingRequirement, UsageError
     from kda_judge.contract.tasks import find_task
     from kda_judge.session import Request, open_session
@@ -89,8 +90,9 @@ def bench(
         raise UsageError(
             "--record: a task's ledger holds whole runs of its own arms; keep one with --port or --quick by --json FILE"
         )
-    found = find_task(task)
-    with portable(found, arm, _ports(port or [])) as ports:
+    found, brought = find_task(task), _ports(port or [])
+    begin(device)
+    with portable(found, arm, brought) as ports:
         request = Request(
             task=found,
             rows=_part(found, rows or [], part),
@@ -133,10 +135,12 @@ def rerun(
     ] = False,
 ) -> None:
     """Measure a recorded run again with the same settings, and say which rows changed."""
+    from kda_judge.bench import begin
     from kda_tools.project.export.portable import portable
     from kda_tools.project.rerun import find_run, same_session
 
     found, old = find_run(_tasks(task), run)
+    begin("auto")
     with portable(found, old.settings.subject, {}) as ports:
         session = same_session(found, old, allow_busy, anyway, ports)
         recordable(found.ledger if record else None)
