@@ -447,7 +447,7 @@ def test_a_gpu_beside_a_cpu_torch(toy, monkeypatch):
 def test_an_interrupt_lets_go_whom_it_finds_held(monkeypatch):
     """Else the judge would wait for workers that cannot end."""
     sent = []
-    monkeypatch.setattr(idle_arms, "processes", lambda _: {"asked": [1, 2], "other": [3, 4, 5]})
+    monkeypatch.setattr(idle_arms, "processes", lambda _arms, _look: {"asked": [1, 2], "other": [3, 4, 5]})
     monkeypatch.setattr(idle_arms.os, "kill", lambda process, number: sent.append((process, number)))
 
     def interrupted(_):

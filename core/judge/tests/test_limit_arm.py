@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kda_judge.arms import limit_arm
-from kda_judge.arms.protocol import Place
+from kda_judge.arms.protocol import Place, Traffic
 from kda_judge.contract.task_import import import_path
 
 STUB = """
@@ -104,10 +105,15 @@ for reads, writes in ((5000, 5000), (6400, 5000), (5000, 9004), (9000, 8)):
         if reads == writes:
             assert torch.equal(target[:-1], source)
         # A word that no one reads can be changed without effect; here each of the last ones, which are read by few.
+        before, other = torch.zeros_like(target), torch.zeros_like(target)
+        limit_arm._stream[programs,](before, missing, -1, *sizes, PDL=False, **constants)
         missing[-1] ^= 1 << 30
-        other = torch.zeros_like(target)
-        limit_arm._stream[programs,](other, missing, 0, *sizes, PDL=False, **constants)
-        assert writes < 16 or not torch.equal(target, other), (reads, writes, constants)
+        limit_arm._stream[programs,](other, missing, -1, *sizes, PDL=False, **constants)
+        assert writes < 16 or not torch.equal(before, other), (reads, writes, constants)
+        if reads >= writes:  # in place nothing changes
+            same = missing.clone()
+            limit_arm._stream[programs,](same, same, 0, *sizes, PDL=False, **constants)
+            assert torch.equal(same, missing), (reads, writes, constants)
         tried += 1
     assert tried >= 2
 
@@ -121,11 +127,17 @@ for reads, writes in ((40000, 40000), (64000, 40032), (40000, 72000)):
         same = min(reads, writes)
         assert (target[:writes] != -1).all() and (target[writes:] == -1).all(), (reads, writes, constants)
         assert reads > writes or torch.equal(target[:same], source[:same])
+        limit_arm._bulk[programs,](*described, -1, both, turns, PDL=False, **constants)
         other = target.clone()
         source[-1] ^= 1 << 30
-        limit_arm._bulk[programs,](*described[:1], limit_arm.lines(source, reads, constants["BLOCK"]), 0, both, turns,
+        limit_arm._bulk[programs,](*described[:1], limit_arm.lines(source, reads, constants["BLOCK"]), -1, both, turns,
                                    PDL=False, **constants)
         assert not torch.equal(target, other), (reads, writes, constants)
+        if reads >= writes:
+            same = source.clone()
+            described = [limit_arm.lines(same, of, constants["BLOCK"]) for of in (writes, reads)]
+            limit_arm._bulk[programs,](*described, 0, both, turns, PDL=False, **constants)
+            assert torch.equal(same, source), (reads, writes, constants)
         tried += 1
     assert tried >= 2, (reads, writes)
 assert not list(limit_arm.bulk_streams(10**6, 16, 1))
@@ -139,6 +151,30 @@ def test_a_stream_reads_and_writes_every_word():
         [sys.executable, "-c", EVERY_WORD], env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "in_place", "words", "own"),
+    [
+        (4096, 4096, True, 1024, False),
+        (4096, 1024, True, 1024, False),
+        (4096, 8192, False, 1024, False),
+        (4096, 8192, True, 4096, True),  # what is written besides is no copy, and would change the inputs
+        (4096, 4096, True, 1023, True),
+    ],
+)
+def test_a_stream_reads_the_rows_own_inputs_where_they_are_enough(monkeypatch, reads, writes, in_place, words, own):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=4))
+    monkeypatch.setattr(torch, "randint", lambda *args, **_: torch.zeros(args[2], dtype=torch.int32))
+    given = []
+    monkeypatch.setattr(limit_arm, "_call", lambda _kernel, _programs, arguments, *_: given.append(arguments[:2]))
+    inputs = torch.zeros(words, dtype=torch.int32)
+    limit_arm.all_streams(Traffic(read=reads, written=writes), in_place, inputs=inputs)
+    assert given
+    for target, source in given:
+        assert (source.data_ptr() != inputs.data_ptr()) == own
+        assert (target is source) == in_place
 
 
 def test_few_streams_are_plain():

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from core.judge.tests.processes import is_running, until
+from kda_judge.arms import process_tree
 from kda_judge.arms.arm_process import ArmProcess, Fault, processes
-from kda_judge.arms.process_tree import cpu_s, trees
+from kda_judge.arms.process_tree import cpu_s, quick_trees, trees
 from kda_judge.arms.protocol import ArmSpec, Ready
 from kda_judge.contract.task_import import import_path
 from kda_judge.evidence.run_record import Verdict
@@ -122,3 +124,39 @@ def test_the_time_of_a_tree_is_that_of_all_its_processes():
             os.killpg(parent.pid, signal.SIGKILL)
     assert until(lambda: cpu_s(tree) == 0)
     assert trees([parent.pid]) == {parent.pid: [parent.pid]}
+
+
+@pytest.mark.parametrize("look", [trees, quick_trees])
+def test_what_a_thread_has_started_and_what_its_own_child_left_behind_are_in_the_tree(look):
+    """A shell that ends leaves its child to the subreaper."""
+    code = """
+import ctypes, subprocess, threading, time
+ctypes.CDLL(None).prctl(36, 1)
+started = threading.Thread(target=lambda: [subprocess.Popen(["sleep", "97"]), time.sleep(99)], daemon=True)
+started.start()
+subprocess.run("sleep 98 & exec true", shell=True)
+print("ready", flush=True)
+time.sleep(99)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout.readline() == "ready\n"
+            assert until(lambda: len(look([parent.pid])[parent.pid]) == 3, seconds=5)
+            first, *below = look([parent.pid, os.getpid()])[parent.pid]
+            assert first == parent.pid
+            assert below == sorted(below)
+            assert {Path(f"/proc/{one}/cmdline").read_bytes() for one in below} == {b"sleep\x0097\0", b"sleep\x0098\0"}
+            assert parent.pid in look([os.getpid()])[os.getpid()]
+        finally:
+            for one in trees([parent.pid])[parent.pid]:
+                os.kill(one, signal.SIGKILL)
+    assert look([parent.pid]) == {parent.pid: [parent.pid]}
+
+
+def test_a_kernel_without_lists_of_children_is_looked_through(monkeypatch):
+    with subprocess.Popen(["sleep", "97"]) as child:
+        try:
+            monkeypatch.setattr(process_tree, "CHILDREN", "/nowhere{task}")
+            assert child.pid in quick_trees([os.getpid()])[os.getpid()]
+        finally:
+            child.kill()

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from kda_judge.arms.protocol import (
 )
 from kda_judge.evidence.run_record import Verdict
 
+Look = Callable[[Iterable[int]], Mapping[int, list[int]]]
+"""How the processes below others are found."""
 REFUSALS = ("ValueError:", "TypeError:", "AssertionError:", "NotImplementedError:")
 """Errors that say something about the arguments. CUDA's are RuntimeErrors, and leave a worker that is of no use."""
 LOG_TAIL = 12
@@ -199,10 +201,10 @@ class ArmProcess:
         return "".join(f"\n    | {line}" for line in told[-LOG_TAIL:])
 
 
-def processes(arms: Mapping[str, ArmProcess]) -> dict[str, list[int]]:
+def processes(arms: Mapping[str, ArmProcess], look: Look = trees) -> dict[str, list[int]]:
     """For each that is alive: its supervisor, the worker behind it, and all that these have started."""
     roots = {name: arm.pid for name, arm in arms.items() if arm.alive and arm.pid is not None}
-    found = trees(roots.values())
+    found = look(roots.values())
     return {name: found[root] for name, root in roots.items()}
 
 

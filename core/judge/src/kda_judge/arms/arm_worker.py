@@ -119,7 +119,7 @@ class Worker:
         if self._spec.limit:
             from kda_judge.arms.limit_arm import floors
 
-            op, streams = floors(spec, self._spec.device)
+            op, streams = floors(spec, self._arena)
         else:
             found = callable_of(self._module, self._spec, spec.op)
             op, streams = tensors_first(found, tuple(spec.sets[0]), spec.by_name), []

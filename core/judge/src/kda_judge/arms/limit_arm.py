@@ -4,8 +4,8 @@
   returns new tensors and launches anything can cost the host less.
 - The device's floor: a stream that reads and writes as many bytes as the op must, in place for in-place ops, the
   fastest of `streams` and `bulk_streams` at that very size. It is timed as a CUDA graph like the arms, so the fixed
-  cost of a kernel is in it. A plain copy is no ceiling for an op that reads more than it writes, and `Tensor.copy_` is
-  none at all.
+  cost of a kernel is in it. It reads the row's own inputs, for where memory lies decides how much of it an L2 holds.
+  A plain copy is no ceiling for an op that reads more than it writes, and `Tensor.copy_` is none at all.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def _turn(  # type: ignore[no-untyped-def]
 ):
     """Turn p of all: copy so many tiles, read so many besides, and write so many besides."""
     lane = tl.arange(0, BLOCK)
-    # `zero` is only known at run time: storing what was just loaded would be compiled away in place.
+    # `zero` is only known at run time: storing what was just loaded would be compiled away in place. It is stored all
+    # the same, whatever else was read, so that a stream in place changes nothing.
     more = tl.zeros((BLOCK,), tl.int32) ^ zero
     for i in tl.static_range(READ):
         at = both + (p * READ + i) * BLOCK + lane
@@ -152,6 +153,7 @@ def _turn(  # type: ignore[no-untyped-def]
     for i in tl.static_range(COPIED):
         at = (p * COPIED + i) * BLOCK + lane
         loaded += (tl.load(src + at, mask=at < both, other=0, eviction_policy=HINT),)  # type: ignore[assignment]
+    more &= zero
     for i in tl.static_range(COPIED):
         at = (p * COPIED + i) * BLOCK + lane
         tl.store(dst + at, loaded[i] ^ more, mask=at < both, eviction_policy=HINT)
@@ -215,6 +217,7 @@ def _bulk(  # type: ignore[no-untyped-def]
         more = tl.zeros((BLOCK, LINE), tl.int32) ^ zero
         for i in tl.static_range(READ):
             more ^= src.load([both + (turn * READ + i) * BLOCK, 0])
+        more &= zero
         loaded = more
         for i in tl.static_range(COPIED):
             loaded = src.load([(turn * COPIED + i) * BLOCK, 0]) ^ more
@@ -223,9 +226,14 @@ def _bulk(  # type: ignore[no-untyped-def]
             dst.store([both + (turn * WRITTEN + i) * BLOCK, 0], loaded)
 
 
-def floors(row: RowSpec, device: str) -> tuple[Op, list[Op]]:
-    """The host's floor, a function of a number of calls, and calls of which the fastest is the device's."""
-    return host_floor(row.outputs, torch.device(device)), all_streams(row.traffic, in_place=bool(row.inplace))
+def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, list[Op]]:
+    """The host's floor, a function of a number of calls, and calls of which the fastest is the device's.
+
+    `arena` is the row's memory, bytes. Its first input set is what the device's calls read.
+    """
+    start = min(place.offset for place in row.sets[0].values() if place is not None)
+    inputs = arena[start : start + (arena.numel() - start) // WORD * WORD].view(torch.int32)
+    return host_floor(row.outputs, arena.device), all_streams(row.traffic, bool(row.inplace), inputs=inputs)
 
 
 def fastest_stream(traffic: Traffic, in_place: bool, plain: bool = False) -> Op:
@@ -233,15 +241,19 @@ def fastest_stream(traffic: Traffic, in_place: bool, plain: bool = False) -> Op:
     return min(all_streams(traffic, in_place, plain), key=trial)
 
 
-def all_streams(traffic: Traffic, in_place: bool, plain: bool = False) -> list[Op]:
+def all_streams(traffic: Traffic, in_place: bool, plain: bool = False, inputs: torch.Tensor | None = None) -> list[Op]:
     """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
 
     Always in the same order; they ignore their arguments. The few `plain` ones copy single tiles without hints: to try
-    all takes seconds.
+    all takes seconds. Words of `inputs`, which keep their values, are what they read if that is enough, else memory of
+    their own.
     """
     reads, writes = (max(size // 16 * 16, 16) // WORD for size in (traffic.read, traffic.written))
     words = max(reads, writes if in_place else 0)
-    source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
+    if inputs is not None and inputs.numel() >= words and not (in_place and writes > reads):
+        source = inputs[:words]
+    else:
+        source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
     target = source if in_place else source.new_empty(writes)
     # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
     hopper = torch.cuda.get_device_capability()[0] >= 9

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from kda_judge.arms.arm_process import ArmProcess, Fault, processes
-from kda_judge.arms.process_tree import cpu_s, stopped
+from kda_judge.arms.process_tree import cpu_s, quick_trees, stopped
 from kda_judge.evidence.run_record import Verdict
 from kda_judge.judge.row_notes import ArmNotes
 
@@ -26,7 +26,7 @@ SETTLE_S = 0.1
 @contextmanager
 def alone(asked: str, arms: Mapping[str, ArmProcess]) -> Iterator[Mapping[str, list[int]]]:
     """Hold all that the other arms started; gives everybody's processes. Supervisors go on: they end the others."""
-    held, found = set[int](), processes(arms)
+    held, found = set[int](), processes(arms, quick_trees)
     try:
         for _ in range(ROUNDS):
             others = {process for name, tree in found.items() if name != asked for process in tree[1:]} - held
@@ -37,7 +37,7 @@ def alone(asked: str, arms: Mapping[str, ArmProcess]) -> Iterator[Mapping[str, l
             until = time.monotonic() + SETTLE_S
             while not all(map(stopped, others)) and time.monotonic() < until:
                 time.sleep(SETTLE_S / 1000)
-            found = processes(arms)
+            found = processes(arms, quick_trees)
         _send(found.get(asked, ()), signal.SIGCONT)  # another arm may have stopped it
         yield found
     finally:
@@ -65,7 +65,7 @@ def watched(
             yield
         finally:
             elapsed = time.perf_counter() - begin
-            for name, tree in processes(arms).items():
+            for name, tree in processes(arms, quick_trees).items():
                 if name != asked and name in before:
                     notes[name].idle_s += elapsed
                     notes[name].idle_cpu_s += max(0.0, cpu_s(tree) - before[name])
