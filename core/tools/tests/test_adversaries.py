@@ -25,11 +25,6 @@ from kda_tools.lab.adversaries.table import ADVERSARIES, ARMS, Adversary, Ending
 BY_NAME = {one.name: one for one in ADVERSARIES}
 CPU = [one.name for one in ADVERSARIES if one.cpu]
 CUDA = [one.name for one in ADVERSARIES if one.cuda]
-TO_RUN_AGAIN_ON_A_GPU = {"knows_the_seeds", "side_stream", "writes_before_its_output"}
-"""They ended otherwise in the last run there, for reasons that are mended. The next run empties it.
-
-A capture of the first two fails, and the audit ended their process. The third found no memory before its output.
-"""
 METHOD = page.RECORDS.parent / "method_limits.md"
 
 
@@ -99,7 +94,7 @@ def test_the_committed_page_is_what_the_records_give():
 def test_the_recorded_runs_are_of_these_adversaries_and_went_as_expected():
     latest = page.latest(page.read(page.RECORDS))
     assert latest["cpu"].results == {one.name: one.cpu.name for one in ADVERSARIES if one.cpu}
-    assert set(page.differing(latest["cuda"])) <= TO_RUN_AGAIN_ON_A_GPU
+    assert page.differing(latest["cuda"]) == []
     assert latest["cuda"].results.keys() <= set(CUDA)
 
 

@@ -23,7 +23,7 @@ from kda_judge.judge.judge import AGAIN
 from kda_judge.judge.open_row import output_spec
 from kda_judge.judge.oracle import load_reference
 
-QUICK_SAMPLES, QUICK_US = 5, 20_000
+QUICK_SAMPLES, QUICK_US = 4, 20_000
 """Of a quick run: samples per row and arm, and how long each lasts."""
 EAGER = "eager"
 """The arm of a task that is the chain of PyTorch operations which the op replaces."""

@@ -140,11 +140,11 @@ class Worker:
 
     def choose(self, stream: int | None) -> Chosen:
         """The stream that `capture` takes: the known one, or the fastest here."""
-        from kda_judge.arms.limit_arm import trial
+        from kda_judge.arms.limit_arm import fastest
 
         row = self._row
         if stream is None:
-            stream = min(range(len(row.streams)), key=lambda one: trial(row.streams[one]))
+            stream = fastest(row.spec, row.streams)
         row.device_op = row.streams[stream]
         return Chosen(stream=stream)
 

@@ -220,6 +220,9 @@ def _name(command: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Entry point of the server, and of every worker."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "":  # a GPU, and arms of upstream, whose decorators import this
+        import torch._dynamo  # noqa: F401
+
     from kda_judge.arms import arm_worker, clocks, output_guards  # noqa: F401  # they import torch, for all workers
 
     gc.freeze()  # so that a worker's collections leave these pages to all

@@ -4,8 +4,8 @@
   returns new tensors and launches anything can cost the host less.
 - The device's floor: a stream that reads and writes as many bytes as the op must, in place for in-place ops, the
   fastest of `streams` and `bulk_streams` at that very size. It is timed as a CUDA graph like the arms, so the fixed
-  cost of a kernel is in it. It reads the row's own inputs, for where memory lies decides how much of it an L2 holds.
-  A plain copy is no ceiling for an op that reads more than it writes, and `Tensor.copy_` is none at all.
+  cost of a kernel is in it, and it reads the row's own inputs as they do. A plain copy is no ceiling for an op that
+  reads more than it writes, and `Tensor.copy_` is none at all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8), (8192
 """Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. A norm's program holds a row of up to 32 KB,
 and reads all of it before it writes."""
 HINTS = ("", "evict_first")
-"""Of loads and stores; evict-first helps beyond L2 and hurts within."""
+"""Of loads and stores; evict-first helps beyond L2. Within, it never gets the place of what else the L2 holds."""
 PERSISTENT = (0, 4, 8)
 """Programs per multiprocessor that take tiles in turn, which helps where the L2 holds everything; 0: one per tile."""
 LINE = 32
@@ -276,12 +276,30 @@ def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: 
     return lambda *_, **__: kernel[programs,](*arguments, PDL=pdl, launch_pdl=pdl, **constants)
 
 
-def trial(stream: Op) -> float:
-    """Microseconds of a call in a CUDA graph."""
+def trial(stream: Op, other: torch.Tensor | None = None) -> float:
+    """Microseconds of `TRIAL_CALLS` calls in a CUDA graph.
+
+    With `other` memory, as large as the caches, that is what these hold at first, as other arms leave them.
+    """
     graph = Graph(stream, [()] * TRIAL_CALLS, {})
     graph.replay(1)
     times = min(max(round(TRIAL_US / graph.replay(1)[1]), 1), MOST_REPLAYS)
-    return min(graph.replay(times)[1] / times for _ in range(TRIALS))
+
+    def timed() -> float:
+        if other is not None:
+            other.zero_()
+            graph.replay(1)
+        return graph.replay(times)[1] / times
+
+    return min(timed() for _ in range(TRIALS))
+
+
+def fastest(row: RowSpec, streams: Sequence[Op]) -> int:
+    """Which of the streams is the fastest for the row, beside other data where a cache may hold the row's."""
+    cache = torch.cuda.get_device_properties().L2_cache_size
+    held = row.traffic.read <= 2 * cache
+    other = torch.empty(2 * cache, dtype=torch.uint8, device="cuda") if held else None
+    return min(range(len(streams)), key=lambda number: trial(streams[number], other))
 
 
 def lines(tensor: torch.Tensor, words: int, block: int) -> TensorDescriptor:
