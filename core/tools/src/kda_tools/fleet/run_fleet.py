@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kda_judge.contract.errors import ArmFailed, KdaError, MissingRequirement
-from kda_judge.contract.tasks import find_task
+from kda_judge.contract.tasks import checkout_root, find_task
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.run_record import RunRecord, SharedHost
-from kda_tools.fleet import interference, ray_pool
+from kda_tools.fleet import fleet_record, interference, ray_pool
 from kda_tools.fleet.checkout import Baggage
 from kda_tools.fleet.deliver import Said, deliver
 from kda_tools.fleet.drive import Driver, Worker
@@ -93,7 +93,11 @@ def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggag
     folder.note("ended", why=line)
     ended = Ended(folder, plan, schedule, not complete, line)
     if order.record:
-        ended.recorded = deliver(folder, plan, told, whole=complete and error is None)
+        whole = complete and error is None
+        ended.recorded = deliver(folder, plan, told, whole=whole)
+        made = fleet_record.recorded(folder, plan, told) if whole and len(folder.done) == len(plan.pieces) else None
+        if made is not None and (root := checkout_root()) is not None:
+            fleet_record.append(root, made)
     if error is not None:
         raise error
     return ended

@@ -1,0 +1,165 @@
+"""What a recorded run over many GPUs took: one JSON line of `docs/fleet.jsonl`, and its table in `docs/fleet.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
+from kda_judge.evidence import record_log
+from kda_judge.evidence.run_record import SharedHost
+from kda_tools.fleet.live_view import busy_s
+from kda_tools.fleet.pieces import Job, NodeFacts
+from kda_tools.fleet.run_folder import Event, Plan, RunFolder
+from kda_tools.publish.report import NONE, line
+from kda_tools.publish.tables import replace_block
+from kda_tools.publish.write_pages import write_pages
+
+LOG, PAGE, BLOCK = Path("docs") / "fleet.jsonl", Path("docs") / "fleet.md", "runs"
+HEAD = (
+    "what",
+    "GPUs",
+    "ready after, s",
+    "work, s",
+    "GPU-seconds",
+    "of one GPU's speed",
+    "walls beside neighbours",
+    "run",
+)
+NOTHING = "\nNothing is recorded yet: `kda fleet run ... --record` on GPUs adds a line to `docs/fleet.jsonl`.\n"
+
+
+class FleetRecord(Strict):
+    """One run from its plan to its last piece, without an interruption."""
+
+    schema_version: Literal[1] = 1
+    utc: str
+    """Of the plan."""
+    command: str
+    job: Job
+    names: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    parts: Annotated[int, Field(gt=0)] = 1
+    commit: str
+    dirty: bool
+    files: dict[str, Digest]
+    """Op -> digest of all that decides its numbers."""
+    gpu: str
+    versions: dict[str, str]
+    workers: Annotated[Count, Field(gt=0)]
+    nodes: Annotated[Count, Field(gt=0)]
+    pieces: Annotated[Count, Field(gt=0)]
+    lost: Count
+    """Attempts."""
+    ready_s: Amount
+    """From the plan to the first piece: workers come up, and of a bench the neighbours' influence is measured."""
+    work_s: Amount
+    """From the first piece to the last one's end."""
+    busy_s: Amount
+    """Seconds in which workers had a piece, summed over them."""
+    shared: dict[str, SharedHost] = {}
+    """By node."""
+
+    @property
+    def same_work(self) -> tuple[object, ...]:
+        """What two runs have in common whose times may be compared."""
+        return (self.job, self.names, self.rows, self.gpu, tuple(sorted(self.files.items())))
+
+
+def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | None:
+    """The record of a run that came to its end; None for one that was resumed, whose seconds say nothing."""
+    named = {name: [event for event in folder.events if event.event == name] for name in ("started", "joined", "lost")}
+    if not named["started"] or any(event.event == "resumed" for event in folder.events):
+        return None
+    begun, first, last = (
+        next(_moment(event) for event in some if event.event == name)
+        for name, some in (("planned", folder.events), ("started", folder.events), ("finished", folder.events[::-1]))
+    )
+    order = plan.order
+    return FleetRecord(
+        utc=folder.events[0].utc,
+        command=order.command,
+        job=order.job,
+        names=order.names,
+        rows=order.rows,
+        parts=order.parts,
+        commit=plan.commit,
+        dirty=facts.dirty,
+        files=plan.files,
+        gpu=facts.gpu or "",
+        versions=facts.versions,
+        workers=len({event.worker for event in named["joined"]}),
+        nodes=len({event.node for event in named["joined"]}),
+        pieces=len(plan.pieces),
+        lost=len(named["lost"]),
+        ready_s=round((first - begun).total_seconds(), 1),
+        work_s=round((last - first).total_seconds(), 1),
+        busy_s=round(busy_s(folder.events), 1),
+        shared={event.node: event.shared for event in folder.events if event.shared is not None and event.node},
+    )
+
+
+def append(root: Path, record: FleetRecord) -> None:
+    """Append the record, unless the log has it."""
+    if record not in record_log.read(root / LOG, FleetRecord):
+        record_log.append(root / LOG, record)
+
+
+def _moment(event: Event) -> datetime:
+    return datetime.fromisoformat(event.utc.replace("Z", "+00:00"))
+
+
+# ---- the page -----------------------------------------------------------------------------------
+
+
+def publish(root: Path, check: bool) -> list[str]:
+    """Make the table anew; returns the page where it changed, or with `check` where it differs."""
+    path = root / PAGE
+    if not path.is_file():
+        return []
+    old = path.read_text(encoding="utf-8")
+    return write_pages({path: replace_block(old, BLOCK, table(record_log.read(root / LOG, FleetRecord)))}, check)
+
+
+def table(records: Sequence[FleetRecord]) -> str:
+    """The latest run of each work on each number of GPUs, beside the latest of the same files on one."""
+    latest = {(one.same_work, one.workers): one for one in records}
+    if not latest:
+        return NOTHING
+    lines = [line(*HEAD), "|---" * len(HEAD) + "|\n"]
+    for (work, workers), one in sorted(latest.items(), key=lambda item: (item[1].job.value, item[1].names, item[0][1])):
+        alone = latest.get((work, 1))
+        speed = f"{alone.work_s / one.work_s:.2f} of {workers}" if alone and workers > 1 and one.work_s else NONE
+        lines.append(line(_what(one), _where(one), f"{one.ready_s:.0f}", f"{one.work_s:.0f}", f"{one.busy_s:.0f}",
+                          speed, _walls(one), _run(one)))  # fmt: skip
+    return "\n" + "".join(lines)
+
+
+def _what(one: FleetRecord) -> str:
+    some = f", some rows: {', '.join(one.rows)}" * bool(one.rows)
+    return f"{one.job.value} {', '.join(one.names)}{some}; {one.pieces} piece{'s'[: one.pieces != 1]}"
+
+
+def _where(one: FleetRecord) -> str:
+    hosts = f" on {one.nodes} hosts" * (one.nodes > 1)
+    return f"{one.workers} {one.gpu}{hosts}"
+
+
+def _walls(one: FleetRecord) -> str:
+    """Per row how much longer walls are beside loaded neighbours, and how far they are apart by themselves (A/A)."""
+    found = []
+    for shared in one.shared.values():
+        for row, seen in shared.rows.items():
+            if seen.beside.ratio is not None and seen.alone.ratio is not None:
+                alone = seen.alone.ratio
+                found.append(f"{row}: {1 / seen.beside.ratio.estimate:.3f}, A/A {alone.low:.3f} to {alone.high:.3f}")
+    return "; ".join(found) or NONE
+
+
+def _run(one: FleetRecord) -> str:
+    marks = "; uncommitted changes" * one.dirty + f"; {one.lost} attempts lost" * bool(one.lost)
+    return f"{one.utc[:19]}Z, commit {one.commit[:10]}; {one.versions.get('driver', '')}{marks}"
