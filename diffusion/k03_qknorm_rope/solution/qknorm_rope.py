@@ -9,9 +9,10 @@ cos and sin are the two halves of row `positions[token]` of the cache. Rounding 
 Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/qknorm_rope.py` (Apache-2.0); the code is our own.
 
 Idea: the op only streams, every byte of q and k is read and written once, so the kernel is built to issue little
-besides 16-byte loads and stores. A program takes one token and some of its q heads or k heads. All its loads are
-issued before the first use. What the heads share is computed once: the weights are folded into cos and sin, and
-1 / rms is applied to the rotated pair. Pairs are split and joined inside a thread's registers, without shuffles.
+besides 16-byte loads and stores. A program takes one token and some of its q heads or k heads, or (`flat`) a tile of
+the heads of all tokens. All its loads are issued before the first use. What the heads of a token share is computed
+once: the weights are folded into cos and sin, and 1 / rms is applied to the rotated pair. Pairs are split and joined
+inside a thread's registers, without shuffles.
 """
 
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
+    flat: bool = False
+    """A program takes a tile of the heads of all tokens, q's and k's, in one row: fewer programs, more loads each."""
 
 
 TUNED = Table(__file__, "qknorm_rope", Config)
@@ -62,6 +65,20 @@ class Heads(NamedTuple):
     head_stride: int
     parts: int
     """Programs that share the heads of a token."""
+
+
+@triton.jit
+def pairs_of(pair, DIM: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr):
+    """Pair p is elements (a, b); pairs behind `rope_dim` are any pairs of the rest, for their cos is 1 and sin 0."""
+    if NEOX:
+        # Contiguous in groups of VEC, which the compiler cannot see across the jump at ROPE / 2.
+        VEC: tl.constexpr = 8 if ROPE % 16 == 0 else 1
+        a, b = pair + tl.where(pair < ROPE // 2, 0, ROPE // 2), pair + tl.where(pair < ROPE // 2, ROPE // 2, DIM // 2)
+        a = tl.max_contiguous(tl.multiple_of(a, [1, VEC]), [1, VEC])
+        b = tl.max_contiguous(tl.multiple_of(b, [1, VEC]), [1, VEC])
+    else:
+        a, b = 2 * pair, 2 * pair + 1
+    return a, b
 
 
 @triton.jit
@@ -95,16 +112,9 @@ def qknorm_rope_kernel(
     heads = tl.where(is_k, K.number, Q.number)
     first = tl.where(is_k, part - Q.parts, part) * (HEADS * TILES)
 
-    # Pair p is elements (a, b); the pairs behind `rope_dim` are any pairs of the rest, for their cos is 1 and sin 0.
     pair = tl.arange(0, HALF)[None, :]  # [1, HALF]
     row = tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
-    if NEOX:
-        # Contiguous in groups of VEC, which the compiler cannot see across the jump at ROPE / 2.
-        VEC: tl.constexpr = 8 if ROPE % 16 == 0 else 1
-        a = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < ROPE // 2, 0, ROPE // 2), [1, VEC]), [1, VEC])
-        b = tl.max_contiguous(tl.multiple_of(pair + tl.where(pair < ROPE // 2, ROPE // 2, HALF), [1, VEC]), [1, VEC])
-    else:
-        a, b = 2 * pair, 2 * pair + 1
+    a, b = pairs_of(pair, DIM, ROPE, NEOX)
 
     follow_the_kernel_ahead(PDL)
 
@@ -133,21 +143,92 @@ def qknorm_rope_kernel(
         head = first + tile * HEADS + row
         line = x + head * x_head_stride
         if NEOX:
-            x_a, x_b = loaded[tile][0].to(tl.float32), loaded[tile][1].to(tl.float32)
-            squares = tl.sum(x_a * x_a + x_b * x_b, axis=1, keep_dims=True)
-        else:
-            block = loaded[tile].to(tl.float32)  # [HEADS, DIM]
-            squares = tl.sum(block * block, axis=1, keep_dims=True)
-            x_a, x_b = tl.split(tl.reshape(block, HEADS, HALF, 2))
-        scale = tl.rsqrt(squares / DIM + EPS)  # [HEADS, 1]
-        y_a = ((x_a * cos_a - x_b * sin_b) * scale).to(q.dtype.element_ty)
-        y_b = ((x_b * cos_b + x_a * sin_a) * scale).to(q.dtype.element_ty)
-        if NEOX:
+            y_a, y_b = turned_neox(loaded[tile][0], loaded[tile][1], cos_a, sin_a, cos_b, sin_b, EPS, DIM)
             store_tile(line, y_a, a, head < heads, DIM, False, STORE)
             store_tile(line, y_b, b, head < heads, DIM, False, STORE)
         else:
-            y = tl.reshape(tl.join(y_a, y_b), HEADS, DIM)
+            y = turned(loaded[tile], cos_a, sin_a, cos_b, sin_b, EPS, DIM)
             store_tile(line, y, tl.arange(0, DIM)[None, :], head < heads, DIM, False, STORE)
+
+
+@triton.jit
+def turned(block, cos_a, sin_a, cos_b, sin_b, EPS: tl.constexpr, DIM: tl.constexpr):
+    """Heads [HEADS, DIM], normalised and rotated in pairs (2p, 2p + 1); cos and sin hold the weights."""
+    x = block.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / DIM + EPS)  # [HEADS, 1]
+    x_a, x_b = tl.split(tl.reshape(x, x.shape[0], DIM // 2, 2))
+    y_a = ((x_a * cos_a - x_b * sin_b) * scale).to(block.dtype)
+    y_b = ((x_b * cos_b + x_a * sin_a) * scale).to(block.dtype)
+    return tl.reshape(tl.join(y_a, y_b), x.shape[0], DIM)
+
+
+@triton.jit
+def turned_neox(first, second, cos_a, sin_a, cos_b, sin_b, EPS: tl.constexpr, DIM: tl.constexpr):
+    """The same with the first and the second of all pairs, [HEADS, DIM / 2] each."""
+    x_a, x_b = first.to(tl.float32), second.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x_a * x_a + x_b * x_b, axis=1, keep_dims=True) / DIM + EPS)
+    y_a = ((x_a * cos_a - x_b * sin_b) * scale).to(first.dtype)
+    y_b = ((x_b * cos_b + x_a * sin_a) * scale).to(first.dtype)
+    return y_a, y_b
+
+
+@triton.jit
+def flat_kernel(
+    q,  # the tensors of `qknorm_rope_kernel`
+    k,
+    q_weight,
+    k_weight,
+    cache,
+    positions,
+    rows,  # TOKENS * (Q_HEADS + K_HEADS)
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    CACHE_STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE: tl.constexpr,
+    NEOX: tl.constexpr,
+    HEADS: tl.constexpr,
+    PDL: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """One program: HEADS of all tokens' heads, a token's q heads and then its k heads, with cos and sin for each."""
+    HALF: tl.constexpr = DIM // 2
+    at = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
+    inside = at < rows
+    token = (at // (Q.number + K.number)).to(tl.int64)
+    head = at % (Q.number + K.number)
+    is_k = head >= Q.number
+    of_q = token * Q.token_stride + head * Q.head_stride
+    of_k = token * K.token_stride + (head - Q.number) * K.head_stride
+    line = tl.where(is_k, k + of_k, q + of_q)
+    nothing = tl.zeros((HEADS, 1), tl.int32)
+    weight = tl.where(is_k, k_weight + nothing, q_weight + nothing)
+    pair = tl.arange(0, HALF)[None, :]
+    a, b = pairs_of(pair, DIM, ROPE, NEOX)
+
+    follow_the_kernel_ahead(PDL)
+
+    col = tl.arange(0, DIM)[None, :]
+    if NEOX:
+        x_a, x_b = load_tile(line, a, inside, DIM, False, ""), load_tile(line, b, inside, DIM, False, "")
+        weight_a, weight_b = tl.load(weight + a).to(tl.float32), tl.load(weight + b).to(tl.float32)
+    else:
+        block = load_tile(line, col, inside, DIM, False, "")
+        weights = tl.load(weight + col).to(tl.float32)
+        weight_a, weight_b = tl.split(tl.reshape(weights, HEADS, HALF, 2))
+    angles = cache + tl.load(positions + token, mask=inside, other=0).to(tl.int64) * CACHE_STRIDE + pair
+    cos = tl.load(angles, mask=pair < ROPE // 2, other=1.0).to(tl.float32)
+    sin = tl.load(angles + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
+    cos_a, sin_a = weight_a * cos, weight_a * sin
+    cos_b, sin_b = weight_b * cos, weight_b * sin
+    if NEOX:
+        y_a, y_b = turned_neox(x_a, x_b, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+        store_tile(line, y_a, a, inside, DIM, False, STORE)
+        store_tile(line, y_b, b, inside, DIM, False, STORE)
+    else:
+        y = turned(block, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+        store_tile(line, y, col, inside, DIM, False, STORE)
 
 
 # --- plan
@@ -176,27 +257,27 @@ def plan(call: Call) -> Launch:
     config = TUNED.select(capability(q), rows=tokens * (q_heads + k_heads))
     # Neox loads the two halves of a head as separate vectors, so its tiles have twice the heads.
     heads = vector_width(config.warps, q.itemsize) * (2 if call.is_neox else 1) // dim
+    pdl = config.pdl and pdl_works(qknorm_rope_kernel, capability(q))
+    constants = {
+        "CACHE_STRIDE": cache.stride(0),
+        "EPS": float(call.eps),
+        "DIM": dim,
+        "ROPE": cache.shape[1],
+        "NEOX": bool(call.is_neox),
+        "HEADS": heads,
+        "PDL": pdl,
+        "STORE": config.store,
+    }
+    settings = {"num_warps": config.warps, "launch_pdl": pdl}
+    if config.flat:
+        rows = tokens * (q_heads + k_heads)
+        of_q, of_k = (Heads(x.shape[1], *x.stride()[:2], parts=0) for x in (q, k))
+        grid = (triton.cdiv(rows, heads),)
+        return Launch.make(flat_kernel, grid, *call[:6], rows, Q=of_q, K=of_k, **constants, **settings)
     tiles = even_share(max(triton.cdiv(max(q_heads, k_heads), heads), 1), config.tiles)
     of_q, of_k = (Heads(x.shape[1], *x.stride()[:2], parts=triton.cdiv(x.shape[1], heads * tiles)) for x in (q, k))
-    pdl = config.pdl and pdl_works(qknorm_rope_kernel, capability(q))
-    return Launch.make(
-        qknorm_rope_kernel,
-        (tokens * (of_q.parts + of_k.parts),),
-        *call[:6],
-        Q=of_q,
-        K=of_k,
-        CACHE_STRIDE=cache.stride(0),
-        EPS=float(call.eps),
-        DIM=dim,
-        ROPE=cache.shape[1],
-        NEOX=bool(call.is_neox),
-        HEADS=heads,
-        TILES=tiles,
-        PDL=pdl,
-        STORE=config.store,
-        num_warps=config.warps,
-        launch_pdl=pdl,
-    )
+    grid = (tokens * (of_q.parts + of_k.parts),)
+    return Launch.make(qknorm_rope_kernel, grid, *call[:6], Q=of_q, K=of_k, TILES=tiles, **constants, **settings)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest

@@ -58,3 +58,14 @@ def test_every_tuned_configuration(config):
         check(tokens=3, q_heads=30, k_heads=30)
         check(True, tokens=3, q_heads=30, k_heads=30)
     assert asked
+
+
+@pytest.mark.parametrize("neox", [False, True])
+@pytest.mark.parametrize(("dim", "rope"), SIZES)
+@pytest.mark.parametrize(("q_heads", "k_heads"), [(3, 3), (8, 2), (1, 5)])
+def test_a_flat_row_of_heads(dim, rope, neox, q_heads, k_heads):
+    config = qknorm_rope.Config(warps=4, tiles=1, flat=True)
+    with qknorm_rope.TUNED.forced(config) as asked:
+        check(neox, tokens=5, dim=dim, rope=rope, q_heads=q_heads, k_heads=k_heads)
+        check(neox, tokens=5, dim=dim, rope=rope, packed=True, positions=torch.int32)
+    assert asked
