@@ -130,14 +130,8 @@ def qknorm_rope_kernel(
         else:
             loaded += (load_tile(line, tl.arange(0, DIM)[None, :], head < heads, DIM, False, ""),)  # [HEADS, DIM]
 
-    # What all heads share: cos and sin with the weights folded in, each [1, HALF] float32.
-    angles = cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE + pair
-    cos = tl.load(angles, mask=pair < ROPE // 2, other=1.0).to(tl.float32)
-    sin = tl.load(angles + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
-    weight_a = tl.load(weight + a).to(tl.float32)
-    weight_b = tl.load(weight + b).to(tl.float32)
-    cos_a, sin_a = weight_a * cos, weight_a * sin
-    cos_b, sin_b = weight_b * cos, weight_b * sin
+    angles = cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE + pair  # what all heads share
+    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX)
 
     for tile in tl.static_range(TILES):
         head = first + tile * HEADS + row
@@ -149,6 +143,25 @@ def qknorm_rope_kernel(
         else:
             y = turned(loaded[tile], cos_a, sin_a, cos_b, sin_b, EPS, DIM)
             store_tile(line, y, tl.arange(0, DIM)[None, :], head < heads, DIM, False, STORE)
+
+
+@triton.jit
+def weighted(
+    weight, angles, pair, a, b, HEADS: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr
+):
+    """Cos and sin of the pairs, times the weight of either element, float32: (cos_a, sin_a, cos_b, sin_b).
+
+    `weight` and `angles` hold one line for all heads, or one for each.
+    """
+    if NEOX:
+        weight_a, weight_b = tl.load(weight + a).to(tl.float32), tl.load(weight + b).to(tl.float32)
+    else:  # for each head, so that a thread gets its own elements in one vector
+        whole = tl.broadcast_to(tl.arange(0, DIM)[None, :], HEADS, DIM)
+        weights = tl.load(weight + whole).to(tl.float32)
+        weight_a, weight_b = tl.split(tl.reshape(weights, HEADS, DIM // 2, 2))
+    cos = tl.load(angles, mask=pair < ROPE // 2, other=1.0).to(tl.float32)
+    sin = tl.load(angles + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
+    return weight_a * cos, weight_a * sin, weight_b * cos, weight_b * sin
 
 
 @triton.jit
@@ -212,16 +225,10 @@ def flat_kernel(
     col = tl.arange(0, DIM)[None, :]
     if NEOX:
         x_a, x_b = load_tile(line, a, inside, DIM, False, ""), load_tile(line, b, inside, DIM, False, "")
-        weight_a, weight_b = tl.load(weight + a).to(tl.float32), tl.load(weight + b).to(tl.float32)
     else:
         block = load_tile(line, col, inside, DIM, False, "")
-        weights = tl.load(weight + col).to(tl.float32)
-        weight_a, weight_b = tl.split(tl.reshape(weights, HEADS, HALF, 2))
     angles = cache + tl.load(positions + token, mask=inside, other=0).to(tl.int64) * CACHE_STRIDE + pair
-    cos = tl.load(angles, mask=pair < ROPE // 2, other=1.0).to(tl.float32)
-    sin = tl.load(angles + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
-    cos_a, sin_a = weight_a * cos, weight_a * sin
-    cos_b, sin_b = weight_b * cos, weight_b * sin
+    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX)
     if NEOX:
         y_a, y_b = turned_neox(x_a, x_b, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
         store_tile(line, y_a, a, inside, DIM, False, STORE)
