@@ -46,6 +46,8 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
+    early: bool = False
+    """A barrier holds the compiler to loads of all tiles ahead of the first use; else it saves registers."""
     flat: bool = False
     """A program takes a tile of the heads of all tokens, q's and k's, in one row: fewer programs, more loads each."""
 
@@ -98,6 +100,7 @@ def qknorm_rope_kernel(
     NEOX: tl.constexpr,
     HEADS: tl.constexpr,  # heads of a tile
     TILES: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
@@ -130,8 +133,8 @@ def qknorm_rope_kernel(
         else:
             loaded += (load_tile(line, tl.arange(0, DIM)[None, :], head < heads, DIM, False, ""),)  # [HEADS, DIM]
 
-    angles = cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE + pair  # what all heads share
-    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX)
+    angles = cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE
+    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX, EARLY)
 
     for tile in tl.static_range(TILES):
         head = first + tile * HEADS + row
@@ -147,20 +150,34 @@ def qknorm_rope_kernel(
 
 @triton.jit
 def weighted(
-    weight, angles, pair, a, b, HEADS: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr
+    weight,
+    angles,
+    pair,
+    a,
+    b,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE: tl.constexpr,
+    NEOX: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Cos and sin of the pairs, times the weight of either element, float32: (cos_a, sin_a, cos_b, sin_b).
 
-    `weight` and `angles` hold one line for all heads, or one for each.
+    `weight` and `angles` are one line for all heads, or one for each. All is loaded for each head, [HEADS, ...]: a
+    thread gets what its own elements need. One line for all would be spread over threads, and exchanged.
     """
+    HALF: tl.constexpr = DIM // 2
     if NEOX:
-        weight_a, weight_b = tl.load(weight + a).to(tl.float32), tl.load(weight + b).to(tl.float32)
-    else:  # for each head, so that a thread gets its own elements in one vector
-        whole = tl.broadcast_to(tl.arange(0, DIM)[None, :], HEADS, DIM)
-        weights = tl.load(weight + whole).to(tl.float32)
-        weight_a, weight_b = tl.split(tl.reshape(weights, HEADS, DIM // 2, 2))
-    cos = tl.load(angles, mask=pair < ROPE // 2, other=1.0).to(tl.float32)
-    sin = tl.load(angles + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
+        weight_a = tl.load(weight + tl.broadcast_to(a, HEADS, HALF)).to(tl.float32)
+        weight_b = tl.load(weight + tl.broadcast_to(b, HEADS, HALF)).to(tl.float32)
+    else:
+        weights = tl.load(weight + tl.broadcast_to(tl.arange(0, DIM)[None, :], HEADS, DIM)).to(tl.float32)
+        weight_a, weight_b = tl.split(tl.reshape(weights, HEADS, HALF, 2))
+    if EARLY:
+        tl.debug_barrier()
+    pair = tl.broadcast_to(pair, HEADS, HALF)
+    cos = tl.load(angles + pair, mask=pair < ROPE // 2, other=1.0).to(tl.float32)
+    sin = tl.load(angles + pair + ROPE // 2, mask=pair < ROPE // 2, other=0.0).to(tl.float32)
     return weight_a * cos, weight_a * sin, weight_b * cos, weight_b * sin
 
 
@@ -227,8 +244,8 @@ def flat_kernel(
         x_a, x_b = load_tile(line, a, inside, DIM, False, ""), load_tile(line, b, inside, DIM, False, "")
     else:
         block = load_tile(line, col, inside, DIM, False, "")
-    angles = cache + tl.load(positions + token, mask=inside, other=0).to(tl.int64) * CACHE_STRIDE + pair
-    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX)
+    angles = cache + tl.load(positions + token, mask=inside, other=0).to(tl.int64) * CACHE_STRIDE
+    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX, False)
     if NEOX:
         y_a, y_b = turned_neox(x_a, x_b, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
         store_tile(line, y_a, a, inside, DIM, False, STORE)
@@ -284,7 +301,8 @@ def plan(call: Call) -> Launch:
     tiles = even_share(max(triton.cdiv(max(q_heads, k_heads), heads), 1), config.tiles)
     of_q, of_k = (Heads(x.shape[1], *x.stride()[:2], parts=triton.cdiv(x.shape[1], heads * tiles)) for x in (q, k))
     grid = (tokens * (of_q.parts + of_k.parts),)
-    return Launch.make(qknorm_rope_kernel, grid, *call[:6], Q=of_q, K=of_k, TILES=tiles, **constants, **settings)
+    constants |= {"Q": of_q, "K": of_k, "TILES": tiles, "EARLY": config.early}
+    return Launch.make(qknorm_rope_kernel, grid, *call[:6], **constants, **settings)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest

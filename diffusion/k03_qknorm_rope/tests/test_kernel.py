@@ -69,3 +69,10 @@ def test_a_flat_row_of_heads(dim, rope, neox, q_heads, k_heads):
         check(neox, tokens=5, dim=dim, rope=rope, q_heads=q_heads, k_heads=k_heads)
         check(neox, tokens=5, dim=dim, rope=rope, packed=True, positions=torch.int32)
     assert asked
+
+
+@pytest.mark.parametrize("neox", [False, True])
+def test_loads_of_all_tiles_ahead_of_the_first_use(neox):
+    with qknorm_rope.TUNED.forced(qknorm_rope.Config(warps=4, tiles=3, early=True)) as asked:
+        check(neox, tokens=2, q_heads=24, k_heads=30)
+    assert asked
