@@ -1,9 +1,10 @@
 """How a fleet splits work, keeps what comes, refuses odd workers, and judges what neighbours do. No Ray, no GPU."""
 
 import json
+import signal
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Metric, Repeat
-from kda_tools.fleet import interference, ray_pool
+from kda_tools.fleet import drive, interference, ray_pool
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
@@ -294,6 +295,27 @@ def test_a_gpu_that_fails_costs_attempts_and_no_piece(tmp_path: Path) -> None:
 def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) -> None:
     with RunFolder(tmp_path).open() as folder, pytest.raises(ArmFailed, match=r"3 pieces wait.*--resume"):
         Driver(folder, FakePool([], None), ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_is_dropped_ends_the_loop_all_the_same(tmp_path: Path, number: signal.Signals) -> None:
+    """As in a destructor, in which Python prints the exception and goes on."""
+
+    class Drops(FakePool):
+        def wait(self, _seconds: float) -> list[Came]:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(number)
+            return []
+
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `kda` has it
+    try:
+        with RunFolder(tmp_path).open() as folder, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(drive, "GRACE_S", 0.0)
+            assert not Driver(folder, Drops(workers(1), None), ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # ---- workers that are not alike ---------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from kda_judge.contract.errors import ArmFailed
 from kda_tools.fleet.pieces import Answer, NodeFacts, Piece, Question, Result, remaining
@@ -72,6 +75,32 @@ class Pool(Protocol):
         """Ask all that work to hand over what they have."""
 
 
+@contextmanager
+def interrupts() -> Iterator[Sequence[int]]:
+    """The signals among Ctrl-C and SIGTERM that came; they do what they did before, too.
+
+    Python drops an exception that is raised while an object is finalised, as those of Ray are at any time.
+    """
+    seen: list[int] = []
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: Any) -> None:
+        seen.append(number)
+        handler = usual[signal.Signals(number)]
+        assert callable(handler)
+        handler(number, frame)
+
+    mine = threading.current_thread() is threading.main_thread()
+    noted = [number for number, handler in usual.items() if mine and callable(handler)]
+    for number in noted:
+        signal.signal(number, note)
+    try:
+        yield seen
+    finally:
+        for number in noted:
+            signal.signal(number, usual[number])
+
+
 @dataclass(frozen=True)
 class Driver:
     """What a run of the loop needs."""
@@ -94,25 +123,31 @@ class Driver:
             ArmFailed: there is no worker any more, and none comes.
         """
         since: dict[str, float] = {}
-        last = time.monotonic()
         try:
-            while not schedule.over:
-                self._hand_out(schedule, since)
-                for came in self.pool.wait(POLL_S):
-                    self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
-                self._end_hanging(schedule, since)
-                self.look(schedule)
-                if self.pool.alive():
-                    last = time.monotonic()
-                elif not self.pool.starting() or time.monotonic() - last > ALONE_S:
-                    raise ArmFailed(
-                        f"no worker is left, and {len(schedule.waiting)} pieces wait: {self.folder.events_file} says "
-                        f"what happened; go on by --resume {self.folder.path}"
-                    )
+            with interrupts() as seen:
+                self._loop(schedule, since, seen)
         except KeyboardInterrupt:
             self._gather(schedule, since)
             return False
         return True
+
+    def _loop(self, schedule: Schedule, since: dict[str, float], interrupted: Sequence[int]) -> None:
+        last = time.monotonic()
+        while not schedule.over:
+            if interrupted:
+                raise KeyboardInterrupt
+            self._hand_out(schedule, since)
+            for came in self.pool.wait(POLL_S):
+                self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
+            self._end_hanging(schedule, since)
+            self.look(schedule)
+            if self.pool.alive():
+                last = time.monotonic()
+            elif not self.pool.starting() or time.monotonic() - last > ALONE_S:
+                raise ArmFailed(
+                    f"no worker is left, and {len(schedule.waiting)} pieces wait: {self.folder.events_file} says "
+                    f"what happened; go on by --resume {self.folder.path}"
+                )
 
     def _hand_out(self, schedule: Schedule, since: dict[str, float]) -> None:
         names = [worker.name for worker in self.pool.alive()]
