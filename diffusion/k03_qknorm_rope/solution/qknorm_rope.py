@@ -134,22 +134,22 @@ def qknorm_rope_kernel(
             loaded += (load_tile(line, tl.arange(0, DIM)[None, :], head < heads, DIM, False, ""),)  # [HEADS, DIM]
 
     angles = cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE
-    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX, EARLY)
+    cos_a, sin_a, cos_b, sin_b = weighted_angles(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX, EARLY)
 
     for tile in tl.static_range(TILES):
         head = first + tile * HEADS + row
         line = x + head * x_head_stride
         if NEOX:
-            y_a, y_b = turned_neox(loaded[tile][0], loaded[tile][1], cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+            y_a, y_b = norm_and_rotate_neox(loaded[tile][0], loaded[tile][1], cos_a, sin_a, cos_b, sin_b, EPS, DIM)
             store_tile(line, y_a, a, head < heads, DIM, False, STORE)
             store_tile(line, y_b, b, head < heads, DIM, False, STORE)
         else:
-            y = turned(loaded[tile], cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+            y = norm_and_rotate(loaded[tile], cos_a, sin_a, cos_b, sin_b, EPS, DIM)
             store_tile(line, y, tl.arange(0, DIM)[None, :], head < heads, DIM, False, STORE)
 
 
 @triton.jit
-def weighted(
+def weighted_angles(
     weight,
     angles,
     pair,
@@ -182,24 +182,29 @@ def weighted(
 
 
 @triton.jit
-def turned(block, cos_a, sin_a, cos_b, sin_b, EPS: tl.constexpr, DIM: tl.constexpr):
-    """Heads [HEADS, DIM], normalised and rotated in pairs (2p, 2p + 1); cos and sin hold the weights."""
+def norm_and_rotate(block, cos_a, sin_a, cos_b, sin_b, EPS: tl.constexpr, DIM: tl.constexpr):
+    """Heads [HEADS, DIM] with pairs (2p, 2p + 1); cos and sin hold the weights."""
     x = block.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / DIM + EPS)  # [HEADS, 1]
+    squares = tl.sum(x * x, axis=1, keep_dims=True)
     x_a, x_b = tl.split(tl.reshape(x, x.shape[0], DIM // 2, 2))
-    y_a = ((x_a * cos_a - x_b * sin_b) * scale).to(block.dtype)
-    y_b = ((x_b * cos_b + x_a * sin_a) * scale).to(block.dtype)
-    return tl.reshape(tl.join(y_a, y_b), x.shape[0], DIM)
+    y_a, y_b = rotate(x_a, x_b, squares, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+    return tl.reshape(tl.join(y_a.to(block.dtype), y_b.to(block.dtype)), x.shape[0], DIM)
 
 
 @triton.jit
-def turned_neox(first, second, cos_a, sin_a, cos_b, sin_b, EPS: tl.constexpr, DIM: tl.constexpr):
-    """The same with the first and the second of all pairs, [HEADS, DIM / 2] each."""
+def norm_and_rotate_neox(first, second, cos_a, sin_a, cos_b, sin_b, EPS: tl.constexpr, DIM: tl.constexpr):
+    """The same with the first and the second elements of all pairs, [HEADS, DIM / 2] each."""
     x_a, x_b = first.to(tl.float32), second.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x_a * x_a + x_b * x_b, axis=1, keep_dims=True) / DIM + EPS)
-    y_a = ((x_a * cos_a - x_b * sin_b) * scale).to(first.dtype)
-    y_b = ((x_b * cos_b + x_a * sin_a) * scale).to(first.dtype)
-    return y_a, y_b
+    squares = tl.sum(x_a * x_a + x_b * x_b, axis=1, keep_dims=True)
+    y_a, y_b = rotate(x_a, x_b, squares, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+    return y_a.to(first.dtype), y_b.to(first.dtype)
+
+
+@triton.jit
+def rotate(x_a, x_b, squares, cos_a, sin_a, cos_b, sin_b, EPS: tl.constexpr, DIM: tl.constexpr):
+    """The pairs, rotated and then divided by their head's root mean square; `squares` is [HEADS, 1]."""
+    scale = tl.rsqrt(squares / DIM + EPS)
+    return (x_a * cos_a - x_b * sin_b) * scale, (x_b * cos_b + x_a * sin_a) * scale
 
 
 @triton.jit
@@ -245,13 +250,13 @@ def flat_kernel(
     else:
         block = load_tile(line, col, inside, DIM, False, "")
     angles = cache + tl.load(positions + token, mask=inside, other=0).to(tl.int64) * CACHE_STRIDE
-    cos_a, sin_a, cos_b, sin_b = weighted(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX, False)
+    cos_a, sin_a, cos_b, sin_b = weighted_angles(weight, angles, pair, a, b, HEADS, DIM, ROPE, NEOX, False)
     if NEOX:
-        y_a, y_b = turned_neox(x_a, x_b, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+        y_a, y_b = norm_and_rotate_neox(x_a, x_b, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
         store_tile(line, y_a, a, inside, DIM, False, STORE)
         store_tile(line, y_b, b, inside, DIM, False, STORE)
     else:
-        y = turned(block, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
+        y = norm_and_rotate(block, cos_a, sin_a, cos_b, sin_b, EPS, DIM)
         store_tile(line, y, col, inside, DIM, False, STORE)
 
 

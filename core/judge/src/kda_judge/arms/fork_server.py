@@ -29,7 +29,8 @@ START_S = 180.0
 NOT_PASSED = {"PYTEST_CURRENT_TEST"}
 """Which test runs is no arm's business, and it changes all the time."""
 SET_BY_TORCH = {"CUDA_MODULE_LOADING": "LAZY"}
-"""By this process's torch, too, when it first uses a GPU: a server that was begun earlier is still the right one."""
+"""torch puts this into the judge's own environment when it first uses a GPU. Servers have it from the start, so that
+one that was begun before is still the right one."""
 ROOM = 512
 """Bytes of the server's command line that a worker's own takes the place of."""
 
@@ -220,7 +221,8 @@ def _name(command: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Entry point of the server, and of every worker."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") != "":  # a GPU, and arms of upstream, whose decorators import this
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        # Upstream's arms, which run on a GPU alone, have decorators that import this. It takes seconds.
         import torch._dynamo  # noqa: F401
 
     from kda_judge.arms import arm_worker, clocks, output_guards  # noqa: F401  # they import torch, for all workers

@@ -33,7 +33,7 @@ SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8), (8192
 """Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. A norm's program holds a row of up to 32 KB,
 and reads all of it before it writes."""
 HINTS = ("", "evict_first")
-"""Of loads and stores; evict-first helps beyond L2. Within, it never gets the place of what else the L2 holds."""
+"""Of loads and stores; evict-first helps beyond L2. Within, other data that the L2 holds may keep such lines out."""
 PERSISTENT = (0, 4, 8)
 """Programs per multiprocessor that take tiles in turn, which helps where the L2 holds everything; 0: one per tile."""
 LINE = 32
@@ -143,8 +143,8 @@ def _turn(  # type: ignore[no-untyped-def]
 ):
     """Turn p of all: copy so many tiles, read so many besides, and write so many besides."""
     lane = tl.arange(0, BLOCK)
-    # `zero` is only known at run time: storing what was just loaded would be compiled away in place. It is stored all
-    # the same, whatever else was read, so that a stream in place changes nothing.
+    # `zero` is only known at run time: a store of what was just loaded would be compiled away in place. That is what is
+    # stored all the same, so that a stream in place changes nothing.
     more = tl.zeros((BLOCK,), tl.int32) ^ zero
     for i in tl.static_range(READ):
         at = both + (p * READ + i) * BLOCK + lane
@@ -245,8 +245,7 @@ def all_streams(traffic: Traffic, in_place: bool, plain: bool = False, inputs: t
     """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
 
     Always in the same order; they ignore their arguments. The few `plain` ones copy single tiles without hints: to try
-    all takes seconds. Words of `inputs`, which keep their values, are what they read if that is enough, else memory of
-    their own.
+    all takes seconds. They read `inputs`, whose values stay, if these are large enough, else memory of their own.
     """
     reads, writes = (max(size // 16 * 16, 16) // WORD for size in (traffic.read, traffic.written))
     words = max(reads, writes if in_place else 0)
@@ -279,7 +278,7 @@ def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: 
 def trial(stream: Op, other: torch.Tensor | None = None) -> float:
     """Microseconds of `TRIAL_CALLS` calls in a CUDA graph.
 
-    With `other` memory, as large as the caches, that is what these hold at first, as other arms leave them.
+    `other` is memory larger than the L2. With it, the L2 holds `other` before each trial, as it does after another arm.
     """
     graph = Graph(stream, [()] * TRIAL_CALLS, {})
     graph.replay(1)

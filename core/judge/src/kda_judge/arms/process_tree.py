@@ -22,8 +22,8 @@ CPUCLOCK_SCHED = 2
 STAT_BYTES = 4096
 """More than /proc/PID/stat has: some fifty numbers, and a name of at most 64 bytes."""
 ZOMBIE = "Z"
-CHILDREN = "{task}/children"
-"""From proc(5)."""
+CHILDREN = "children"
+"""In a thread's folder, from proc(5): the processes that it has started, or inherited."""
 STOPPED = ("T", "t", "X", ZOMBIE)
 """States of threads, from proc(5): stopped by a signal or a tracer, dead, ended."""
 
@@ -90,12 +90,12 @@ def trees(roots: Iterable[int]) -> dict[int, list[int]]:
 
 
 def quick_trees(roots: Iterable[int]) -> dict[int, list[int]]:
-    """As `trees`, from what the kernel lists as the children of each thread, whatever else runs on the machine.
+    """As `trees`, but reads only the kernel's lists of children, and not every process of the machine.
 
-    A child may be missing while one listed ahead of it ends (proc(5)), so this is for what is asked again and again.
+    A child may be missing while one listed ahead of it ends (proc(5)). So this is for questions that are soon repeated.
     """
     found = {root: [root] for root in roots}
-    if not Path(CHILDREN.format(task=f"/proc/{os.getpid()}/task/{os.getpid()}")).is_file():
+    if not Path("/proc/thread-self", CHILDREN).is_file():
         return trees(found)  # a kernel without that list
     for tree in found.values():
         for process in tree:
@@ -109,7 +109,7 @@ def _children(process: int) -> list[int]:
     with suppress(OSError):
         for thread in os.scandir(f"/proc/{process}/task"):
             with suppress(OSError):  # it ended meanwhile
-                listed += map(int, Path(CHILDREN.format(task=thread.path)).read_bytes().split())
+                listed += map(int, Path(thread.path, CHILDREN).read_bytes().split())
     for child in sorted(listed):
         with suppress(OSError):
             if _facts(f"/proc/{child}/stat")[0] != ZOMBIE:

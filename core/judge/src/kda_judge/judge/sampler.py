@@ -22,7 +22,7 @@ LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
 CANARY_GRAPH_CALLS = 100
-"""The same in place: one call of a graph works on the canary, which costs those behind it what the L2 held for them."""
+"""The same of in-place rows that the L2 holds: one call of a graph works on the canary, and evicts part of the row."""
 GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
 """What is timed in CUDA graphs."""
 COLD_SHARE = 1 / 4

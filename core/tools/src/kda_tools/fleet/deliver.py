@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from kda_judge.evidence import ledger, provenance, record_log
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools.fleet.join_sweeps import joined
 from kda_tools.fleet.pieces import Job, Kind, NodeFacts, Result
-from kda_tools.fleet.run_folder import Event, Plan, RunFolder
+from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.lab.adversaries import page, suite
 from kda_tools.lab.adversaries.table import ADVERSARIES, Adversary
 from kda_tools.lab.grid import grid_record
@@ -50,10 +49,6 @@ def deliver(folder: RunFolder, plan: Plan, facts: NodeFacts, whole: bool) -> lis
     for path, run in done:
         folder.note("recorded", why=f"{run} in {path.name}")
     return done
-
-
-def _moment(event: Event) -> datetime:
-    return datetime.fromisoformat(event.utc.replace("Z", "+00:00"))
 
 
 def _subject(plan: Plan, result: Result) -> str:
@@ -115,7 +110,7 @@ def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Said]:
     found = endings(folder.results, kind)
     if len(found) < len(suite.chosen(kind, (), ADVERSARIES)):
         return
-    begin, *_, end = (_moment(event) for event in folder.events if event.event in SPAN)
+    begin, *_, end = (event.moment for event in folder.events if event.event in SPAN)
     record = page.SuiteRecord(
         utc=provenance.utc(end),
         seconds=round((end - begin).total_seconds(), 1),

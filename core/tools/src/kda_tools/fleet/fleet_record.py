@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +13,7 @@ from kda_judge.evidence import record_log
 from kda_judge.evidence.run_record import SharedHost
 from kda_tools.fleet.live_view import busy_s
 from kda_tools.fleet.pieces import Job, NodeFacts
-from kda_tools.fleet.run_folder import Event, Plan, RunFolder
+from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.publish.report import NONE, line
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
@@ -76,7 +75,7 @@ def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | N
     if not named["started"] or any(event.event == "resumed" for event in folder.events):
         return None
     begun, first, last = (
-        next(_moment(event) for event in some if event.event == name)
+        next(event.moment for event in some if event.event == name)
         for name, some in (("planned", folder.events), ("started", folder.events), ("finished", folder.events[::-1]))
     )
     order = plan.order
@@ -107,10 +106,6 @@ def append(root: Path, record: FleetRecord) -> None:
     """Append the record, unless the log has it."""
     if record not in record_log.read(root / LOG, FleetRecord):
         record_log.append(root / LOG, record)
-
-
-def _moment(event: Event) -> datetime:
-    return datetime.fromisoformat(event.utc.replace("Z", "+00:00"))
 
 
 # ---- the page -----------------------------------------------------------------------------------

@@ -71,6 +71,11 @@ class Event(Strict):
     plan: Plan | None = None
     shared: SharedHost | None = None
 
+    @property
+    def moment(self) -> datetime:
+        """When it happened."""
+        return datetime.fromisoformat(self.utc.replace("Z", "+00:00"))
+
 
 class RunFolder:
     """The folder of one fleet."""
