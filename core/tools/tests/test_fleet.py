@@ -318,6 +318,22 @@ def test_an_interrupt_that_is_dropped_ends_the_loop_all_the_same(tmp_path: Path,
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize(("address", "asked"), [(None, "local"), ("auto", "auto")])
+def test_a_ray_of_its_own_is_started_whatever_else_runs_on_the_machine(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, asked: str
+) -> None:
+    seen = []
+
+    def connect(_ray: Any, options: dict[str, Any], _tries: int) -> None:
+        seen.append(options["address"])
+        raise ConnectionError("not here")
+
+    monkeypatch.setattr(ray_pool, "_connect", connect)
+    with pytest.raises(MissingRequirement, match="not here"), ray_pool.cluster(address, 1, in_place()):
+        pass
+    assert seen == [asked]
+
+
 # ---- workers that are not alike ---------------------------------------------------------------
 
 

@@ -60,7 +60,8 @@ def cluster(address: str | None, workers: int | None, baggage: Baggage) -> Itera
     handler = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+        # Without "local" Ray would take a cluster that somebody else has started on this machine.
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
         options["num_cpus"] = workers or CPU_WORKERS
     else:
         options["address"] = address
