@@ -16,7 +16,7 @@ from typing import NamedTuple
 TASK = Path("diffusion/k03_qknorm_rope")
 KERNEL, TABLE = TASK / "solution" / "qknorm_rope.py", TASK / "solution" / "tuned.toml"
 LOADS = "    # Loads of all tiles first:"
-SHARED = re.compile(r"    # What all heads share: .*?\n    cos_b, sin_b = [^\n]*\n\n", re.DOTALL)
+SHARED = re.compile(r"    angles = [^\n]*\n    cos_a, [^\n]*, EARLY\)\n\n")
 SMALL, LARGE = (
     ("qwen-19*", "qwen-47*", "qwen-edit-1*", "zimage-32*", "flux-512*"),
     ("*-4096*", "*-4608*", "*-8424*", "*-4128*", "*-7904*"),

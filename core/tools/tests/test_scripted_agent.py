@@ -36,7 +36,7 @@ def test_every_step_changes_what_is_there_whatever_was_kept(agent: ModuleType) -
         best[step.file] = text
     for text in (best[agent.KERNEL], *(text for step, text in alone if step.file == agent.KERNEL)):
         ast.parse(text)
-        assert text.count("cos = tl.load(") == text.count("sin_a = weight_a * cos, weight_a * sin") == 1
+        assert text.count("cos_b, sin_b = weighted_angles(") == text.count("angles = cache + ") == 2  # two kernels
     entries = tomli.loads(best[agent.TABLE])["qknorm_rope"]
     assert [entry["config"]["warps"] for entry in entries] == [2, 8]
     assert all("scripted" in entry["reason"] for entry in entries)
@@ -44,7 +44,7 @@ def test_every_step_changes_what_is_there_whatever_was_kept(agent: ModuleType) -
 
 def test_the_tables_are_loaded_before_the_heads(agent: ModuleType) -> None:
     text = agent.tables_first((ROOT / agent.KERNEL).read_text())
-    assert text.index("cos = tl.load(") < text.index("loaded = ()") < text.index("scale = tl.rsqrt(")
+    assert text.index("angles = cache") < text.index("cos_a, sin_a") < text.index("loaded = ()")
     again = agent.tables_first(agent.positions_first((ROOT / agent.KERNEL).read_text()))
     assert again.index("place = tl.load(") < again.index("angles = cache + place") < again.index("loaded = ()")
 
