@@ -212,8 +212,8 @@ class Bench(Strict):
     """Times both workers are started afresh: host speed differs between processes."""
     samples: Times = 8
     """Samples per row, arm and generation."""
-    target_sample_us: Positive = 20_000
-    """Back-to-back calls are added until one `wall` sample lasts this long."""
+    target_sample_us: Positive = 10_000
+    """Back-to-back calls are added until one `wall` sample lasts this long: 1000 calls of a small row."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=3), AfterValidator(_all_differ)] = (11, 23, 47)
     isolate: Literal["none", "workload"] = "none"
     """`workload`: fresh workers for every row, for ops whose state leaks between rows."""

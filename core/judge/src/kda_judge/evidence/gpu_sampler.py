@@ -20,7 +20,7 @@ from kda_judge.evidence.gpu_state import GpuProcess, GpuState, read_state
 from kda_judge.evidence.run_record import MachineWatch, Spread, WatchedProcess
 
 PERIOD_S = 0.2
-"""Between two readings, unless `CORE_SHARE` asks for more: ten samples of 20 ms."""
+"""Between two readings, unless `CORE_SHARE` asks for more: twenty samples of 10 ms."""
 CORE_SHARE = 0.01
 """Of one core, at most: after a reading that took long the watcher rests the longer."""
 LONGEST_REST_S = 5.0

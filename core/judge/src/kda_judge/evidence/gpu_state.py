@@ -16,7 +16,7 @@ BUSY_UTILISATION = 10
 LOW_CLOCK = 0.8
 """SM clock over its maximum: held lower than this by some reason, times do not compare with other runs."""
 THERMAL_US = 1000
-"""Thermal throttling that cannot move a median: a run lasts minutes, a sample 20 ms."""
+"""Thermal throttling that cannot move a median: a run lasts minutes, a sample 10 ms."""
 
 
 class Throttle(IntFlag):
