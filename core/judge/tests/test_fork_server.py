@@ -125,5 +125,6 @@ from kda_judge.arms import fork_server
 fork_server.main([str(server.detach())])
 """
     env = {**os.environ, "PYTHONPATH": import_path()}
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # where it names no GPU, the server imports less
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")

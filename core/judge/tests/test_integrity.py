@@ -202,6 +202,32 @@ def test_upstream_files_that_change_during_a_run_make_it_noisy(toy, tmp_path, mo
     assert record.noisy == ("upstream of up changed on disk during the run",)
 
 
+LATE = """
+import sys, torch
+owed = []
+def axpy(x, y, *, factor):
+    owed.append((torch.empty_like(x), x, y, factor))
+    return owed[-1][0]
+def late(ask):
+    def patched(*arguments):
+        while owed:
+            out, x, y, factor = owed.pop()
+            torch.add(y, x, alpha=factor, out=out)
+        return ask(*arguments)
+    return patched
+Channel = sys.modules["kda_judge.arms.protocol"].Channel
+Channel.receive, Channel.send = late(Channel.receive), late(Channel.send)
+Worker = sys.modules["kda_judge.arms.arm_worker"].Worker
+for name in ("_opened", "_hand_back", "collect", "verify"):
+    setattr(Worker, name, late(getattr(Worker, name)))
+"""
+
+
+def test_what_an_arm_makes_of_the_workers_classes_has_no_effect(toy):
+    """It returns memory that it has not written, and would compute once its time has been taken."""
+    assert bench(toy, LATE, measure=False).rows[0].verdict is Verdict.INCORRECT
+
+
 LESS = (
     "import sys\nworker = sys.modules['kda_judge.arms.arm_worker']\ntimed = worker.Timed\n"
     "worker.Timed = lambda **facts: timed(**{{**facts, 'total_us': facts['total_us'] * {share}}})\n"

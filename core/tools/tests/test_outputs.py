@@ -9,7 +9,7 @@ from kda_judge.arms.protocol import Traffic
 from kda_judge.bench import run
 from kda_judge.contract.config import Op
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.tasks import Task
+from kda_judge.contract.tasks import Task, find_task
 from kda_judge.contract.tensor_spec import OutputSpec, TensorSpec
 from kda_judge.contract.workloads import Workload, shrink
 from kda_judge.evidence.run_record import Verdict
@@ -200,6 +200,22 @@ def test_a_size_that_is_a_sum_gets_a_hint(task):
     replace(task, "bench/workloads.toml", "outputs.y = { shape = [4097, 24]", "outputs.y = { shape = [4098, 24]")
     with pytest.raises(UsageError, match=r"output 'y': expected shape \[10, 24\], got \[9, 24\]; .*\[cpu\] keep"):
         bench(task, "glu*")
+
+
+@pytest.mark.parametrize(
+    ("op", "row", "in_place"),
+    [
+        ("qknorm_rope", "qwen-4096x24x128", True),
+        ("fused_add_rmsnorm", "qwen3-30b-a3b-add-4096x2048", True),
+        ("fused_add_rmsnorm", "qwen3-8b-first-4096x4096", False),  # its output is given, but not read
+        ("per_token_group_quant", "glm-5-4096x6144", False),
+        ("gelu_cat", "flux-4608x3072+12288", False),
+    ],
+)
+def test_a_limit_is_in_place_where_the_op_overwrites_what_it_reads(op, row, in_place):
+    task = find_task(op)
+    (found,) = [one for one in task.workloads if one.id == row]
+    assert traffic(task.config.ops[found.op], found, load_reference(task)).in_place is in_place
 
 
 def test_outputs_count_as_bytes_and_have_their_place():

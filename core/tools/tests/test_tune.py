@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kda_judge.arms.protocol import Traffic
 from kda_judge.contract.errors import ExitCode, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import record_log
@@ -453,8 +454,8 @@ class FakeWatch:
         slow = 0.004 if self.samples.count(blocks) % 4 == 0 else 0.0
         return 10 * (1 + blocks / 100) * (1 + slow)
 
-    def copy(self, bytes_moved: int, in_place: bool) -> Callable[[], float]:
-        return lambda: 5.0 + in_place
+    def copy(self, moved: Traffic) -> Callable[[], float]:
+        return lambda: 5.0 + moved.in_place
 
     def wall(self, call: Callable[..., Any], sets: Sequence[Any], device_us: float) -> float:
         """Only a call before this one can have chosen."""

@@ -84,6 +84,8 @@ class Worker:
         from kda_judge.arms.clocks import Clock
         from kda_judge.arms.output_guards import guarded
 
+        if spec.device.startswith("cuda"):
+            torch.cuda.set_device(spec.device)  # the limits' worker imports no arm, which would do so, too
         self._torch = torch
         self._guarded = guarded
         self._spec = spec
@@ -128,7 +130,7 @@ class Worker:
 
     def warm(self, stream: int | None) -> Ready:
         """One call that nobody looks at, for what the first one compiles; of the streams all, or the known one."""
-        row = self._row
+        row = self._opened()
         if self._spec.limit:
             for one in row.streams if stream is None else [row.streams[stream]]:
                 one()
@@ -142,7 +144,7 @@ class Worker:
         """The stream that `capture` takes: the known one, or the fastest here."""
         from kda_judge.arms.limit_arm import fastest
 
-        row = self._row
+        row = self._opened()
         if stream is None:
             stream = fastest(row.spec, row.streams)
         row.device_op = row.streams[stream]
@@ -153,7 +155,7 @@ class Worker:
 
         With `twice` the op is called once more right behind, on the same values: the second result is another one.
         """
-        row = self._row
+        row = self._opened()
         arguments = row.slices if slices else row.sets[0]
         assert arguments is not None
         with self._guarded(self._spec, row.spec.outputs) as guards:
@@ -167,7 +169,7 @@ class Worker:
 
     def wall(self, count: int, canary: int | None) -> Timed:
         """Time `count` back-to-back calls; call number `canary` runs on the canary set."""
-        row = self._row
+        row = self._opened()
         row.last = None
         if self._spec.limit:  # its loop is in C
             total, events, _ = self._clock.wall(row.op, [(count,)], {})
@@ -177,7 +179,7 @@ class Worker:
 
     def latency(self, count: int) -> Timed:
         """Time `count` calls, each with a synchronise behind it."""
-        row = self._row
+        row = self._opened()
         if self._spec.limit:
             return Timed(calls=count, total_us=self._clock.latency(row.op, [(1,)] * count, {}))
         return Timed(calls=count, total_us=self._clock.latency(row.op, row.sequence(count, None), row.spec.scalars))
@@ -190,7 +192,7 @@ class Worker:
         """
         from kda_judge.arms.clocks import Change, Graph
 
-        row, change = self._row, None
+        row, change = self._opened(), None
         if at is not None:
             used, last = at % row.spec.hot, len(row.sets) - 1
             keep = row.spec.hot == 1 and bool(row.spec.inplace)
@@ -204,14 +206,14 @@ class Worker:
 
     def _move(self, source: int, target: int) -> None:
         """Copy one input set over another: they are laid out alike, one behind the other."""
-        sets = self._row.spec.sets[:2]
+        sets = self._opened().spec.sets[:2]
         start, second = (min(place.offset for place in one.values() if place is not None) for one in sets)
-        blocks = self._arena[start : start + len(self._row.sets) * (second - start)].view(-1, second - start)
+        blocks = self._arena[start : start + len(self._opened().sets) * (second - start)].view(-1, second - start)
         self._copy(blocks[target], blocks[source])
 
     def replay(self, kind: str, times: int) -> Timed:
         """Replay a captured graph."""
-        row = self._row
+        row = self._opened()
         graph = row.graphs[kind]
         if kind == COLD and row.spec.flush:
             total, events = graph.replay_flushed(times, row.spec.flush)
@@ -222,7 +224,7 @@ class Worker:
 
     def collect(self, changed: bool = False) -> Called:
         """Hand back what the last timed call returned, or the one ahead of which a graph's inputs changed."""
-        row = self._row
+        row = self._opened()
         if changed:
             answer = self._hand_back(row.graphs.pop(CHANGED).changed)
             self._torch.cuda.empty_cache()  # the graph's pool, as large as the outputs
@@ -235,7 +237,7 @@ class Worker:
         """Count the kernels of `count` calls."""
         from kda_judge.arms.clocks import count_kernels
 
-        row = self._row
+        row = self._opened()
         names = count_kernels(row.op, row.sequence(count, None), row.spec.scalars)
         return Counted(calls=count, kernels=len(names))
 
@@ -261,8 +263,7 @@ class Worker:
             self._torch.cuda.empty_cache()
         return Ready()
 
-    @property
-    def _row(self) -> OpenRow:
+    def _opened(self) -> OpenRow:
         if self._open is None:
             raise RuntimeError("no row is open")
         return self._open
@@ -283,14 +284,14 @@ class Worker:
             return Called(
                 returned=f"{kind} with a {type(other).__name__}" if returned is result else type(other).__name__
             )
-        wanted = self._row.spec.outputs
+        wanted = self._opened().spec.outputs
         # First of all, by address and past torch: an arm may have patched what is asked of its tensors below.
         copied = len(tensors) == len(wanted) and all(
             self._memory.copy(tensor, self._base + place.offset, place)
             for tensor, place in zip(tensors, wanted, strict=True)
         )
         self._clock.synchronize()  # the driver does not wait for a copy inside the GPU
-        taken = [_reach(held) for held in self._row.held]
+        taken = [_reach(held) for held in self._opened().held]
         facts = []
         for tensor in tensors:
             facts.append(self._describe(tensor, taken))
@@ -372,8 +373,9 @@ def _items(result: Any) -> tuple[Any, ...]:
 def serve(channel: Channel, spec: ArmSpec) -> None:
     """Answer commands until the judge hangs up."""
     worker: Worker | None = None
+    receive, send = channel.receive, channel.send  # what an arm makes of the class has no effect
     while True:
-        message = channel.receive(None)
+        message = receive(None)
         ident, command = message.pop("id"), message.pop("command")
         answer: Strict
         try:
@@ -385,7 +387,7 @@ def serve(channel: Channel, spec: ArmSpec) -> None:
                 answer = getattr(worker, command)(**message)
         except Exception as error:  # noqa: BLE001  # whatever the arm raises is the judge's to see
             answer = Failure(error=f"{type(error).__name__}: {error}"[:2000], traceback=traceback.format_exc()[-8000:])
-        channel.send({"id": ident, **answer.model_dump(mode="json")})
+        send({"id": ident, **answer.model_dump(mode="json")})
 
 
 def main(descriptor: int, spec: str) -> None:

@@ -1,8 +1,8 @@
 """A process that has imported torch once, and forks a worker for each arm that is started.
 
 The import takes more than a second of processor time, a fork some milliseconds. The server imports no arm and touches
-no GPU, so a worker inherits only what it would have imported itself. Python's own forkserver is not used: it imports
-the caller's main module into every child.
+no GPU, so a worker inherits only libraries that it, or an upstream's arm, would import itself. Python's own forkserver
+is not used: it imports the caller's main module into every child.
 """
 
 from __future__ import annotations

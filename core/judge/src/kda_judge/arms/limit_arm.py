@@ -29,6 +29,8 @@ from kda_judge.arms.protocol import Place, RowSpec, Traffic
 
 WORD = 4
 """Bytes of the int32 elements that the stream moves."""
+EVEN = 64
+"""A stream moves a multiple of so many bytes: up to 63 fewer than the op, of its reads and of its writes."""
 SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
 """Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. A norm's program holds a row of up to 32 KB,
 and reads all of it before it writes."""
@@ -233,27 +235,28 @@ def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, list[Op]]:
     """
     start = min(place.offset for place in row.sets[0].values() if place is not None)
     inputs = arena[start : start + (arena.numel() - start) // WORD * WORD].view(torch.int32)
-    return host_floor(row.outputs, arena.device), all_streams(row.traffic, bool(row.inplace), inputs=inputs)
+    return host_floor(row.outputs, arena.device), all_streams(row.traffic, inputs)
 
 
-def fastest_stream(traffic: Traffic, in_place: bool, plain: bool = False) -> Op:
+def fastest_stream(traffic: Traffic, plain: bool = False) -> Op:
     """The fastest of `all_streams`."""
-    return min(all_streams(traffic, in_place, plain), key=trial)
+    return min(all_streams(traffic, plain=plain), key=trial)
 
 
-def all_streams(traffic: Traffic, in_place: bool, plain: bool = False, inputs: torch.Tensor | None = None) -> list[Op]:
+def all_streams(traffic: Traffic, inputs: torch.Tensor | None = None, plain: bool = False) -> list[Op]:
     """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
 
     Always in the same order; they ignore their arguments. The few `plain` ones copy single tiles without hints: to try
     all takes seconds. They read `inputs`, whose values stay, if these are large enough, else memory of their own.
     """
-    reads, writes = (max(size // 16 * 16, 16) // WORD for size in (traffic.read, traffic.written))
-    words = max(reads, writes if in_place else 0)
-    if inputs is not None and inputs.numel() >= words and not (in_place and writes > reads):
+    # Triton makes 16-byte loads only where it knows that numbers of words divide by 16.
+    reads, writes = (max(size // EVEN * EVEN, EVEN) // WORD for size in (traffic.read, traffic.written))
+    words = max(reads, writes if traffic.in_place else 0)
+    if inputs is not None and inputs.numel() >= words and not (traffic.in_place and writes > reads):
         source = inputs[:words]
     else:
         source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
-    target = source if in_place else source.new_empty(writes)
+    target = source if traffic.in_place else source.new_empty(writes)
     # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
     hopper = torch.cuda.get_device_capability()[0] >= 9
     multiprocessors = torch.cuda.get_device_properties().multi_processor_count

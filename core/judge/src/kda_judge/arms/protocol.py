@@ -57,6 +57,8 @@ class Traffic(Strict):
 
     read: int
     written: int
+    in_place: bool = False
+    """Whether most of what is written lies where it was read."""
 
     @property
     def moved(self) -> int:

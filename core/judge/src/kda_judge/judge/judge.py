@@ -116,7 +116,7 @@ class Judge:
                 arm.ask("warm", Ready, refusable=notes.arms[name].excused, stream=notes.arms[name].stream)
         case.arena.repair_guards()  # nobody knows who wrote there; whoever did does so again when it is verified
         for name, arm in notes.usable(self._setup.arms, LIMIT_ARM):
-            with notes.arms[name].noting():
+            with notes.arms[name].noting(), alone(name, self._setup.arms):
                 chosen, _ = arm.ask("choose", Chosen, stream=notes.arms[name].stream)
                 notes.arms[name].stream = chosen.stream
 

@@ -73,7 +73,9 @@ def traffic(op: Op, row: Workload, reference: Any) -> Traffic:
         if custom
         else sum(spec.nbytes for name, spec in row.inputs.items() if name not in op.pools)
     )
-    return Traffic(read=read, written=written)
+    # What is read and written at one place counts twice as traffic, and once as memory.
+    in_place = 2 * (read + written - footprint(op, row)) >= written > 0
+    return Traffic(read=read, written=written, in_place=in_place)
 
 
 def _touched(op: Op, row: Workload, name: str) -> int:

@@ -110,7 +110,7 @@ def main(op: str, *ids: str) -> None:
     for row in task.workloads:
         if row.id in ids:
             moved = traffic(task.config.ops[row.op], row, reference)
-            for stream in all_streams(moved, in_place=bool(row.inplace)):
+            for stream in all_streams(moved):
                 stream()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -132,7 +132,7 @@ def _device_us(op: Callable[..., Any]) -> float:
 
 def _copy(half: int, multiprocessors: int) -> Copy:
     """The fastest stream that reads and writes so many bytes each, and the fastest of the copy engine's."""
-    streams = all_streams(Traffic(read=half, written=half), in_place=False)
+    streams = all_streams(Traffic(read=half, written=half))
     words = half // WORD
     bulk = len(list(bulk_streams(words, words, multiprocessors))) if torch.cuda.get_device_capability()[0] >= 9 else 0
     groups = (streams[: len(streams) - bulk], streams[len(streams) - bulk :])  # the copy engine's are the last

@@ -67,7 +67,7 @@ class Stopwatch(Protocol):
         Of several sets, a sample uses each once. Preparing may use them, too.
         """
 
-    def copy(self, moved: Traffic, in_place: bool) -> Sample:
+    def copy(self, moved: Traffic) -> Sample:
         """Prepare to time the device's floor: a stream of as many bytes."""
 
     def wall(self, call: Callable[..., Any], sets: Sequence[Arguments], device_us: float) -> float:
@@ -95,11 +95,11 @@ class GraphWatch:
         times = 1 if len(sets) > 1 else max(1, round(SAMPLE_US / max(graph.replay(1)[1], 1.0)))
         return lambda: graph.replay(times)[1] / (times * graph.calls)
 
-    def copy(self, moved: Traffic, in_place: bool) -> Sample:
+    def copy(self, moved: Traffic) -> Sample:
         """The judge's own."""
         from kda_judge.arms.limit_arm import fastest_stream
 
-        return self.capture(fastest_stream(moved, in_place, plain=True), [()])
+        return self.capture(fastest_stream(moved, plain=True), [()])
 
     def wall(self, call: Callable[..., Any], sets: Sequence[Arguments], device_us: float) -> float:
         """Calls back to back, with the judge's clock for the column `wall`."""
@@ -165,7 +165,7 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
         attempt = _Attempt(task, trial, case, device)
         copies: list[float] = []
         places = list(twins)
-        copy = watch.copy(moved, bool(row.inplace))
+        copy = watch.copy(moved)
         step = watch.together(size)
         for start in range(0, len(places), step):
             ready: dict[int, Sample] = {}
