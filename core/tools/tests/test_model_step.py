@@ -1,5 +1,6 @@
 """`kda model`: the known models, calls and rows, drift, records and pages; and one narrow model of the pinned wheel."""
 
+import ast
 import importlib.util
 import json
 import subprocess
@@ -421,6 +422,30 @@ def test_every_process_says_what_took_its_time(known, monkeypatch):
     assert shown == ["process 1 of 1: weights and first step 11 s, drift 1 s"]
 
 
+NEVER_STALE = {"census", "known_models", "protocol", "step_record"}
+"""Of the modules that a worker imports: they count calls, or say what data looks like, which every record holds."""
+
+
+def test_all_files_that_a_worker_computes_with_make_a_run_stale():
+    source = ROOT / "core" / "tools" / "src"
+    reached, ahead = set(), ["kda_tools.models.worker"]
+    while ahead:
+        path = source / f"{ahead.pop().replace('.', '/')}.py"
+        if path in reached or not path.is_file():
+            continue
+        reached.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                ahead += [f"{node.module}", *(f"{node.module}.{one.name}" for one in node.names)]
+    rooms = [source / "kda_tools" / room for room in ("models", "traces")]
+    computed = {
+        path.relative_to(source / "kda_tools").as_posix()
+        for path in reached
+        if path.parent in rooms and path.stem not in NEVER_STALE
+    }
+    assert computed == set(run_step.DECIDING)
+
+
 def measured(**changed) -> StepRecord:
     times = [[100.0, 101.0, 99.0], [102.0, 100.0, 101.0], [98.0, 99.0, 100.0]]
     parts = [
@@ -599,16 +624,18 @@ def wheels() -> None:
 
 
 @pytest.fixture(scope="module")
-def narrow() -> dict:
+def narrow(tmp_path_factory) -> dict:
     """What model_probe.py found with the pinned wheel's Qwen-Image, two heads wide."""
     wheels()
     folder = ROOT / known_models.FOLDER
     pin = known_models.load_models(folder / "models.toml").releases["0.5.12.post1"]
     tree = boot.obtain(pin, folder / pin.files, offline=True)
     command = [sys.executable, str(Path(__file__).with_name("model_probe.py")), str(tree)]
-    env = {"PATH": "", "PYTHONPATH": import_path(), "KDA_ROOT": str(ROOT), "HOME": str(tree)}
+    temporary = tmp_path_factory.mktemp("temporary")
+    env = {"PATH": "", "PYTHONPATH": import_path(), "KDA_ROOT": str(ROOT), "HOME": str(tree), "TMPDIR": str(temporary)}
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
+    assert list(temporary.glob("kda-*")) == []
     return json.loads(ran.stdout.splitlines()[-1])
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import sysconfig
-import tempfile
 import types
 import warnings
 from pathlib import Path
@@ -130,8 +129,8 @@ def _one_rank() -> None:
     )
     for name, value in {"MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
-    store = Path(tempfile.mkdtemp(prefix="kda-model-")) / "store"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     state = importlib.import_module(f"{RUNTIME}distributed.parallel_state")
     state.init_distributed_environment(world_size=1, rank=0, local_rank=0, backend="gloo")
     degrees = (

@@ -250,23 +250,24 @@ def causes(said: bytes) -> str:
 
 
 def hashes(tasks: Sequence[Task], calls: Sequence[Call], folder: Path) -> dict[str, str]:
-    """sha256 of what decides a run: the solutions that were called, this room of the tools, and the known models."""
+    """sha256 of what decides a run: the solutions that were called, `DECIDING`, and the known models."""
     called = {call.task for call in calls}
     found = {}
     for task in tasks:
         if task.folder in called:
             parts = provenance.hashes(task)
             found[task.folder] = hashlib.sha256(f"{parts['solution']} {parts.get('library', '')}".encode()).hexdigest()
-    room = provenance.content_hash(Path(kda_tools.__file__).parent / "models", DECIDING)
+    room = provenance.content_hash(Path(kda_tools.__file__).parent, DECIDING)
     data = provenance.content_hash(folder, ["models.toml"])
     return found | {"models": hashlib.sha256(f"{room} {data}".encode()).hexdigest()}
 
 
 DECIDING = (
-    *("boot.py", "builders.py", "calls.py", "chain_sites.py", "deferred_gelu.py", "deferred_slices.py", "drift.py"),
-    *("kernels.py", "natives.py", "seams.py", "standins.py", "stepping.py", "timing.py", "worker.py"),
+    *(f"models/{name}.py" for name in ("boot", "builders", "calls", "chain_sites", "deferred_gelu", "deferred_slices")),
+    *(f"models/{name}.py" for name in ("drift", "fitting", "kernels", "natives", "seams", "standins", "stepping")),
+    *("models/timing.py", "models/worker.py", "traces/kernel_classes.py"),
 )
-"""Files of this room that can change a number."""
+"""Files of the tools that can change a number."""
 
 
 @contextmanager
