@@ -21,7 +21,19 @@ from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import provenance, record_log
 from kda_tools import cli
-from kda_tools.models import boot, census, drift, kernels, known_models, page, readme_block, run_step, standins, timing
+from kda_tools.models import (
+    boot,
+    census,
+    drift,
+    kernels,
+    known_models,
+    page,
+    readme_block,
+    run_step,
+    standins,
+    timing,
+    views,
+)
 from kda_tools.models.calls import Call, Log, Rows
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
@@ -516,6 +528,36 @@ def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monk
     assert any("steps.md:" in line for line in page.publish(tmp_path, check=True))
     page.publish(tmp_path, check=False)
     assert "**stale**: k05_norm_scale_shift changed since" in (tmp_path / "docs" / "steps.md").read_text()
+
+
+def test_rows_that_production_does_not_make_are_named_and_counted_apart(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    one = {"task": "k05", "op": "f", "inputs": {}}
+    rows = (("made", True, 2), ("unmade", False, 3), (None, False, 4))
+    record = measured(calls=[one | {"row": row, "production": made, "count": n} for row, made, n in rows])
+    shown = page.contents([record], ROOT / known_models.FOLDER)["steps.md"]
+    assert "ops: 9, 2 of them with a production row's shapes, 3 with those of a frozen row" in shown
+    assert "| unmade (no production row) |" in shown
+    assert "| made |" in shown
+
+
+def test_the_page_says_psnr_and_which_code_is_stale(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    same = {"relative": (1e-3, 0.0), "psnr_db": (60.0, None)}
+    drifted = {**measured().drift.model_dump(), "steps": 1, "upstream_eager": same}
+    record = measured(drift=drifted, hashes={"models": "0" * 64})
+    found = page.contents([record], ROOT / known_models.FOLDER)
+    assert "after 1 step, PSNR: solution to upstream 54.0 dB, upstream to eager equal, solution to" in found["steps.md"]
+    assert "**stale**: the code or the settings of the run changed since" in found["steps.md"]
+    assert "PSNR, dB" in found["plots/drift-flux-0.5.23-solution.svg"]
+
+
+def test_only_an_exact_arm_has_the_tier_of_an_upstream_that_is_bit_exact():
+    exact, apart = ({"relative": (0.0, value), "psnr_db": (None, None)} for value in (0.0, 1e-3))
+    drifted = {**measured().drift.model_dump(), "upstream_eager": exact}
+    verdict = "bound: 1.00 of at most 1.5: upstream is bit-exact to eager, this arm is not"
+    assert verdict in views.facts(measured(drift=drifted | {"solution_eager": apart}))
+    assert verdict not in views.facts(measured(drift=drifted | {"solution_eager": exact}))
 
 
 def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch):

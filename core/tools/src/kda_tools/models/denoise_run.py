@@ -64,7 +64,7 @@ class Plan:
 
 
 def make(plan: Plan, report: Callable[[str], None]) -> Run:
-    """Run every repeat, write the record, and give it back; `said` gets the lines of the log as they come.
+    """Run every repeat, write the record, and give it back; `report` gets the log's lines as they come.
 
     Raises:
         UsageError: the folder holds a run already.

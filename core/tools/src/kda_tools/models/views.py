@@ -11,7 +11,7 @@ from rich.text import Text
 from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels
 from kda_tools.models.protocol import Answer
-from kda_tools.models.step_record import BOUND, Mode, StepRecord
+from kda_tools.models.step_record import BOUND, Curve, Mode, StepRecord
 from kda_tools.terminal import console, say
 
 UNTIMED = "No GPU: tiny token counts, and nothing was timed."
@@ -45,9 +45,13 @@ def _calls(calls: Iterable[Call]) -> Table:
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for call in calls:
         inputs = ", ".join(f"{name} {shape}" for name, shape in call.inputs.items())
-        row = f"{call.row}{'' if call.production else ' (no production row)'}" if call.row else "a new shape"
-        table.add_row(call.task, call.op, str(call.count), inputs, row)
+        table.add_row(call.task, call.op, str(call.count), inputs, row_of(call))
     return table
+
+
+def row_of(call: Call) -> str:
+    """The row whose inputs a call has, and whether production makes it."""
+    return f"{call.row}{'' if call.production else ' (no production row)'}" if call.row else "a new shape"
 
 
 def print_step(record: StepRecord) -> None:
@@ -71,11 +75,13 @@ def heading(record: StepRecord) -> str:
 
 
 def facts(record: StepRecord) -> list[str]:
-    """Calls without a row, fallbacks, and the numerics, one line each."""
-    rows: Counter[bool] = Counter()
+    """Calls without a production row, fallbacks, and the numerics, one line each."""
+    rows: Counter[str] = Counter()
     for call in record.calls:
-        rows[call.row is not None] += call.count
-    lines = [f"calls of the tasks' ops: {rows.total()}, {rows[True]} of them with a frozen row's shapes"]
+        rows["production" if call.production else "another" if call.row else "new"] += call.count
+    lines = [f"calls of the tasks' ops: {rows.total()}, {rows['production']} of them with a production row's shapes"]
+    if rows["another"]:
+        lines[0] += f", {rows['another']} with those of a frozen row that production does not make"
     if not record.calls:
         lines.append("no call of a task's op was reached" + (": these calls need a GPU" if record.tiny else ""))
     lines += [f"fallback: {one.task} {one.op}, {one.count} calls: {one.reason}" for one in record.fallbacks]
@@ -88,9 +94,14 @@ def facts(record: StepRecord) -> list[str]:
             "one rounding of each output": drift.rounding,
         }
         distances = ", ".join(f"{name} {_error(curve.relative[-1])}" for name, curve in last.items())
-        lines.append(f"after {drift.steps} steps: {distances}")
+        signals = ", ".join(f"{name} {_signal(curve)}" for name, curve in last.items())
+        after = f"after {drift.steps} step{'s'[: drift.steps != 1]}"
+        lines += [f"{after}: {distances}", f"{after}, PSNR: {signals}"]
         ratio = "-" if drift.ratio is None else f"{drift.ratio:.2f}"
-        lines.append(f"bound: {ratio} of at most {BOUND}: {'within' if drift.within else 'BEYOND'}")
+        verdict = "within" if drift.within else "BEYOND"
+        if drift.within and drift.upstream_eager.relative[-1] == 0 != drift.solution_eager.relative[-1]:
+            verdict = "upstream is bit-exact to eager, this arm is not"
+        lines.append(f"bound: {ratio} of at most {BOUND}: {verdict}")
         lines.append("random weights: this says how rounding spreads, not how pictures look")
     return lines
 
@@ -130,3 +141,10 @@ def timing(mode: Mode) -> str:
 
 def _error(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.2e}"
+
+
+def _signal(curve: Curve) -> str:
+    """Of the last step."""
+    if (value := curve.psnr_db[-1]) is not None:
+        return f"{value:.1f} dB"
+    return "equal" if curve.relative[-1] == 0 else "not finite"
