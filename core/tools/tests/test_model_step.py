@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from core.tools.tests.every_task import ROOT
 from kda_judge.arms.upstream import cache_folder
 from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UpstreamError, UsageError
+from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import provenance, record_log
@@ -27,6 +28,7 @@ from kda_tools.models import (
     drift,
     kernels,
     known_models,
+    natives,
     page,
     readme_block,
     run_step,
@@ -244,6 +246,22 @@ def test_an_argument_that_the_solution_lacks_stays_with_upstream_and_is_named():
     assert unknown(ours, theirs, {"wide": False}) is None
     assert fitted(theirs, ours) is theirs
     assert named(lambda *args, **kwargs: None, ours) is ours
+
+
+# ---- upstream's own fused ops
+
+
+def known_models_ops(known, release: str) -> list[dict]:
+    """The catalogue's ops that the modules of the known models import, one way or another."""
+    dotted = {model.class_.rpartition(".")[0] for model in known.models.values()}
+    modules = {name.partition(".runtime.models.")[2].replace(".", "/") for name in dotted}
+    path = ROOT / "docs" / "catalogue" / "upstream" / f"sglang-{release}.toml"
+    return [op for op in read_toml(path)["op"] if modules & set(op.get("models", ()))]
+
+
+def test_the_default_sites_are_those_of_the_catalogue(known):
+    sites = [op for op in known_models_ops(known, "0.5.23") if op["language"] == ["site"]]
+    assert set(natives.SITES) == {op["name"] for op in sites if op["quality"] == natives.QUALITY}
 
 
 # ---- numerics

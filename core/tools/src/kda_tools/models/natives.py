@@ -25,6 +25,8 @@ SITES = (
     "LTX2_QKNORM_SPLIT_ROPE",
     "LTX2_RMS_NORM_MODULATE",
     "HUNYUAN_QKNORM",
+    "HELIOS_GATED_RESIDUAL",
+    "NVFP4_BIAS_GELU",
 )
 """The fusions of 0.5.23 whose tier is `lossless` and that a model of the known models can have."""
 

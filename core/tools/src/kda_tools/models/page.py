@@ -182,7 +182,7 @@ def drift_svg(record: StepRecord) -> str:
         signal.set_ylabel("PSNR, dB")
         axes.legend(loc="best", fontsize=8)
 
-    return figures.figure_svg(draw, 4.0, 0.45)
+    return figures.figure_svg(draw, 4.0, 0.6)
 
 
 def shares_svg(records: Sequence[StepRecord]) -> str:
