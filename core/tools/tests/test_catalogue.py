@@ -234,6 +234,14 @@ def test_the_pages_are_what_the_catalogue_gives(tmp_path: Path) -> None:
     assert len(catalogue_pages.publish(tmp_path, [], check=True)) == 3
 
 
+def test_the_pages_name_models_and_give_a_release_only_to_ops_that_the_latest_lacks() -> None:
+    ops, models = ((ROOT / page).read_text() for page in (catalogue_pages.OPS, catalogue_pages.MODELS))
+    assert re.search(r"^\| `dits/flux` \| .*`qknorm-rope`", models, re.MULTILINE)
+    rows = [line.split(" | ") for line in ops.splitlines() if line.startswith("| `")]
+    assert sum(int(row[4]) > 0 for row in rows) > 50
+    assert "(0.5.23)" not in ops
+
+
 def test_the_watchlist() -> None:
     entries = {entry.id for entry in catalogue.load(ROOT)}
     pulls = load_watchlist(ROOT)

@@ -109,7 +109,7 @@ def _ops_page(known: Iterable[Known], latest: Release, gains: Mapping[str, str])
 
 def _names(one: Known, latest: Release) -> str:
     """Each op once, with the release where it is not in the latest."""
-    now = {op.name for release, op in one.ops if release is latest}
+    now = {op.name for release, op in one.ops if release.release == latest.release}
     older = [f"`{op.name}` ({release.release.partition(' ')[2]})" for release, op in one.ops if op.name not in now]
     return ", ".join(dict.fromkeys([*(f"`{name}`" for name in sorted(now)), *older]))
 
@@ -119,7 +119,7 @@ def _languages(one: Known) -> str:
 
 
 def _models(one: Known, latest: Release) -> set[str]:
-    return {model for release, op in one.ops if release is latest for model in op.models}
+    return {model for release, op in one.ops if release.release == latest.release for model in op.models}
 
 
 def _cell(text: str) -> str:
