@@ -10,9 +10,12 @@ import pytest
 import tomli
 
 from core.judge.tests.records_factory import ROWS, make_checkout, make_record
-from kda_judge.contract.tasks import Task
+from kda_judge.contract.tasks import Task, find_tasks
+from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.run_record import Basis, RunRecord
-from kda_tools.publish import plots
+from kda_tools.models import known_models, page
+from kda_tools.models.step_record import StepRecord, log
+from kda_tools.publish import plots, report
 
 ROOT = Path(__file__).resolve().parents[3]
 # In CI nothing is skipped: without matplotlib the tests fail there.
@@ -66,7 +69,33 @@ def test_the_summaries_show_every_clock_and_row(task: Task, records: list[RunRec
     assert clocks <= set(names)
     names = texts(plots.overview_svg([(task, records[0])]))
     assert names.count(task.folder) == 1
-    assert clocks <= set(names)
+    assert {"device, over baseline", "portable wall, over baseline", "wall with kda-runtime, over baseline"} <= set(
+        names
+    )
+
+
+def test_nothing_of_a_recorded_picture_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the widths of the font that the pictures ask for."""
+    from matplotlib.figure import Figure
+
+    save, outside = Figure.savefig, []
+
+    def look(figure: Figure, *args: object, **kwargs: object) -> None:
+        box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
+        if box.x0 < 0 or box.y0 < 0 or box.x1 > wide or box.y1 > high:
+            outside.append((figure.axes[0].get_xlabel(), box.extents.round(2).tolist(), (wide, high)))
+        save(figure, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    found = [(task, records) for task in find_tasks() if (records := ledger.read(task.ledger))]
+    drawn = [plots.plots(task, records) for task, records in found]
+    assert any(drawn)
+    latest = [(task, run) for task, records in found for run in report.published(task, records).values()]
+    assert plots.overview_svg(latest)
+    models = ROOT / known_models.FOLDER
+    assert page.contents(record_log.read(log(models), StepRecord), models)
+    assert outside == []
 
 
 def test_no_run_to_publish_no_plot(task: Task, records: list[RunRecord]) -> None:

@@ -182,7 +182,7 @@ def drift_svg(record: StepRecord) -> str:
         signal.set_ylabel("PSNR, dB")
         axes.legend(loc="best", fontsize=8)
 
-    return figures.figure_svg(draw, 4.0, 0.6)
+    return figures.figure_svg(draw, 4.0, 0.75)
 
 
 def shares_svg(records: Sequence[StepRecord]) -> str:
@@ -197,11 +197,12 @@ def shares_svg(records: Sequence[StepRecord]) -> str:
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_xlabel("share of a step's GPU time with upstream's ops, per cent")
+        axes.set_xlabel("share of a step's GPU time with upstream's ops, per cent", loc="right")
         axes.grid(visible=False, axis="y")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PARTS), fontsize=8, borderaxespad=0.2)
+        figures.legend(axes, 3)
 
-    return figures.figure_svg(draw, max(1, len(names)) * 2 * figures.ROW, max(map(len, names)) * figures.LETTER)
+    long = max(map(len, names)) * figures.LETTER
+    return figures.figure_svg(draw, max(1, len(names)) * 2 * figures.ROW, long, top=0.65)
 
 
 def _part(record: StepRecord, part: str) -> float:

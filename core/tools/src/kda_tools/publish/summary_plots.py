@@ -40,7 +40,7 @@ def task_summary(record: RunRecord) -> str:
             )
             mean = report.speedup(record.headline, basis, arm)
             whiskers(axes, [mean] if mean else [], [lane], colour, marker, None)
-        _finish(axes, names, "speedup (logarithmic; right of 1 is faster); ticks: rows, marks: geometric means")
+        _finish(axes, names, "speedup (logarithmic); ticks: rows, marks: geometric means")
 
     return figure_svg(draw, len(names) * LANE, max(map(len, names), default=0) * LETTER, top=0.1)
 
@@ -53,28 +53,28 @@ def overview(latest: Sequence[tuple[Task, RunRecord]]) -> str:
         for first, arm in ((True, BASELINE), (False, LATEST))
         if first or arm in record.settings.against
     ]
-    releases = {arm: _release(record, arm) for _, record, arm in reversed(lanes)}
     shown = [basis for basis in KINDS if any(report.speedup(record.headline, basis, arm) for _, record, arm in lanes)]
 
     def draw(axes: "Axes") -> None:
-        for basis in shown:
-            colour, marker = KINDS[basis]
-            for arm, face in ((BASELINE, colour), (LATEST, "none")):
+        for arm, opponent in ((BASELINE, "baseline"), (LATEST, "latest release")):
+            for basis in shown:
+                colour, marker = KINDS[basis]
                 points = [
                     (value, place)
                     for place, (_, record, of) in enumerate(lanes)
                     if of == arm and (value := report.speedup(record.headline, basis, arm))
                 ]
-                label = f"{WORDS[basis]}, {releases[arm]}" if arm in releases else None
+                face = colour if arm == BASELINE else "none"
+                label = f"{WORDS[basis]}, over {opponent}" if points else None
                 whiskers(axes, [v for v, _ in points], [y for _, y in points], colour, marker, label, face)
         for place, (name, _, _) in enumerate(lanes):
             if name and place:
                 axes.axhline(place - 0.5, color=GRID, linewidth=0.8)
         _finish(axes, [name for name, _, _ in lanes], "times as fast as SGLang's own kernel (logarithmic)")
-        legend(axes, len(shown))
+        legend(axes, 2)
 
     names = max((len(name) for name, _, _ in lanes), default=0)
-    return figure_svg(draw, len(lanes) * LANE * 0.7, names * LETTER, top=0.65)
+    return figure_svg(draw, len(lanes) * LANE * 0.7, names * LETTER, top=0.2 + 0.2 * len(shown))
 
 
 def _finish(axes: "Axes", names: Sequence[str], label: str) -> None:
@@ -85,7 +85,7 @@ def _finish(axes: "Axes", names: Sequence[str], label: str) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(label)
+    axes.set_xlabel(label, loc="right")  # a long one has room below the names
 
 
 def _release(record: RunRecord, arm: str) -> str:

@@ -52,8 +52,8 @@ def overview_md(ledgers: Ledgers) -> str:
     numbers = ", ".join(f"[{family}]({family}/README.md)" for family in families)
     return (
         f"![{OVERVIEW_SAYS}]({OVERVIEW.as_posix()})\n\n"
-        "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the first release, "
-        f"hollow: against the latest. {WHOSE} The same in numbers: {numbers}.\n"
+        "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the baseline, "
+        f"hollow: against the latest release. {WHOSE} The same in numbers: {numbers}.\n"
     )
 
 

@@ -41,8 +41,8 @@ def landing(ledgers: Ledgers) -> str:
     runs = [(task, run) for task, records in ledgers for run in report.published(task, records).values()]
     picture = raw(inlined(plots.overview_svg(runs), "overview", plots.OVERVIEW_SAYS)) if runs else ""
     words = (
-        "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the first release, "
-        f"hollow: against the latest. {report.WHOSE} [Every row, with filters](rows.md).\n"
+        "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the baseline, "
+        f"hollow: against the latest release. {report.WHOSE} [Every row, with filters](rows.md).\n"
     )
     return f"{picture}\n{words}\n{headlines(ledgers, '')}"
 
