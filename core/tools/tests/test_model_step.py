@@ -19,7 +19,7 @@ from kda_judge.arms.upstream import cache_folder
 from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UpstreamError, UsageError
 from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.task_import import import_path
-from kda_judge.contract.tasks import Task
+from kda_judge.contract.tasks import Task, find_tasks
 from kda_judge.evidence import provenance, record_log
 from kda_tools import cli
 from kda_tools.models import (
@@ -262,6 +262,47 @@ def known_models_ops(known, release: str) -> list[dict]:
 def test_the_default_sites_are_those_of_the_catalogue(known):
     sites = [op for op in known_models_ops(known, "0.5.23") if op["language"] == ["site"]]
     assert set(natives.SITES) == {op["name"] for op in sites if op["quality"] == natives.QUALITY}
+
+
+@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.23"])
+def test_every_fused_op_of_the_known_models_is_off_in_the_eager_arm_or_its_reason_is_given(known, release):
+    seams = {op for task in find_tasks() if task.family == "diffusion" for op in task.load("solution").__all__}
+    replaced = {name.removesuffix("_cuda") for forms in natives.NATIVE.values() for name in forms}
+
+    def off(op: dict) -> bool:
+        name, guards = op["name"], op.get("guards", ())
+        asked = bool(guards) and all(natives.eager_form(guard) for guard in guards)
+        return bool(natives.eager_form(name)) or asked or name in {*seams, *replaced, *natives.SITES, *natives.FUSED}
+
+    assert [op["name"] for op in known_models_ops(known, release) if not off(op)] == []
+
+
+def test_the_eager_arm_asks_no_kernel_and_leaves_no_trace(monkeypatch, tmp_path):
+    """Guards, tries and gates of upstream are off there, and in the next arm as they were."""
+    kernel, model = types.ModuleType("sglang.kernels.fake"), types.ModuleType(f"{natives.MODELS}fake")
+    exec("def can_use_fake(x): return True\ndef try_fake(x): return x", vars(kernel))
+    gates = types.ModuleType(f"{natives.FACADE}.sites.bitexact_gate")
+    gates.BitExactFusionGate = type("BitExactFusionGate", (), {"disabled": False})
+    vars(model).update(can_use_fake=kernel.can_use_fake, try_fake=kernel.try_fake, can_use_own=lambda: True)
+    model.GATE, model.SHUT = gates.BitExactFusionGate(), gates.BitExactFusionGate()
+    model.SHUT.disabled = True
+    for module in (kernel, model, gates):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = object.__new__(natives.Natives)
+    vars(found).update(_cpu=True, _forms=[], _layers=[], _eager={}, _gates=[], _model=None, mounted=())
+    found.find()
+    before = dict(vars(model))
+    found.use(native=True)
+    assert (model.can_use_fake(1), model.try_fake(1), kernel.can_use_fake(1), model.can_use_own()) == (
+        *(False, None, False),
+        True,
+    )
+    assert (model.GATE.disabled, model.SHUT.disabled) == (True, True)
+    found.find()
+    found.use(native=True)
+    found.use(native=False)
+    assert dict(vars(model)) == before
+    assert (model.GATE.disabled, model.SHUT.disabled) == (False, True)
 
 
 # ---- numerics

@@ -1,7 +1,9 @@
 """SGLang's fused ops outside of the tasks, and their native forms: upstream's own where it has one.
 
-On the CPU the native forms stand in every arm, since the fused ones are CUDA. Fusions that a request's quality mounts
-(0.5.23) are mounted as for its default, `lossless`, and not at all in the eager arm.
+On the CPU the native forms of `NATIVE` stand in every arm, since the fused ones are CUDA. Fusions that a request's
+quality mounts (0.5.23) are mounted as for its default, `lossless`, and not at all in the eager arm. There, too, every
+`BitExactFusionGate` is off, `can_use_*` says no, `try_*` gives None, and the functions of `EAGER` are replaced.
+`FUSED` names the functions that need none of that, and says why.
 """
 
 from __future__ import annotations
@@ -77,6 +79,61 @@ ON_CPU: dict[str, dict[str, Callable[..., Any]]] = {
 """Questions that the kernels answer by the GPU's capability: on the CPU the eager form takes what all releases have."""
 
 
+def _none(*_: object, **__: object) -> None:
+    return None
+
+
+def _residual_gate_add(residual: torch.Tensor, update: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return residual + update * gate
+
+
+def _helios_qk_rope(q: torch.Tensor, k: torch.Tensor, freqs: torch.Tensor) -> None:
+    rotate = sys.modules[MODELS + "helios"].apply_rotary_emb_transposed
+    for x in (q, k):
+        x.copy_(rotate(x, freqs))
+
+
+MODELS = "sglang.multimodal_gen.runtime.models.dits."
+KERNELS = ("sglang.kernels.", "sglang.jit_kernel.")
+EAGER: dict[str, Callable[..., Any]] = {
+    "residual_gate_add": _residual_gate_add,
+    "fused_inplace_helios_qk_rope": _helios_qk_rope,
+    "rmsnorm_scale": _none,
+    "rmsnorm_tanh_residual": _none,
+    "can_use_qk_rmsnorm_native": _no,
+    "_ltx2_try_fused_ada_values9": _none,
+}
+"""Function -> its form in the eager arm. A caller that gets None takes its own path."""
+TASKS_GUARD = "can_use_fused_inplace_qknorm_rope"
+"""Stays as it is: the op behind it is a task's, and eager in the eager arm."""
+LAYER = "layers that call it run `forward_native` in the eager arm"
+GATED = "a `BitExactFusionGate` is before it"
+INSIDE = "it asks a guard itself, or its callers do, which says no"
+RANKS = "only several GPUs call it"
+QUANTISED = "only quantised weights call it"
+UNMOUNTED = "only a site that is mounted calls it"
+ATTENTION = "FlashAttention's, which no step here takes"
+FUSED: dict[str, str] = {
+    **dict.fromkeys(("rms_norm_fn", "triton_one_pass_rms_norm", "rmsnorm_hf", "flydsl_norm_scale_shift"), LAYER),
+    **dict.fromkeys(("flydsl_fused_residual_norm_scale_shift", "fused_inplace_qknorm"), LAYER),
+    **dict.fromkeys(("fused_layernorm_modulate", "fused_layernorm_modulate_raw", "joint_qkv_cat"), GATED),
+    **dict.fromkeys(("hunyuan_qkv_rope_pack", "fused_temb_table_slices", "fused_qknorm_rope_out_of_place"), GATED),
+    **dict.fromkeys(("modulate_scale_shift", "modulate_scale_shift_cuda", "zimage_qk_rmsnorm_native"), INSIDE),
+    **dict.fromkeys(("copy_head_groups", "pack_qkv_destination_major", "usp_merge_heads"), RANKS),
+    **dict.fromkeys(("fused_norm_scale_shift_fp8", "fused_scale_residual_norm_scale_shift_fp8"), QUANTISED),
+    **dict.fromkeys(("bias_gelu_tanh", "fused_linear_gelu_tanh", "fused_ltx2_rms_norm_modulate"), UNMOUNTED),
+    **dict.fromkeys(("fused_pack_qkv", "fused_pack_segmented_qkv", "fused_scatter_to_padded"), ATTENTION),
+    "ltx2_ada_values9": "`_ltx2_try_fused_ada_values9` alone calls it",
+}
+
+
+def eager_form(name: str) -> Callable[..., Any] | None:
+    """What a function of this name is in the eager arm; None: itself."""
+    if name in EAGER or name == TASKS_GUARD:
+        return EAGER.get(name)
+    return _no if name.startswith("can_use_") else _none if name.startswith("try_") else None
+
+
 class Natives:
     """Which forms the loaded modules and one model use."""
 
@@ -84,6 +141,8 @@ class Natives:
         self._cpu = device.type == "cpu"
         self._forms: list[tuple[Any, str, Any, Any]] = []
         self._layers: list[tuple[Any, Any, Any]] = []
+        self._eager: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self._gates: list[Any] = []
         self._model: torch.nn.Module | None = None
         self.mounted: tuple[str, ...] = ()
         for module, forms in NATIVE.items():
@@ -95,6 +154,20 @@ class Natives:
             for module, forms in ON_CPU.items():
                 for name, native in forms.items():
                     setattr(importlib.import_module(LAYERS + module), name, native)
+
+    def find(self) -> None:
+        """Look through all loaded modules of SGLang for functions that have an eager form; again after a first step."""
+        facade = sys.modules.get(FACADE)
+        for name in EAGER.keys() & set(facade._EXPORTS) if facade is not None else ():
+            getattr(facade, name)  # some functions import it when they are called, and shall find what is put there
+        for module, holder in list(sys.modules.items()):
+            if not module.startswith("sglang."):
+                continue
+            for name, value in list(vars(holder).items()):
+                form = eager_form(name)
+                theirs = str(getattr(value, "__module__", "")).startswith(KERNELS) or name in EAGER
+                if form is not None and theirs and callable(value) and value is not form:
+                    self._eager.setdefault((module, name), (value, form))
 
     def attach(self, model: torch.nn.Module) -> None:
         """Look at this model's layers from now on."""
@@ -108,11 +181,33 @@ class Natives:
 
     def use(self, *, native: bool) -> None:
         """Native forms everywhere, or the fused ones where this machine has them."""
+        for (module, name), (fused, plain) in self._eager.items():
+            setattr(sys.modules[module], name, plain if native else fused)
         for holder, name, fused, plain in self._forms:
             setattr(holder, name, plain if native or self._cpu else fused)
         for layer, fused, plain in self._layers:
             layer._forward_method = plain if native else fused
+        self._shut(native)
         self._mount(not native)
+
+    def _shut(self, wanted: bool) -> None:
+        """Turn off the gates before kernels that give eager's bits, or turn on again what was turned off here."""
+        kind = getattr(sys.modules.get(f"{FACADE}.sites.bitexact_gate"), "BitExactFusionGate", None)
+        if not wanted:
+            for gate in self._gates:
+                gate.disabled = False
+            self._gates = []
+        elif kind is not None:
+            found = [
+                value
+                for module, holder in list(sys.modules.items())
+                if module.startswith(MODELS)
+                for value in vars(holder).values()
+                if isinstance(value, kind) and not value.disabled
+            ]
+            for gate in found:
+                gate.disabled = True
+            self._gates += found
 
     def _mount(self, wanted: bool) -> None:
         facade = sys.modules.get(FACADE)

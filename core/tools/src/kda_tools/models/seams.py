@@ -104,6 +104,7 @@ class Seams:
 
         A facade keeps what it was asked for. So it is asked now, lest it keep what some arm put there.
         """
+        self.natives.find()
         facade = sys.modules.get(natives.FACADE)
         for seam in self.seams:
             if seam.site is not None:
