@@ -39,7 +39,7 @@ from kda_tools.models import (
 from kda_tools.models.calls import Call, Log, Rows
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
-from kda_tools.models.protocol import Answer, Request, Timed
+from kda_tools.models.protocol import PHASE, Answer, Request, Timed
 from kda_tools.models.run_step import Plan, answers_of, ask, causes, hashes, joined
 from kda_tools.models.step_record import Profile, Share, StepRecord, log
 from kda_tools.models.stepping import check_memory
@@ -442,12 +442,15 @@ def test_workers_import_side_by_side_and_work_one_by_one(known, monkeypatch, tmp
     worker = tmp_path / "worker"
     worker.write_text(
         '#!/usr/bin/env bash\nset -e\ncd "$(dirname "$4")"\ntouch "$(basename "$4").started"\nread -r _\n'
+        f"echo '{PHASE}drift' >&2\n"
         "until [ $(ls ./*.started | wc -l) = 3 ]; do sleep 0.01; done\n"
         'echo "{\\"parameters\\": $(ls ./*.answer.json 2>/dev/null | wc -l), \\"standins\\": []}" >"$4"\n'
     )
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
-    assert [found.parameters for found in answers_of([request()] * 3)] == [0, 1, 2]
+    shown = []
+    assert [found.parameters for found in answers_of([request()] * 3, shown.append)] == [0, 1, 2]
+    assert shown == [f"process {number} of 3: drift" for number in (1, 2, 3)]
 
 
 def test_of_errors_that_led_to_others_the_first_is_named():
@@ -465,7 +468,7 @@ def test_modes_and_processes_are_checked_before_the_run(known):
 
 
 def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys, tmp_path):
-    def interrupted(_):
+    def interrupted(*_):
         yield Answer()
         raise KeyboardInterrupt
 
@@ -484,13 +487,29 @@ def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys
 
 def test_every_process_says_what_took_its_time(known, monkeypatch):
     answer = Answer(seconds={"weights and first step": 11.2, "drift": 0.6})
-    monkeypatch.setattr(run_step, "answers_of", lambda _: iter([answer]))
+    monkeypatch.setattr(run_step, "answers_of", lambda *_: iter([answer]))
     monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
     monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: False)
     shown = []
     plan = Plan("flux", "0.5.23", "solution", 1, 0, 3, 1, 0, (), True, False, "kda")
     run_step.run(plan, known, ROOT / known_models.FOLDER, shown.append)
-    assert shown == ["process 1 of 1: weights and first step 11 s, drift 1 s"]
+    assert shown == [
+        "no GPU: computed on the CPU in bfloat16, 0 steps for the drift",
+        "process 1 of 1: weights and first step 11 s, drift 1 s",
+    ]
+
+
+def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypatch):
+    monkeypatch.setattr(run_step, "answers_of", lambda requests, _: asked.extend(requests) or iter([Answer()]))
+    monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
+    asked, shown = [], []
+    for gpu in (False, True):
+        monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda gpu=gpu: gpu)
+        monkeypatch.setattr("kda_judge.evidence.gpu_state.read_state", lambda _: None)
+        run_step.run(Plan("hunyuan-vae", "0.5.23", modes=()), known, ROOT / known_models.FOLDER, shown.append)
+    assert (asked[0].denoise, asked[1].denoise) == (2, 50)
+    assert shown[0] == "no GPU: computed on the CPU in float32, 2 steps for the drift"
+    assert known.model("flux").dtype_on_cpu == "bfloat16"
 
 
 NEVER_STALE = {"census", "known_models", "protocol", "step_record"}

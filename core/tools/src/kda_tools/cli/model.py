@@ -51,8 +51,14 @@ def step(
         ),
     ] = None,
     denoise: Annotated[
-        int, typer.Option("--denoise", min=0, max=MOST, help="Denoising steps over which the outputs are compared.")
-    ] = 50,
+        int | None,
+        typer.Option(
+            "--denoise",
+            min=0,
+            max=MOST,
+            help="Denoising steps over which the outputs are compared; by default 50, without a GPU 2.",
+        ),
+    ] = None,
     mode: Annotated[
         list[str] | None, typer.Option("--mode", metavar="MODE", help="eager, graph, compile; may be repeated.")
     ] = None,

@@ -10,6 +10,9 @@ from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.known_models import Sizes
 from kda_tools.models.step_record import Drift, Profile
 
+PHASE = "kda phase: "
+"""Begins a line on a worker's standard error that names what it does next."""
+
 
 class Census(str, Enum):
     """What tensors answer that are asked whether they are on a GPU."""

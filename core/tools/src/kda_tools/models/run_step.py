@@ -10,8 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,7 @@ from kda_judge.evidence import gpu_state, provenance, stats
 from kda_tools.models import known_models
 from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels, Sizes
-from kda_tools.models.protocol import Answer, Census, Request, Timed
+from kda_tools.models.protocol import PHASE, Answer, Census, Request, Timed
 from kda_tools.models.step_record import Mode, StepRecord
 
 FEWEST_PROCESSES = 3
@@ -35,7 +36,8 @@ MODES = ("eager", "graph", "compile")
 CAUSE = re.compile(r"^(\[rank0\]: )?[\w.]*(Error|Exception)\b")
 """The last line of a traceback."""
 TINY_LAYERS = 2
-"""Without a GPU, where no number is given."""
+DENOISE, TINY_DENOISE = 50, 2
+"""Denoising steps, and what they and the layers are without a GPU, where no number is given."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Plan:
     seed: int = 0
     processes: int = FEWEST_PROCESSES
     samples: int = 12
-    denoise: int = 50
+    denoise: int | None = None
+    """None: `DENOISE`, without a GPU `TINY_DENOISE`."""
     modes: tuple[str, ...] = MODES
     offline: bool = False
     allow_busy: bool = False
@@ -95,14 +98,16 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
             arm=plan.arm,
             exports=exports,
             check=True,
-            denoise=plan.denoise,
+            denoise=plan.denoise if plan.denoise is not None else (DENOISE if gpu else TINY_DENOISE),
             modes=plan.modes if gpu else (),
             samples=plan.samples,
         )
         later = request.model_copy(update={"check": False, "denoise": 0})
         requests = [request, *[later] * (plan.processes - 1 if gpu else 0)]
         answers = []
-        for number, found in enumerate(answers_of(requests), start=1):
+        if not gpu:
+            show(f"no GPU: computed on the CPU in {model.dtype_on_cpu}, {request.denoise} steps for the drift")
+        for number, found in enumerate(answers_of(requests, show), start=1):
             answers.append(found)
             spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in found.seconds.items())
             show(f"process {number} of {len(requests)}: {spent}")
@@ -206,8 +211,10 @@ def ask(request: Request) -> Answer:
     return found
 
 
-def answers_of(requests: Sequence[Request]) -> Iterator[Answer]:
+def answers_of(requests: Sequence[Request], show: Callable[[str], None] = lambda _: None) -> Iterator[Answer]:
     """The answers of workers in fresh processes: all import at once, which takes longest, and work one by one.
+
+    `show` is told what each one does next.
 
     Raises:
         KdaError: of the class and with the message that the worker found; ArmFailed where it died.
@@ -215,7 +222,7 @@ def answers_of(requests: Sequence[Request]) -> Iterator[Answer]:
     with tempfile.TemporaryDirectory(prefix="kda-model-") as folder, ExitStack() as running:
         started = [running.enter_context(_started(one, Path(folder) / str(i))) for i, one in enumerate(requests)]
         for number, (request, worker) in enumerate(zip(requests, started, strict=True)):
-            _, said = worker.communicate(b"\n")
+            said = b"".join(_heard(worker, partial(_shown, show, f"process {number + 1} of {len(requests)}")))
             answer = Path(folder) / f"{number}.answer.json"
             if not answer.is_file():
                 raise ArmFailed(f"{request.model}: its worker ended with {worker.returncode}: {causes(said)}")
@@ -223,6 +230,24 @@ def answers_of(requests: Sequence[Request]) -> Iterator[Answer]:
             if found.error is not None:
                 raise getattr(errors, found.kind or "ArmFailed")(found.error)
             yield found
+
+
+def _shown(show: Callable[[str], None], who: str, phase: str) -> None:
+    show(f"{who}: {phase}")
+
+
+def _heard(worker: subprocess.Popen[bytes], show: Callable[[str], None]) -> Iterator[bytes]:
+    """Let a worker have its turn, to its end; the lines of its standard error that are no phases."""
+    assert worker.stdin is not None
+    assert worker.stderr is not None
+    with suppress(BrokenPipeError):  # it ended before its turn
+        os.write(worker.stdin.fileno(), b"\n")
+    for line in worker.stderr:
+        if line.startswith(PHASE.encode()):
+            show(line.decode().strip().removeprefix(PHASE))
+        else:
+            yield line
+    worker.wait()
 
 
 @contextmanager

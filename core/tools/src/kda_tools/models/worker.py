@@ -19,7 +19,7 @@ from kda_judge.contract.tasks import find_tasks
 from kda_tools.models import boot, builders, census, drift, known_models, standins
 from kda_tools.models.calls import Log, Rows
 from kda_tools.models.kernels import middle, profiled
-from kda_tools.models.protocol import Answer, Census, Request
+from kda_tools.models.protocol import PHASE, Answer, Census, Request
 from kda_tools.models.seams import ARMS, Seams, solutions_of
 from kda_tools.models.step_record import Drift, Profile, Share
 from kda_tools.models.stepping import GIB, Stepper, check_memory, free_bytes
@@ -43,8 +43,8 @@ def answer(request: Request) -> Answer:
             f"there is a GPU, which torch {torch.__version__} cannot use; install a CUDA build"
         )
     replaced = boot.boot(Path(request.tree), request.release)
-    # Half precision of 16 bits on the CPU is bfloat16: it has kernels for all that models do.
-    dtype = getattr(torch, model.dtype) if device.type == "cuda" else torch.bfloat16
+    # On the CPU never float16: it lacks kernels for some of what models do.
+    dtype = getattr(torch, model.dtype if device.type == "cuda" else model.dtype_on_cpu)
     asked = builders.Request(request.sizes, request.release, request.seed, device, dtype)
     tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
     solutions = solutions_of(tasks, request.exports)
@@ -93,9 +93,15 @@ def answer(request: Request) -> Answer:
 
 @contextmanager
 def _lasting(seconds: dict[str, float], what: str) -> Iterator[None]:
+    _tell(what)
     begin = time.perf_counter()
     yield
     seconds[what] = round(time.perf_counter() - begin, 1)
+
+
+def _tell(phase: str) -> None:
+    """Name what is done next, for whoever waits."""
+    print(f"{PHASE}{phase}", file=sys.stderr, flush=True)
 
 
 def _checked(found: Answer, stepper: Stepper, seams: Seams, subject: str, rows: Rows) -> Answer:
@@ -147,6 +153,7 @@ def _drift(stepper: Stepper, seams: Seams, steps: int) -> Drift | None:
             latents[arm] = latents["upstream"]
             continue
         seams.use(arm)
+        _tell(f"drift, {steps} steps with the arm {arm}")
         latents[arm] = stepper.denoise(steps)
     return drift.drift(latents)
 
