@@ -42,7 +42,6 @@ class Sizes(Strict):
 class Model(Strict):
     """One model: its class in SGLang, its widths, and the sizes of its production requests."""
 
-    title: str
     build: str
     """Function of `kda_tools.models.builders`."""
     class_: str = Field(alias="class")
@@ -64,8 +63,6 @@ class Model(Strict):
     """For a machine without a GPU."""
     tokens: Size
     """Tokens of the latent that `sizes` gives; for a decoder its elements of one channel."""
-    traffic: tuple[str, ...] = ()
-    """Names under which the tasks' rows list this model; none: no row does."""
     source: str
     """Where the figures come from."""
     releases: tuple[str, ...] = ()
