@@ -11,7 +11,7 @@ from kda_judge.evidence.record_log import read
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord, log
 from kda_tools.publish.report import HEADER, SUBJECT
 from kda_tools.publish.staleness import described, is_outdated
-from kda_tools.publish.task_claims import facts_of, knows
+from kda_tools.publish.task_claims import contradicted
 
 BUSY_PCT = 60.0
 """From this share of its peak on, a unit is what bounds a kernel; below it on every unit, waiting does."""
@@ -99,9 +99,8 @@ def _latest(task: Task) -> list[ProfileRecord]:
     latest = {record.row: record for record in read(log(task), ProfileRecord)}
     for record in latest.values():
         claimed = {"op": record.op, "limit.bytes_moved": record.bytes_moved}
-        if knows(task, record.provenance) and not claimed.items() <= (facts := facts_of(task, record.row)).items():
-            expected = {key: facts.get(key) for key in claimed}
-            raise LedgerError(f"{log(task)}: run {record.run_id}: row {record.row}: expected {expected}, got {claimed}")
+        if wrong := contradicted(task, record.provenance, record.row, claimed):
+            raise LedgerError(f"{log(task)}: run {record.run_id}: {wrong[0]}")
     order = {row.id: place for place, row in enumerate(task.workloads)}
     return sorted(latest.values(), key=lambda record: order.get(record.row, len(order)))
 

@@ -1,5 +1,7 @@
 """What a run in a task's ledger claims, against the task: whose run it is, its rows' facts, and all of `claims`."""
 
+from collections.abc import Mapping
+
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.run_record import Provenance, RowResult, RunRecord
@@ -8,7 +10,7 @@ from kda_judge.judge.oracle import load_reference
 from kda_tools.publish.staleness import hashes
 
 DECIDE_ROWS = ("config", "workloads", "reference")
-"""The parts that give a row's op, inputs, outputs and bytes; nothing is known of a run's rows where one has changed."""
+"""The parts that give a row's op, inputs, outputs and bytes."""
 
 
 def problems(task: Task, record: RunRecord) -> list[str]:
@@ -28,21 +30,32 @@ def unfit(task: Task, record: RunRecord) -> str | None:
 
 
 def knows(task: Task, source: Provenance) -> bool:
-    """Whether the task still is what it was then, as far as it decides what the facts of a row are."""
+    """Whether the task still is what it was then, as far as it decides which rows there are, and their facts."""
     now = hashes(task)
     return all(source.hashes.get(part) == now[part] for part in DECIDE_ROWS)
 
 
-def _rows(task: Task, record: RunRecord) -> list[str]:
-    if record.machine.kind != "cuda" or not knows(task, record.provenance):
+def contradicted(task: Task, source: Provenance, name: str, claimed: Mapping[str, object]) -> list[str]:
+    """What is claimed of the row of that id and is not as the task has it; None claims nothing.
+
+    A row whose facts change gets a new id, so the facts of an id hold for runs of every age: the hashes of `source`
+    are the run's own word. Of an id that the task lacks nothing is known, unless the run is of the task as it is now.
+    """
+    facts = facts_of(task, name)
+    if not facts and not knows(task, source):
         return []
-    facts = {row.id: facts_of(task, row.id) for row in record.rows}
     return [
-        f"row {row.id}: {key}: expected {expected}, as {task.path.name} has it, got {came}"
-        for row in record.rows
-        for key, came in _claimed(row).items()
-        if came is not None and (expected := facts[row.id].get(key)) != came
+        f"row {name}: {key}: expected {facts.get(key)}, as {task.path.name} has it (a changed row needs a new id), "
+        f"got {came}"
+        for key, came in claimed.items()
+        if came is not None and facts.get(key) != came
     ]
+
+
+def _rows(task: Task, record: RunRecord) -> list[str]:
+    if record.machine.kind != "cuda":
+        return []
+    return [line for row in record.rows for line in contradicted(task, record.provenance, row.id, _claimed(row))]
 
 
 def facts_of(task: Task, name: str) -> dict[str, object]:
