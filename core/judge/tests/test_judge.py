@@ -253,6 +253,16 @@ def test_a_grids_opponent_may_be_outside_the_tolerance(toy):
     assert {name: arm.correctness.checks for name, arm in row.arms.items()} == {"solution": 4, "eager": 3}
 
 
+def test_a_grid_is_drawn_from_seeds_that_no_file_names(toy):
+    """An arm may know the published seeds; a failure names the one that was drawn."""
+    published = open_session(Request(task=toy, device="cpu")).settings.seeds
+    records = [grid(toy, WRONG_ON_OFFSET, RIGHT) for _ in range(2)]
+    drawn = [seed for record in records for seed in record.settings.seeds]
+    assert len({*drawn, *published}) == 2 + len(published)
+    for record, seed in zip(records, drawn, strict=True):
+        assert f"[inputs: offset, seed {seed}]" in record.rows[0].reason
+
+
 REFUSES_OFFSET = (
     "def axpy(x, y, *, factor):\n"
     "    if x.mean() > 32:\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,12 @@ from kda_tools.lab.task_calls import answer
 
 
 def grid_session(session: Session) -> Session:
-    """The session for a grid: the first opponent alone, and one seed for each input family (three draws a row)."""
-    settings = session.settings
-    few = settings.model_copy(update={"against": settings.against[:1], "seeds": settings.seeds[:1]})
+    """The session for a grid: the first opponent alone, and one seed for each input family (three draws a row).
+
+    The seed is drawn by the system: no edit can be made for it. Records and failures name it.
+    """
+    seeds = (secrets.randbits(31),)
+    few = session.settings.model_copy(update={"against": session.settings.against[:1], "seeds": seeds})
     return replace(session, settings=few)
 
 
