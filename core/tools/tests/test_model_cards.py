@@ -17,8 +17,10 @@ from kda_judge.contract.tasks import Task, find_task
 from kda_judge.contract.workloads import load_workloads
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Basis, Limit, RunRecord
+from kda_runtime.launch import Launch
 from kda_tools import cli
 from kda_tools.knowledge.catalogue_find import known_entries
+from kda_tools.lab.inspect.aot import launched, meta_tensors
 from kda_tools.project import new_task
 from kda_tools.project.validate import problems
 from kda_tools.traces import cards, catalogue
@@ -26,6 +28,7 @@ from kda_tools.traces.catalogue import Constraint, Entry, Finding, Replaced, Sta
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit, envelope
 from kda_tools.traces.hotspots import Hotspot, hotspots
 from kda_tools.traces.kernel_classes import KernelClass
+from kda_tools.traces.own_kernels import own_kernels
 from kda_tools.traces.trace_events import collect
 from kda_tools.traces.trace_profile import Profile, Tensor, profile
 from kda_tools.traces.trace_read import TraceFile
@@ -55,6 +58,45 @@ def one(trace: Trace, folder: Path, *entries: Entry) -> Finding:
 def test_every_task_is_known_to_a_trace(task: Task) -> None:
     """docs/add_a_kernel.md says what an entry has. A task without an upstream release has nothing to name there."""
     assert task.folder in {entry.task for entry in catalogue.load(ROOT)} or not task.config.upstream
+
+
+@every_task
+def test_every_kernel_that_a_task_launches_is_known_as_its_own(task: Task, tmp_path: Path) -> None:
+    solution = task.load("solution")
+    rows = [row for row in task.workloads if row.production]
+    names = {
+        launch.name if isinstance(launch, Launch) else f"kernel_cutlass_{launch.name}_____BFloat16_8"
+        for row in rows
+        for launch in launched(solution, row, meta_tensors(row))
+    }
+    assert names
+    entries = catalogue.load(ROOT)
+    for name in names if task.folder in {entry.task for entry in entries} else ():
+        trace = Trace()
+        trace.python("model.py(1): forward", 0, 100)
+        trace.kernel(name, 50, 20, trace.launch(10))
+        found = one(trace, tmp_path, *entries)
+        assert (found.status, found.why) == (Status.TASK, task.folder), name
+
+
+def test_kernels_of_a_solution_and_not_their_helpers(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "@triton.jit\ndef half(x):\n    return x / 2\n\n@triton.jit(debug=True)\ndef run(x):\n    half(x)\n\n"
+        "@cute.kernel\ndef ring(x):\n    pass\n\ndef host(x):\n    run[(1,)](x); ring(x).launch()\n"
+    )
+    (tmp_path / "b.cu").write_text("template <int N>\n__global__ void __launch_bounds__(N)\nnorm(float* x) {}\n")
+    shown = {
+        "run": "run",
+        "ring": "kernel_cutlass_ring___Float32",
+        "norm": "void (anonymous)::norm<4>(float*)",
+    }
+    found = own_kernels(tmp_path)
+    assert set(found) == set(shown)
+    assert all(re.search(pattern, shown[name]) for name, pattern in found.items())
+    assert not any(re.search(pattern, "run_other") or re.search(pattern, "my_norm") for pattern in found.values())
+    (tmp_path / "a.py").write_text("def")
+    with pytest.raises(UsageError, match=r"a\.py: expected Python"):
+        own_kernels(tmp_path)
 
 
 def test_the_catalogue_of_this_checkout_is_whole() -> None:

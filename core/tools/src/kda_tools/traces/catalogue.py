@@ -19,6 +19,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_tools.traces.hotspots import Hotspot
 from kda_tools.traces.kernel_classes import KernelClass
+from kda_tools.traces.own_kernels import own_kernels
 from kda_tools.traces.trace_events import contiguous
 from kda_tools.traces.trace_profile import Profile, Tensor
 
@@ -104,7 +105,7 @@ class Entry(Strict):
     """The computation, as a formula."""
     kind: KernelClass
     fast: tuple[Pattern, ...] = ()
-    """Kernels or operators that are this path."""
+    """Kernels or operators that are this path. `load` adds the kernels of the task's solution."""
     replaces: tuple[Replaced, ...] = ()
     numerics: Numerics | None = None
     """None where upstream states nothing."""
@@ -138,10 +139,11 @@ class Finding:
 
 
 def load(root: Path) -> tuple[Entry, ...]:
-    """Every entry of the checkout at `root`, by file and place.
+    """Every entry of the checkout at `root`, by file and place, with the kernels of the tasks' solutions.
 
     Raises:
-        UsageError: no catalogue, a file that breaks the schema, an id used twice, or a task that does not exist.
+        UsageError: no catalogue, a file that breaks the schema, an id used twice, a task that does not exist, or a
+            solution that is no Python.
     """
     files = sorted((root / FOLDER).glob("*.toml"))
     if not files:
@@ -156,6 +158,12 @@ def load(root: Path) -> tuple[Entry, ...]:
                     f"{path}: entry {entry.id!r}: key 'task': expected a task's folder, got {entry.task!r}"
                 )
             found[entry.id] = entry
+    for folder in dict.fromkeys(entry.task for entry in found.values() if entry.task is not None):
+        of_task = [entry for entry in found.values() if entry.task == folder]
+        for name, pattern in own_kernels(next(root.glob(f"*/{folder}/config.toml")).parent / "solution").items():
+            # Of several entries: the one whose expressions find the kernel already.
+            entry = next((one for one in of_task if any(re.search(p, name) for p in one.fast)), of_task[0])
+            found[entry.id] = found[entry.id].model_copy(update={"fast": (*found[entry.id].fast, pattern)})
     return tuple(found.values())
 
 
