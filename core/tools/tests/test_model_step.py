@@ -1,6 +1,7 @@
 """`kda model`: the known models, calls and rows, drift, records and pages; and one narrow model of the pinned wheel."""
 
 import ast
+import gzip
 import importlib.util
 import json
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from core.judge.tests.records_factory import gpu_reading
 from core.tools.tests.every_task import ROOT
 from kda_judge.arms.upstream import cache_folder
 from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UpstreamError, UsageError
@@ -352,6 +354,17 @@ def test_kernels_count_for_the_innermost_op_that_launched_them():
     assert (found.total_us, found.launches) == (88, 4)
 
 
+def test_a_kept_trace_is_of_the_second_step_with_shapes_and_stacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    x = torch.ones(3, 5)
+    kernels.traced(lambda: torch.mm(x, x.T), tmp_path / "step.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "step.json.gz").read_bytes()))["traceEvents"]
+    assert sum(event["name"].startswith("ProfilerStep#") for event in events) == 1
+    (product,) = [event for event in events if event["name"] == "aten::mm"]
+    assert product["args"]["Input Dims"][:2] == [[3, 5], [5, 3]]
+    assert any(event.get("cat") == "python_function" for event in events)
+
+
 # ---- times and processes
 
 
@@ -480,6 +493,34 @@ def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys
     assert run(monkeypatch, *words) == ExitCode.INTERRUPTED
     assert "interrupted: nothing is kept of a run that did not end\n" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_is_kept_by_the_last_process_and_asked_for_with_a_gpu(known, monkeypatch, tmp_path):
+    asked = []
+
+    def stopped(requests):
+        asked.extend(requests)
+        raise ArmFailed("stopped")
+
+    monkeypatch.setattr(run_step, "answers_of", stopped)
+    monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: True)
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.read_state", lambda *_: gpu_reading())
+    file = tmp_path / "step.json.gz"
+    plan = Plan("flux", "0.5.23", modes=("eager",), offline=True, allow_busy=True, trace=file)
+    with pytest.raises(ArmFailed, match="stopped"):
+        run_step.run(plan, known, ROOT / known_models.FOLDER)
+    assert [request.trace for request in asked] == [None, None, str(file)]
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: False)
+    with pytest.raises(MissingRequirement, match="expected a GPU, whose kernels a trace is of"):
+        run_step.run(plan, known, ROOT / known_models.FOLDER)
+
+
+@pytest.mark.parametrize("name", ["step.txt", "there.json.gz"])
+def test_a_trace_needs_a_new_file_of_its_kind(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "there.json.gz").write_bytes(b"")
+    assert run(monkeypatch, "model", "step", "flux", "--trace", str(tmp_path / name)) == ExitCode.USAGE
+    assert f"{name}: expected a new file, named NAME.json or NAME.json.gz" in capsys.readouterr().err
 
 
 # ---- records and pages

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kda_judge.contract.errors import ExitCode
+from kda_judge.contract.errors import ExitCode, UsageError
 from kda_tools.cli.base import MOST, command_line, recordable, relative, writable
 from kda_tools.cli.base import app as kda
 
@@ -71,6 +71,10 @@ def step(
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although the GPU is busy.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Append the run to the models' ledger.")] = False,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the run's record there.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Keep a profile of upstream's step, for `kda model trace`."),
+    ] = None,
 ) -> None:
     """Run one denoising step with random weights, with upstream's ops and ours. Without a GPU: tiny, not timed."""
     from kda_judge.evidence.record_log import append
@@ -81,6 +85,9 @@ def step(
     from kda_tools.terminal import say
 
     writable(json)
+    if trace is not None and (trace.exists() or not trace.name.endswith((".json", ".json.gz"))):
+        raise UsageError(f"--trace {trace}: expected a new file, named NAME.json or NAME.json.gz")
+    writable(trace, "--trace")
     recordable(log(folder()) if record else None)
     known_models = load_models()
     plan = Plan(
@@ -96,6 +103,7 @@ def step(
         offline=offline,
         allow_busy=allow_busy,
         command=command_line(),
+        trace=trace,
     )
     try:
         found = run(plan, known_models, folder(), say)
@@ -107,6 +115,8 @@ def step(
     if json is not None:
         json.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
     print_step(found)
+    if trace is not None:
+        typer.echo(f"{relative(trace.absolute())}: upstream's step; next: kda model trace {trace}")
 
 
 @app.command()

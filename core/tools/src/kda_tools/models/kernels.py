@@ -41,6 +41,23 @@ def profiled(step: Callable[[], Any]) -> Share:
         return share(json.loads(path.read_text())["traceEvents"])
 
 
+def traced(step: Callable[[], Any], path: Path) -> None:
+    """Write one step of a warm model to `path` as a Chrome trace for `kda model trace`, with shapes and stacks.
+
+    Both take time on the host, so nothing is to be timed by it.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    second = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(
+        activities=activities, record_shapes=True, with_stack=True, schedule=second
+    ) as recorded:
+        for _ in range(2):
+            step()
+            torch.cuda.synchronize()
+            recorded.step()
+    recorded.export_chrome_trace(str(path))
+
+
 def middle(several: Sequence[Share]) -> Share:
     """The median of each kind: one step alone says how fast the GPU's clock was just then."""
     kinds = {kind for one in several for kind in one.by_kind}

@@ -41,6 +41,8 @@ class Request(Strict):
     modes: tuple[str, ...]
     """What to time; empty without a GPU."""
     samples: Count
+    trace: str | None = None
+    """File for a profile of upstream's step, which is taken behind all timing."""
     census: Census | None = None
     """Only find the calls of a step, at any size and without computing it."""
 

@@ -58,6 +58,8 @@ class Plan:
     offline: bool = False
     allow_busy: bool = False
     command: str = ""
+    trace: Path | None = None
+    """Where to keep one profile of upstream's step."""
 
 
 def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None] = lambda _: None) -> StepRecord:
@@ -65,7 +67,7 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
 
     Raises:
         UsageError: an unknown model, release or mode, or too few processes.
-        MissingRequirement: too little memory, a package that is not installed, a GPU that is busy.
+        MissingRequirement: too little memory, a package that is not installed, a GPU that is busy, no GPU for a trace.
         UpstreamError: the wheel is not what its pin says, or the class does not import.
         ArmFailed: a worker died, or an output is not finite.
     """
@@ -78,6 +80,10 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
     if plan.processes < FEWEST_PROCESSES:
         raise UsageError(f"--processes {plan.processes}: expected {FEWEST_PROCESSES} or more")
     gpu = gpu_state.has_gpu()
+    if plan.trace is not None and not gpu:
+        raise MissingRequirement(
+            f"--trace {plan.trace}: expected a GPU, whose kernels a trace is of; there is none here, so nothing is kept"
+        )
     before = gpu_state.read_state(0) if gpu else None
     if before and (reason := gpu_state.busy(before)) and not plan.allow_busy:
         raise MissingRequirement(f"{reason}; wait, or measure all the same with --allow-busy")
@@ -104,6 +110,8 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
         )
         later = request.model_copy(update={"check": False, "denoise": 0})
         requests = [request, *[later] * (plan.processes - 1 if gpu else 0)]
+        if plan.trace is not None:
+            requests[-1] = requests[-1].model_copy(update={"trace": str(plan.trace.absolute())})
         answers = []
         if not gpu:
             show(f"no GPU: computed on the CPU in {model.dtype_on_cpu}, {request.denoise} steps for the drift")

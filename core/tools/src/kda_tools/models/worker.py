@@ -18,7 +18,7 @@ from kda_judge.contract import errors
 from kda_judge.contract.tasks import find_tasks
 from kda_tools.models import boot, builders, census, drift, known_models, standins
 from kda_tools.models.calls import Log, Rows
-from kda_tools.models.kernels import middle, profiled
+from kda_tools.models.kernels import middle, profiled, traced
 from kda_tools.models.protocol import PHASE, Answer, Census, Request
 from kda_tools.models.seams import ARMS, Seams, solutions_of
 from kda_tools.models.step_record import Drift, Profile, Share
@@ -88,6 +88,10 @@ def answer(request: Request) -> Answer:
     for mode in request.modes:
         with _lasting(seconds, mode):
             times[mode] = timed(mode, stepper, seams, subject, request.samples, request.seed)
+    if request.trace is not None:
+        with _lasting(seconds, "trace"):
+            seams.use("upstream")
+            traced(stepper.step, Path(request.trace))
     return found.model_copy(update={"timed": times, "seconds": seconds})
 
 
