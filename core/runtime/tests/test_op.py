@@ -189,6 +189,12 @@ def test_what_cannot_be_read_is_copied(paths):
     assert paths == ["plan"]
 
 
+def test_a_copy_that_is_not_taken_as_it_is_is_named(monkeypatch):
+    monkeypatch.setitem(vars(AXPY), "ready", lambda call: call._replace(x=call.x.contiguous()))
+    with pytest.raises(TypeError, match="axpy: ready: expected its own result back when called with it, got a new"):
+        axpy(X)
+
+
 def test_the_result_goes_into_an_argument_where_one_is_given(paths):
     for x, path in ((X, "plan"), (X[None], "plain")):
         out = torch.empty_like(x, dtype=torch.float64)

@@ -6,7 +6,8 @@ A solution says what is its own in five functions of a `Call`, the named tuple o
     uncovered(call)       why the kernels do not take the call on any device, or None
     plan(call)            the `Launch` or `Chain` of a call that they take; its tensors may be on the meta device
     plain(call)           the same maths in PyTorch, for all other calls; what is written in place, it writes
-    ready(call)           optional: the call with a copy of what the kernels cannot read as it is
+    ready(call)           optional: the call with a copy of what the kernels cannot read as it is. It returns `call`
+                          itself where there is nothing to copy, also where `call` is its own result
 
 A second plan and plain path may give upstream's bits, at other roundings; `Op.set_exact` chooses between the two.
 
@@ -158,8 +159,14 @@ class Op(Generic[C]):
         result = self.plain(call)
         return None if self._writes_into(call) else result
 
-    def attempt(self, call: C) -> Any:
-        """`run` without the plain path: MISS for a call that the kernels do not take, and nothing has been written."""
+    def attempt(self, call: C, copied: bool = False) -> Any:
+        """`run` without the plain path: MISS for a call that the kernels do not take, and nothing has been written.
+
+        `copied`: the call is what `ready` gave.
+
+        Raises:
+            TypeError: `ready` gives another call also for what it gave.
+        """
         tensors, scalars = self._split(call)
         result = self.plans.recall(tensors, scalars)
         if result is not MISS:
@@ -169,7 +176,9 @@ class Op(Generic[C]):
             return MISS
         ready = self.ready(call)
         if ready is not call:
-            return self.attempt(ready)
+            if copied:
+                raise TypeError(f"{self.name}: ready: expected its own result back when called with it, got a new call")
+            return self.attempt(ready, copied=True)
         chain = self._chain(call)
         if self._on_gpu(call):
             entry = make_entry(chain, tensors, scalars)
