@@ -175,6 +175,25 @@ def test_what_is_wrong_with_fresh_seeds_is_not_promoted(campaign: Campaign) -> N
     assert git(campaign.repository.root, "log", "-1", "--format=%s").startswith("[promote] axpy: refused")
 
 
+@pytest.mark.parametrize("committed", [False, True])
+def test_lines_that_nobody_measured_are_not_promoted(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    keep(campaign)
+    review.record(campaign, "Ada", [])
+    monkeypatch.setattr(promote, "_in_a_new_process", lambda *_: pytest.fail("it is refused before it is verified"))
+    for name in ("ledger.jsonl", "grid.jsonl"):
+        path = campaign.task.path / "docs" / name
+        path.write_text('{"forged": 1}\n')
+        if committed:
+            git(campaign.repository.root, "add", "-A")
+            git(campaign.repository.root, "commit", "-q", "-m", "mine")
+        with pytest.raises(UsageError, match=rf"docs/{name}: expected as in the last iteration's commit, got other"):
+            promote.promote(campaign)
+        path.unlink()
+    assert campaign.state().promoted == []
+
+
 def outcome(row: str, best: float, candidate: float) -> RowOutcome:
     rng = np.random.default_rng(0)
 

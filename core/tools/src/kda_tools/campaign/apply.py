@@ -17,7 +17,7 @@ Steps = Callable[[str], None]
 
 def head(campaign: Campaign, state: State) -> str:
     """The commit of the last iteration, whatever the agent has committed since; at first the base."""
-    return campaign.repository.commit_of(f"refs/kda/{campaign.name}/head") or state.launched.base
+    return campaign.repository.commit_of(campaign.head_ref) or state.launched.base
 
 
 def apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
@@ -30,7 +30,7 @@ def apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
     tree = repository.mixed(begun.commit, begun.parent, back)
     base = repository.commit(tree, begun.parent, "with the record\n")
     commit = repository.commit(repository.tree(base, [campaign.copy]), begun.parent, _message(begun, done))
-    moves = {f"refs/kda/{campaign.name}/head": commit, f"refs/heads/{campaign.branch}": commit}
+    moves = {campaign.head_ref: commit, f"refs/heads/{campaign.branch}": commit}
     if done.decision is Decision.KEEP:
         moves[f"refs/heads/{campaign.best_branch}"] = commit
     repository.run("update-ref", "--stdin", given="".join(f"update {ref} {to}\n" for ref, to in moves.items()))
@@ -40,7 +40,7 @@ def apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
 
 def is_applied(campaign: Campaign, number: int) -> bool:
     """Whether the last commit is that iteration's."""
-    told = campaign.repository.ask("log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", _head_ref(campaign))
+    told = campaign.repository.ask("log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", campaign.head_ref)
     return (told or "").strip() == str(number)
 
 
@@ -50,10 +50,6 @@ def put_aside(campaign: Campaign, expected: str) -> None:
     if paths:
         aside = campaign.repository.commit(campaign.repository.tree(expected, paths), expected, "put aside\n")
         campaign.repository.run("update-ref", f"refs/kda/{campaign.name}/aside", aside)
-
-
-def _head_ref(campaign: Campaign) -> str:
-    return f"refs/kda/{campaign.name}/head"
 
 
 def _message(begun: Begun, done: Done) -> str:

@@ -79,6 +79,11 @@ class Campaign:
         """Keeps an iteration's candidate, whatever becomes of it."""
         return f"refs/kda/{self.name}/{iteration}"
 
+    @property
+    def head_ref(self) -> str:
+        """Names the commit of the last iteration, whatever the agent has committed since."""
+        return f"refs/kda/{self.name}/head"
+
     def sync(self, state: State) -> None:
         """Bring the worktree's copy up to date."""
         before = self.repository.content(state.launched.base, self.copy)

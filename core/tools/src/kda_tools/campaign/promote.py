@@ -15,6 +15,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.stats import geomean
 from kda_tools.campaign import allowed, decision, review
+from kda_tools.campaign.apply import head
 from kda_tools.campaign.decision import Pair
 from kda_tools.campaign.events import Ended, Promoted, RowOutcome
 from kda_tools.campaign.measure import Measured
@@ -35,11 +36,13 @@ def promote(campaign: Campaign) -> Promoted:
     """Verify the best version afresh; record it where it holds.
 
     Raises:
-        UsageError: there is nothing to promote, the review is missing, or findings are not answered.
+        UsageError: there is nothing to promote, the review is missing, findings are not answered, or the ledger or
+            the grid's log was changed in the worktree.
         MissingRequirement: no GPU. Everything that needs none is verified first, and nothing is recorded.
     """
     state = campaign.state()
     _demand_reviewed(campaign, state)
+    _demand_logs(campaign, state)
     seeds = tuple(secrets.randbits(62) for _ in range(SEEDS))
     with review.best_checkout(campaign) as task:
         if bad := allowed.sorted_changes(Repository(task.path.parents[1]), task, state.launched.base)[1]:
@@ -52,6 +55,7 @@ def promote(campaign: Campaign) -> Promoted:
             f"agree with the oracle, in a clean checkout. The result needs a GPU, {state.launched.target}: repeat it "
             "there. Nothing was recorded"
         )
+    _demand_logs(campaign, state)  # again: verifying takes minutes
     if given.run is not None and promoted.run_id is not None:
         ledger.append(campaign.task.ledger, given.run)
     if given.grid is not None:
@@ -121,6 +125,21 @@ def _demand_reviewed(campaign: Campaign, state: State) -> None:
         raise UsageError("\n".join(["promote: findings are not answered (kda campaign answer NUMBER TEXT):", *lines]))
 
 
+def _logs(campaign: Campaign) -> list[str]:
+    """What a promotion appends to, in the repository."""
+    return [f"{campaign.folder}/docs/{name}" for name in ("ledger.jsonl", "grid.jsonl")]
+
+
+def _demand_logs(campaign: Campaign, state: State) -> None:
+    """Refuse logs that hold what the last iteration's commit has not: the promotion would commit it."""
+    changed = campaign.repository.changed(head(campaign, state))
+    if bad := [name for name in _logs(campaign) if name in changed]:
+        raise UsageError(
+            f"promote: {', '.join(bad)}: expected as in the last iteration's commit, got other lines in the worktree; "
+            "take them back, and repeat this"
+        )
+
+
 def _in_a_new_process(task: Task, state: State, seeds: tuple[int, ...]) -> Given:
     root = task.path.parents[1]
     launched = state.launched
@@ -148,12 +167,11 @@ def _inherited(own: list[str]) -> list[str]:
 def _commit(campaign: Campaign, promoted: Promoted) -> None:
     """The record, the ledger's line and the grid's, as a commit of their own."""
     campaign.sync(campaign.state())
-    head = campaign.repository.commit_of(f"refs/kda/{campaign.name}/head") or promoted.commit
-    docs = f"{campaign.folder}/docs"
-    logs = (campaign.copy, f"{docs}/ledger.jsonl", f"{docs}/grid.jsonl")
-    tree = campaign.repository.tree(head, [name for name in logs if (campaign.repository.root / name).is_file()])
-    commit = campaign.repository.commit(tree, head, f"[promote] {campaign.task.op}: {promoted.reason}\n")
-    moves = [f"refs/kda/{campaign.name}/head", f"refs/heads/{campaign.branch}"]
+    parent = head(campaign, campaign.state())
+    logs = (campaign.copy, *_logs(campaign))
+    tree = campaign.repository.tree(parent, [name for name in logs if (campaign.repository.root / name).is_file()])
+    commit = campaign.repository.commit(tree, parent, f"[promote] {campaign.task.op}: {promoted.reason}\n")
+    moves = [campaign.head_ref, f"refs/heads/{campaign.branch}"]
     moves += [f"refs/heads/{campaign.best_branch}"] if promoted.run_id else []
     campaign.repository.run("update-ref", "--stdin", given="".join(f"update {ref} {commit}\n" for ref in moves))
     campaign.repository.run("read-tree", "--reset", commit)
