@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from core.tools.tests.trace_factory import GEMM, H200, Trace
 from kda_judge.arms import upstream
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import record_log
+from kda_judge.evidence import gpu_state, record_log
 from kda_tools import cli
 from kda_tools.llm import (
     engines,
@@ -108,7 +109,7 @@ def test_a_broken_file_is_refused_by_key(tmp_path: Path, old: str, new: str, wor
 
 def test_serving_commands(tmp_path: Path) -> None:
     def words(name: str, engine: Any, target: Any) -> str:
-        return " ".join(engines.command(KNOWN, name, engine, target, "127.0.0.1", 81, tmp_path))
+        return " ".join(engines.command(KNOWN, name, engine, target, "127.0.0.1", 81, str(tmp_path)))
 
     assert words("deepseek-v3.2", "sglang", "h200").endswith("--tp 8 --enable-metrics --dp 8 --enable-dp-attention")
     (config,) = re.findall(r"--profiler-config (\{.*\})", words("qwen3-8b", "vllm", "h200"))
@@ -119,10 +120,41 @@ def test_serving_commands(tmp_path: Path) -> None:
         ("kimi-k2", "sglang", "h200", "--target h200: expected b200 for kimi-k2"),
         ("deepseek-v3.2", "transformers", "h200", "serves on 8 GPUs"),
         ("tiny-moe", "sglang", None, "expected a model with weights to serve"),
+        ("qwen3-8b", "sglang", None, "there is no GPU here, and --engine sglang needs one"),
+        ("deepseek-v3.2", "transformers", None, "there is no GPU here, and deepseek-v3.2 needs one"),
         ("qwen3-9b", "sglang", None, "unknown model 'qwen3-9b'; nearest: qwen3-8b"),
     ):
         with pytest.raises(UsageError, match=re.escape(said)):
             words(name, engine, target)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "said"),
+    [
+        ("kimi-k2", "NVIDIA H200", "--target h200: expected b200 for kimi-k2"),
+        ("qwen3-8b", "NVIDIA A100", "--target: expected h200 or b200: this machine's NVIDIA A100 is none of them"),
+        ("qwen3-8b", "NVIDIA H200", "--tp 1"),
+        ("tiny", "NVIDIA A100", "--tp 1"),
+    ],
+)
+def test_without_a_target_the_command_is_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, model: str, gpu: str, said: str
+) -> None:
+    monkeypatch.setattr(gpu_state, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_state, "read_state", lambda _device: SimpleNamespace(name=gpu))
+    code = kda(monkeypatch, "llm", "serve", model, "--engine", "sglang", "--print")
+    assert said in "".join(capsys.readouterr())
+    assert code == (2 if said.startswith("--target") else 0)
+
+
+def test_an_address_of_ipv6_has_brackets_in_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "sglang", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(serve, "demand_free", lambda *_: None)
+    asked: list[str] = []
+    monkeypatch.setattr(serve, "run", lambda _words, _env, url, _said: asked.append(url))
+    assert kda(monkeypatch, "llm", "serve", "qwen3-8b", "--engine", "sglang", "--target", "h200", "--host", "::1") == 0
+    assert asked == ["http://[::1]:8000"]
 
 
 # ---- servers that are not -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 
@@ -87,8 +87,8 @@ def serve(
     name: EngineName = engine.value
     chosen = cast("GpuName | None", target and target.value)
     if target is None and gpu_state.has_gpu():
-        chosen = _this_gpu(known.model(model).gpus)
-    words = engines.command(known, model, name, chosen, host, port, traces.absolute())
+        chosen = _this_gpu(known.model(model).hub is None)
+    words = engines.command(known, model, name, chosen, host, port, str(traces.absolute()))
     if show:
         typer.echo(shlex.join(words))
         return
@@ -97,17 +97,22 @@ def serve(
     local = known.model(model).hub is None
     if local:
         typer.echo(f"model: {words[words.index(engines.model_path(known, model))]}")
-    code = serving.run(words, engines.environment(local), f"http://{host}:{port}", typer.echo)
+    named = f"[{host}]" if ":" in host else host
+    code = serving.run(words, engines.environment(local), f"http://{named}:{port}", typer.echo)
     if code:
         raise ArmFailed(f"{words[0]}: ended with exit code {code}; what it said is above")
 
 
-def _this_gpu(known: "dict[GpuName, int]") -> "GpuName":
-    """The target that this machine's GPU is, else the model's first one."""
+def _this_gpu(local: bool) -> "GpuName":
+    """The target that this machine's GPU is; a `local` model is small enough for any."""
     from kda_judge.evidence import gpu_state
+    from kda_tools.llm.known_llms import Target as GpuName
 
-    gpu = gpu_state.read_state(0).name.lower()
-    return next((target for target in known if target in gpu), next(iter(known), "h200"))
+    gpu, known = gpu_state.read_state(0).name, get_args(GpuName)
+    found = next((target for target in known if target in gpu.lower()), known[0] if local else None)
+    if found is None:
+        raise UsageError(f"--target: expected {' or '.join(known)}: this machine's {gpu} is none of them")
+    return cast("GpuName", found)
 
 
 @app.command()

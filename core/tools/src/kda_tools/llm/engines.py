@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root
@@ -60,17 +61,6 @@ def model_path(known: KnownLlms, name: str) -> str:
 
 
 def command(
-    known: KnownLlms, name: str, engine: EngineName, target: Target | None, host: str, port: int, traces: Path
-) -> list[str]:
-    """The words that start `engine` on the model; `target` None: a machine without a GPU.
-
-    Raises:
-        UsageError: the model has no degree of parallelism for the target.
-    """
-    return fill_command(known, name, engine, target, host, port, str(traces), None)
-
-
-def fill_command(
     known: KnownLlms,
     name: str,
     engine: EngineName,
@@ -78,10 +68,21 @@ def fill_command(
     host: str,
     port: int,
     traces: str,
-    path: str | None,
+    path: str | None = None,
 ) -> list[str]:
-    """As `command`; `path` is what to load, None: what `model_path` says."""
+    """The words that start `engine` on the model.
+
+    `target` None: a machine without a GPU. `path` is what to load, None: what `model_path` says.
+
+    Raises:
+        UsageError: the model has no degree of parallelism for the target, or without a GPU it cannot be served.
+    """
     known_engine, model = known.engine(engine), known.model(name)
+    path = path or model_path(known, name)
+    if target is None and (known_engine.on_cpu is None or (model.gpus and min(model.gpus.values()) > 1)):
+        what = f"--engine {engine}" if known_engine.on_cpu is None else name
+        some = " or ".join(get_args(Target))
+        raise UsageError(f"--target: expected {some}: there is no GPU here, and {what} needs one")
     gpus = 1 if target is None or model.hub is None else model.gpus.get(target)
     if gpus is None:
         raise UsageError(
@@ -91,7 +92,7 @@ def fill_command(
     if known_engine.one_gpu and gpus > 1:
         raise UsageError(f"--engine {engine}: expected one that serves on {gpus} GPUs, which {name} needs")
     values = {
-        "model": path or model_path(known, name),
+        "model": path,
         "host": host,
         "port": str(port),
         "gpus": str(gpus),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kda_judge.evidence.run_record import Interval
 from kda_tools.llm import load_record
 from kda_tools.llm.capture_record import CaptureRecord
 from kda_tools.llm.inventory import Inventory
@@ -13,7 +12,6 @@ from kda_tools.llm.known_llms import KnownLlms
 from kda_tools.llm.load_record import LoadRecord
 
 UNTIMED = "without a GPU nothing was timed: what follows is what operations are called with"
-NONE = "-"
 
 
 def list_lines(known: KnownLlms) -> Iterator[str]:
@@ -44,11 +42,7 @@ def load_lines(record: LoadRecord) -> Iterator[str]:
         ("time between tokens", load_record.inter_token_ms(record), "ms, median"),
         ("output tokens", load_record.tokens_per_s(record), "a second"),
     ):
-        yield f"  {label}: {_interval_text(interval)} {unit}"
-
-
-def _interval_text(interval: Interval | None) -> str:
-    return NONE if interval is None else f"{interval.estimate:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+        yield f"  {label}: {load_record.interval_text(interval)} {unit}"
 
 
 def capture_lines(record: CaptureRecord) -> Iterator[str]:

@@ -125,3 +125,8 @@ def _interval(values: np.ndarray, statistic: object) -> Interval:
     drawn = statistic(values[raw.reshape(RESAMPLES, len(values)).astype(np.intp)], axis=1)
     low, high = np.quantile(drawn, (0.025, 0.975))
     return Interval(estimate=float(statistic(values)), low=float(low), high=float(high))
+
+
+def interval_text(interval: Interval | None) -> str:
+    """Estimate and interval; a dash where there is none."""
+    return "-" if interval is None else f"{interval.estimate:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
