@@ -636,8 +636,14 @@ def test_inventories_that_are_refused(tmp_path: Path) -> None:
         inventory.of_traces([trace], 1, "qwen3-8b", "sglang 0.5.23", *NOW)
     other = Trace()
     other.call("vllm::unified_attention", "vllm::paged", 1, 10, 90)
-    with pytest.raises(UsageError, match="expected a trace of sglang, got one with kernels of vllm"):
-        inventory.of_traces([other.write(tmp_path / "v.json")], 1, "qwen3-8b", "sglang 0.5.23", *NOW)
+    path = other.write(tmp_path / "v.json")
+    for engine in ("sglang", "transformers"):
+        with pytest.raises(UsageError, match=f"expected a trace of {engine}, got one with kernels of vllm"):
+            inventory.of_traces([path], 1, "qwen3-8b", f"{engine} 1.0", *NOW)
+    with pytest.raises(
+        UsageError, match=r"--engine 'sglnag 0\.5': expected one of transformers, sglang, vllm, and its"
+    ):
+        inventory.of_traces([path], 1, "qwen3-8b", "sglnag 0.5", *NOW)
     other.write(trace)
     with pytest.raises(UsageError, match="is it another trace"):
         inventory.of_capture(folder, *NOW)
@@ -646,6 +652,39 @@ def test_inventories_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(UsageError, match=r"broken\.json: not valid JSON"):
         inventory.read(tmp_path / "broken.json")
+
+
+def test_phases_of_a_server_are_named_by_rank_and_stage(tmp_path: Path) -> None:
+    def written(name: str, us: float) -> Path:
+        trace = Trace()
+        trace.call("aten::mul", "a", 1, 10, us)
+        return trace.write(tmp_path / name)
+
+    what = ("qwen3-8b", "sglang 0.5.23", *NOW)
+    paths = [written(f"1764100000.5-TP-0-{stage}.trace.json", us) for stage, us in (("DECODE", 90), ("EXTEND", 80))]
+    found = inventory.of_traces([*paths, written("rank0.1764.pt.trace.json", 70)], 4, *what)
+    named = [phase.name for phase in found.phases]
+    assert named == ["1764100000.5-TP-0-DECODE", "1764100000.5-TP-0-EXTEND", "rank0.1764"]
+    assert {phase.steps for phase in found.phases} == {4}
+    with pytest.raises(UsageError, match=r"DECODE\.trace\.json: it marks no steps, so say by --steps"):
+        inventory.of_traces(paths, None, *what)
+    for twice in ([paths[0], paths[0]], [paths[0], written("copy.json", 90)]):
+        with pytest.raises(UsageError, match="expected traces that differ in name and content"):
+            inventory.of_traces(twice, 4, *what)
+
+
+def test_options_of_traces_are_refused_with_a_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    folder = captured(tmp_path / "capture", "cpu")
+    for words, said in (
+        ((folder, "--model", "qwen3-8b"), "a capture knows them: leave --model, --engine and --steps out"),
+        ((folder, folder), "expected one folder of a capture, or a server's traces, got several paths"),
+    ):
+        assert kda(monkeypatch, "llm", "inventory", *words) == 2
+        assert said in capsys.readouterr().err
+    assert kda(monkeypatch, "llm", "profile", "http://127.0.0.1:1", folder / "capture.json") == 2
+    assert "expected the folder where the server writes, got a file" in capsys.readouterr().err
 
 
 def test_bytes_of_operations() -> None:

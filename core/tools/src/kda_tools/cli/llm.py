@@ -194,6 +194,8 @@ def profile(
     from kda_tools.llm.known_llms import load_llms
 
     url = server_client.check_url(url)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: expected the folder where the server writes, got a file")
     name = engine.value if engine else server_client.owner(url)
     if name not in [one.value for one in Profiled]:
         raise UsageError(f"--engine: {url} does not say that it is SGLang or vLLM, it says {name!r}; name the engine")

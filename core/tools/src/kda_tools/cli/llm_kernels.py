@@ -86,7 +86,12 @@ def inventory(
 
     writable(out, "--out")
     now = (provenance.run_id(), provenance.utc(), command_line())
-    if len(traces) == 1 and traces[0].is_dir():
+    folders = [path for path in traces if path.is_dir()]
+    if folders:
+        if len(traces) > 1:
+            raise UsageError(f"{folders[0]}: expected one folder of a capture, or a server's traces, got several paths")
+        if (model, engine, steps) != (None, None, None):
+            raise UsageError(f"{traces[0]}: a capture knows them: leave --model, --engine and --steps out")
         found = inventories.of_capture(traces[0], *now)
     else:
         if model is None or engine is None:

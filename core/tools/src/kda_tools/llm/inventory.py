@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, read_json
 from kda_tools.llm import capture_record
 from kda_tools.llm.capture_record import CapturedPhase, CaptureRecord
+from kda_tools.llm.known_llms import EngineName
 from kda_tools.llm.served_names import PREFIX, operation, spoken
 from kda_tools.traces.kernel_classes import KernelClass
 from kda_tools.traces.trace_events import collect
@@ -128,17 +129,25 @@ def of_traces(
     """The inventory of traces that a server wrote, one phase each.
 
     Raises:
-        UsageError: a trace that cannot be read, or is a capture's, or an engine without a name.
+        UsageError: a trace that cannot be read, is a capture's, is given twice, or marks no steps where `steps` is
+            None; or an engine that is not known.
     """
-    if not engine.strip():
-        raise UsageError(f"--engine {engine!r}: expected name and release, as 'sglang 0.5.23'")
-    phases = []
+    if (name := engine.partition(" ")[0].lower()) not in get_args(EngineName):
+        names = ", ".join(get_args(EngineName))
+        raise UsageError(f"--engine {engine!r}: expected one of {names}, and its release, as 'sglang 0.5.23'")
+    phases = list[InventoryPhase]()
     for path in traces:
         found = profile(collect(TraceFile(path)), steps)
+        if steps is None and not found.recorded_steps:
+            raise UsageError(f"{path}: it marks no steps, so say by --steps how many of them it holds")
         if any(PREFIX in cost.source.module for cost in found.costs):
             raise UsageError(f"{path}: expected a server's trace, got one of `kda llm capture`; give its folder")
-        _demand_engine(path, engine, found)
-        phases.append(_phase(path.name.split(".")[0], found, calls=(), eager=(), graph=()))
+        _demand_engine(path, name, found)
+        phase = _phase(_name_of(path), found, calls=(), eager=(), graph=())
+        for other in phases:
+            if phase.name == other.name or phase.trace_sha256 == other.trace_sha256:
+                raise UsageError(f"{path}: expected traces that differ in name and content, got {other.trace}, too")
+        phases.append(phase)
     return Inventory(
         run_id=run_id,
         utc=utc,
@@ -152,15 +161,26 @@ def of_traces(
     )
 
 
+SUFFIXES = (".gz", ".json", ".trace", ".pt")
+"""What profilers put after a trace's name, from its end."""
+
+
+def _name_of(path: Path) -> str:
+    """The file's name without `SUFFIXES`: dots in it are of a time, and rank and stage come after them."""
+    name = path.name
+    for suffix in SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
 ENGINE_MARKS = {"sglang": re.compile(r"sglang|sgl_kernel"), "vllm": re.compile(r"vllm")}
 
 
-def _demand_engine(path: Path, engine: str, found: Profile) -> None:
+def _demand_engine(path: Path, asked: str, found: Profile) -> None:
     """Refuse a trace that names another engine, and not the one that was given."""
     texts = [f"{c.source.kernel} {c.source.operator} {c.source.module} {c.source.frame}" for c in found.costs]
     marked = {name for name, mark in ENGINE_MARKS.items() if any(mark.search(text) for text in texts)}
-    asked = engine.split(maxsplit=1)[0].lower()
-    if marked and asked in ENGINE_MARKS and asked not in marked:
+    if marked and asked not in marked:
         got = ", ".join(sorted(marked))
         raise UsageError(f"{path}: expected a trace of {asked}, got one with kernels of {got}; give the right --engine")
 
