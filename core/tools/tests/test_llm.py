@@ -478,6 +478,22 @@ def test_no_profile_of_an_unsteady_load(tmp_path: Path, monkeypatch: pytest.Monk
         pytest.raises(ArmFailed, match=r"from 8 to 0 requests at work: late\.trace\.json"),
     ):
         profile_server.run(plan(url, tmp_path), engine, lambda _: None)
+    # SGLang answers before it profiles: the load ends later, and the trace comes after that.
+    left = [*[(8.0, 0.0)] * (profile_server.READINGS + 4), (0.0, 0.0)]
+    flips = gauges("sglang", SGLANG, *left)
+    asked: list[None] = []
+
+    def counted(body: object) -> tuple[int, str]:
+        asked.append(None)
+        if len(asked) == len(left) + 2:
+            (tmp_path / "later.trace.json").write_text("x")
+        return flips(body)  # type: ignore[no-any-return]
+
+    with (
+        server({"/metrics": counted, "/start_profile": (200, "")}) as url,
+        pytest.raises(ArmFailed, match=r"from 8 to 0 requests at work: later\.trace\.json"),
+    ):
+        profile_server.run(plan(url, tmp_path), engine, lambda _: None)
     with (
         server({"/metrics": gauges("sglang", SGLANG, (8.0, 0.0)), "/start_profile": (200, "")}) as url,
         pytest.raises(MissingRequirement, match="the server writes on its own machine"),
