@@ -785,6 +785,37 @@ def test_a_step_counts_what_a_server_would_call(tmp_path: Path, monkeypatch: pyt
     torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("option", ["--prefill", "--decode", "--kv"])
+def test_sizes_of_a_capture_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, option: str
+) -> None:
+    assert kda(monkeypatch, "llm", "capture", "tiny", tmp_path / "out", option, 100_000_000_000) == 2
+    assert "Input should be less than or equal to" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_left_out_and_weights_that_do_not_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    torch = pytest.importorskip("torch")
+    from kda_tools.llm.served_step import ServedStep
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pools = ServedStep.step
+
+    def step(self: Any, batch: int, new: int, kv: int) -> Any:
+        if batch == 9:
+            torch.empty(1 << 60, dtype=torch.int8)
+        return pools(self, batch, new, kv)
+
+    monkeypatch.setattr(ServedStep, "step", step)
+    words = ("llm", "capture", "tiny", tmp_path / "out", "--layers", 1, "--steps", 1)
+    assert kda(monkeypatch, *words, "--decode", 9) == 0
+    assert "decode-b9-kv32: out of memory: " in capsys.readouterr().out
+    monkeypatch.setattr(ServedStep, "_weights", lambda *_: torch.empty(1 << 60, dtype=torch.int8))
+    assert kda(monkeypatch, *words[:3], tmp_path / "other", *words[4:]) == 3
+    assert re.search("tiny, 1 layers: out of memory: .*; take fewer --layers", capsys.readouterr().err)
+
+
 def test_upstreams_kernels_import_and_its_grouped_gemm_takes_our_routing() -> None:
     pytest.importorskip("triton")
     pin = KNOWN.kernels.pin

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kda_tools.traces.catalogue import Entry
     from kda_tools.traces.copy_limit import CopyLimit
 
+LONGEST = 1 << 20
+"""Tokens of a sequence."""
+
 
 @app.command()
 def capture(
@@ -21,12 +24,14 @@ def capture(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder for traces and capture.json.")],
     layers: Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")] = None,
     prefill: Annotated[
-        list[int] | None, typer.Option("--prefill", min=1, help="Tokens of a prompt; may be repeated.")
+        list[int] | None, typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated.")
     ] = None,
     decode: Annotated[
-        list[int] | None, typer.Option("--decode", min=1, help="Sequences in a step; may be repeated.")
+        list[int] | None, typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated.")
     ] = None,
-    kv: Annotated[int | None, typer.Option("--kv", min=2, help="Tokens of each sequence in decode steps.")] = None,
+    kv: Annotated[
+        int | None, typer.Option("--kv", min=2, max=LONGEST, help="Tokens of each sequence in decode steps.")
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="In a trace.")] = 3,
     samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Times of a step.")] = 20,
     seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30)] = 0,

@@ -58,7 +58,7 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callabl
 
     Raises:
         UsageError: an unknown model, one whose structure is not built here, or one too wide for a CPU.
-        MissingRequirement: a busy GPU, or upstream's wheel cannot be had.
+        MissingRequirement: a busy GPU, no memory for the weights, or upstream's wheel cannot be had.
     """
     model = known.model(plan.model)
     if not model.captured:
@@ -80,7 +80,10 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callabl
         ops = UpstreamOps(tree, pin.version)
     utc, run_id = provenance.utc(), provenance.run_id()
     with torch.inference_mode():
-        served = ServedStep(model.config, layers, ops, device, dtype, plan.seed)
+        try:
+            served = ServedStep(model.config, layers, ops, device, dtype, plan.seed)
+        except RuntimeError as error:
+            raise MissingRequirement(f"{plan.model}, {layers} layers: {_memory(error)}; take fewer --layers") from None
         phases = tuple(_phases(plan, served, said))
     after = gpu_state.read_state(0, own_pids=[os.getpid()]) if gpu else None
     names = {call.name for phase in phases for call in phase.calls}
@@ -118,10 +121,17 @@ def _phases(plan: CapturePlan, served: ServedStep, said: Callable[[str], None]) 
         )
         try:
             yield _phase(plan, served, empty)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:
+            why = _memory(error)
             torch.cuda.empty_cache()
-            why = f"out of GPU memory: {str(error).splitlines()[0]}"
             yield empty.model_copy(update={"left_out": why})
+
+
+def _memory(error: RuntimeError) -> str:
+    """What an allocation that failed said; raises any other error."""
+    if not isinstance(error, torch.cuda.OutOfMemoryError) and "allocate memory" not in str(error):
+        raise error
+    return f"out of memory: {str(error).splitlines()[0]}"
 
 
 def _phase(plan: CapturePlan, served: ServedStep, empty: CapturedPhase) -> CapturedPhase:
