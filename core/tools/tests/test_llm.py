@@ -384,6 +384,19 @@ def test_failures_are_counted_whatever_the_exit_code(
         )
 
 
+def test_a_load_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    program(tmp_path, "guidellm", f'echo "$@" > {tmp_path}/words; exec sleep 600')
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(guidellm_load, "REPORT_S", 1.0)
+    completed = (200, {"choices": [{"text": "a"}]})
+    with server({"/v1/models": (200, models("a")), "/v1/completions": completed}) as url:
+        assert kda(monkeypatch, "llm", "bench", url, "--requests", 3, "--timeout-s", 1) == 5
+    said = capsys.readouterr()
+    assert f"loading {url}: 3 requests, 1 at once, 1 s at most" in said.out
+    assert "guidellm: it was to end after 1 s, and ran for 2 s" in said.err
+    assert "--constraint kind=max_duration,seconds=1" in (tmp_path / "words").read_text()
+
+
 # ---- profiles of servers --------------------------------------------------------------------------------------------
 
 

@@ -133,6 +133,10 @@ def bench(
     output_tokens: Annotated[
         int | None, typer.Option("--output-tokens", min=1, help="Most that are asked for.")
     ] = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="Then the load ends, as partial."),
+    ] = 3600.0,
     record: Record = False,
     json: JsonFile = None,
 ) -> None:
@@ -159,9 +163,10 @@ def bench(
         output_tokens=output_tokens or known.tokens.output,
         data=None if data == "random" else Path(data),
         local=Path(tokenizer or name).is_dir(),
+        timeout_s=timeout_s,
         command=command_line(),
     )
-    found = guidellm_load.run(plan)
+    found = guidellm_load.run(plan, typer.echo)
     if record:
         append(load_record.log(folder()), found)
     if json is not None:

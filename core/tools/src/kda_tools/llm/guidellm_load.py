@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from kda_tools.llm.load_record import LoadRecord, RequestTimes
 INSTALL = "nox -s llm-tools"
 TAKES_IGNORE_EOS = ("sglang", "vllm")
 """Owners of models whose servers go on past an end-of-sequence token when asked to; others refuse the key."""
+REPORT_S = 300.0
+"""Beside the load: for guidellm to start, and to write its report."""
 SHOWN_ERROR = 160
 """Characters kept of what a failed request said."""
 
@@ -46,16 +48,18 @@ class LoadPlan:
     """A file of JSON lines, each with a key `prompt`; None: random tokens."""
     local: bool
     """Whether the Hub must not be asked."""
+    timeout_s: float
+    """After which the load ends; what came by then is a partial record."""
     command: str
 
 
-def run(plan: LoadPlan) -> LoadRecord:
+def run(plan: LoadPlan, said: Callable[[str], None]) -> LoadRecord:
     """Load the server and give the record back, of failed requests, too.
 
     Raises:
         MissingRequirement: no server, an answer with an error, or guidellm is not installed.
         UsageError: a model that the server does not have, or a data file without prompts.
-        ArmFailed: guidellm ended without a report.
+        ArmFailed: guidellm ended without a report, or did not end.
     """
     program = engines.find_program("guidellm", INSTALL)
     digest = None if plan.data is None else _checked(plan.data)
@@ -67,11 +71,18 @@ def run(plan: LoadPlan) -> LoadRecord:
         report = Path(folder) / "report.json"
         words = [program, *arguments(plan, engine, report)]
         env = engines.environment(plan.local)
-        ran = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False)
+        said(f"loading {plan.url}: {plan.requests} requests, {plan.concurrency} at once, {plan.timeout_s:g} s at most")
+        until_s = plan.timeout_s + REPORT_S
+        try:
+            ran = subprocess.run(
+                words, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=until_s
+            )
+        except subprocess.TimeoutExpired:
+            raise ArmFailed(f"guidellm: it was to end after {plan.timeout_s:g} s, and ran for {until_s:g} s") from None
         if not report.is_file():
-            said = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()[-1]
+            last = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()[-1]
             gone = "" if server_client.alive(plan.url) else f"; {plan.url} answers no more"
-            raise ArmFailed(f"guidellm ended with {ran.returncode} and without a report{gone}; it said: {said}")
+            raise ArmFailed(f"guidellm ended with {ran.returncode} and without a report{gone}; it said: {last}")
         found = read_report(report)
     machine = provenance.host(None)
     return LoadRecord(
@@ -120,6 +131,7 @@ def arguments(plan: LoadPlan, engine: str, report: Path) -> list[str]:
         *("--data", json.dumps(data)),
         *("--profile", "kind=concurrent", "--override", "profile.streams", str(plan.concurrency)),
         *("--constraint", f"kind=max_requests,count={plan.requests}"),
+        *("--constraint", f"kind=max_duration,seconds={plan.timeout_s:g}"),
         *("--output", json.dumps({"kind": "json", "path": str(report)})),
     ]
 
