@@ -113,10 +113,10 @@ def workloads() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "spoil", "where"),
     [
-        ("config", lambda data: data["bench"].update(generatoins=3), "bench: Additional properties are not allowed"),
+        ("config", lambda data: data.update(bench={"generatoins": 3}), "bench: Additional properties are not allowed"),
         ("config", lambda data: data.pop("arms"), ": 'arms' is a required property"),
-        ("config", lambda data: data["bench"].update(samples=0), "bench.samples: 0 is less than or equal to"),
-        ("config", lambda data: data["bench"].update(seeds=[1, 2]), "bench.seeds: [1, 2] is too short"),
+        ("config", lambda data: data.update(bench={"samples": 0}), "bench.samples: 0 is less than or equal to"),
+        ("config", lambda data: data.update(bench={"seeds": [1, 2]}), "bench.seeds: [1, 2] is too short"),
         ("config", lambda data: data["task"].update(op="Norm"), "task.op: 'Norm' does not match"),
         ("workloads", lambda data: data["workload"][0].update(op=1), "workload.0.op: 1 is not of type 'string'"),
         (
