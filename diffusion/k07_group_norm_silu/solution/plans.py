@@ -46,7 +46,7 @@ class Config:
     stages: int = 3
     """ring: parts of a block in shared memory."""
     ahead: int = 2
-    """ring: of these, parts whose statistics are said while the first of them waits; the others are on their way."""
+    """ring: of these, parts whose statistics are published while the oldest waits for its group; the rest load."""
     blocks: int = 8
     """cluster: blocks of a cluster."""
 

@@ -1,8 +1,8 @@
 """GroupNorm with SiLU that reads x once, whatever its size: blocks hold parts of it in shared memory (CuTe DSL).
 
-As many blocks as have room at once share the parts of all groups in turn. A block has a ring of parts: those behind are
-on their way from memory, of those ahead the statistics are said, and they wait until all parts of their group have
-said theirs. Each thread copies its own vectors and is the only one to read them, so that the ring takes no barrier.
+As many blocks as have room at once share the parts of all groups in turn. Each block keeps a ring of parts in shared
+memory: the newest are still loading, the older ones have published their statistics and wait for the rest of their
+group. Each thread copies its own vectors and is the only one to read them, so the ring needs no barrier.
 """
 
 import functools
@@ -68,7 +68,7 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
     """Block b: parts b, b + blocks, ... of all groups, of `tiles` vectors of every thread each.
 
     From x to y of [total, n], with weight and bias of [groups * group_channels]. Words [total, parts], int64, are mean
-    and centred squares of every part, negative before they are said.
+    and centred squares of every part, negative until they are published.
 
     Nobody waits for a block that has not begun: a block that has waited too long takes the statistics that are missing
     itself, to the same bits. So the kernel ends however many of its blocks run at a time.
@@ -165,7 +165,7 @@ def _left(vectors, first, cut):
 
 
 def _word(address):
-    """A part's statistics as they are now, negative before they are said."""
+    """A part's statistics as they are now, negative until they are published."""
     return cute.arch.load(dsl.pointer(Int64, address), Int64, sem="relaxed", scope="gpu")
 
 
