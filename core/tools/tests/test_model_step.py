@@ -498,7 +498,7 @@ def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys
 def test_a_trace_is_kept_by_the_last_process_and_asked_for_with_a_gpu(known, monkeypatch, tmp_path):
     asked = []
 
-    def stopped(requests):
+    def stopped(requests, _):
         asked.extend(requests)
         raise ArmFailed("stopped")
 
