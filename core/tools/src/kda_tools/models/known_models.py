@@ -81,7 +81,7 @@ class Model(Strict):
 
     @property
     def dtype_on_cpu(self) -> str:
-        """The dtype of a run without a GPU: a decoder's convolutions take 30 times as long there in bfloat16."""
+        """The dtype of a run without a GPU: a decoder's convolutions are far slower there in bfloat16."""
         return "bfloat16" if self.blocks else "float32"
 
     def under_autocast(self, release: str) -> bool:

@@ -42,7 +42,7 @@ class Request(Strict):
     """What to time; empty without a GPU."""
     samples: Count
     trace: str | None = None
-    """File for a profile of upstream's step, which is taken behind all timing."""
+    """File for a profile of upstream's step, made after all timing."""
     census: Census | None = None
     """Only find the calls of a step, at any size and without computing it."""
 

@@ -35,6 +35,11 @@ WHOSE = (
     "Which one applies to you: device under a CUDA graph or torch.compile, portable wall in an eager framework, wall "
     "with kda-runtime in eager code that installs kda-runtime."
 )
+MARKS = (
+    "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the baseline, hollow: "
+    f"against the latest release. {WHOSE}"
+)
+"""How to read the picture of all tasks."""
 STALE = " (stale)"
 """Behind what was measured before the code, the rows or a pin changed."""
 NONE = "-"

@@ -9,9 +9,9 @@ from kda_judge.evidence.run_record import Basis, Metric, RunRecord
 from kda_tools.publish.plots import OVERVIEW, OVERVIEW_SAYS
 from kda_tools.publish.report import (
     LARGE_BYTES,
+    MARKS,
     NONE,
     UPSTREAM,
-    WHOSE,
     WORDS,
     arm_name,
     bases,
@@ -50,11 +50,7 @@ def overview_md(ledgers: Ledgers) -> str:
         return "No task has a published run yet.\n"
     families = dict.fromkeys(task.family for task, _ in found)
     numbers = ", ".join(f"[{family}]({family}/README.md)" for family in families)
-    return (
-        f"![{OVERVIEW_SAYS}]({OVERVIEW.as_posix()})\n\n"
-        "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the baseline, "
-        f"hollow: against the latest release. {WHOSE} The same in numbers: {numbers}.\n"
-    )
+    return f"![{OVERVIEW_SAYS}]({OVERVIEW.as_posix()})\n\n{MARKS} The same in numbers: {numbers}.\n"
 
 
 def folded(title: str, body: str) -> str:

@@ -40,11 +40,7 @@ def landing(ledgers: Ledgers) -> str:
     """What the start page shows in place of the README's picture: the same one in the page, and the table of tasks."""
     runs = [(task, run) for task, records in ledgers for run in report.published(task, records).values()]
     picture = raw(inlined(plots.overview_svg(runs), "overview", plots.OVERVIEW_SAYS)) if runs else ""
-    words = (
-        "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the baseline, "
-        f"hollow: against the latest release. {report.WHOSE} [Every row, with filters](rows.md).\n"
-    )
-    return f"{picture}\n{words}\n{headlines(ledgers, '')}"
+    return f"{picture}\n{report.MARKS} [Every row, with filters](rows.md).\n\n{headlines(ledgers, '')}"
 
 
 def headlines(ledgers: Ledgers, folder: str) -> str:
