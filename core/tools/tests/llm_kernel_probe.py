@@ -17,8 +17,8 @@ TOKENS, EXPERTS, K, HIDDEN, INNER, BLOCK = 5, 4, 2, 64, 48, 16
 def main(tree: str, version: str) -> None:
     torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
     upstream, plain = UpstreamOps(Path(tree), version), PlainOps()
-    tuned = upstream.moe_settings(128, 768, 16)
-    assert tuned["BLOCK_SIZE_K"] > upstream.moe_settings(EXPERTS, 1, 1)["BLOCK_SIZE_K"], (
+    tuned = upstream._moe_settings(128, 768, 16)
+    assert tuned["BLOCK_SIZE_K"] > upstream._moe_settings(EXPERTS, 1, 1)["BLOCK_SIZE_K"], (
         "the wheel's own, not a default"
     )
     draw = torch.Generator().manual_seed(0)

@@ -1,6 +1,5 @@
 """`kda model`: the known models, calls and rows, drift, records and pages; and one narrow model of the pinned wheel."""
 
-import ast
 import gzip
 import importlib.util
 import json
@@ -17,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from core.judge.tests.records_factory import gpu_reading
 from core.tools.tests.every_task import ROOT
+from core.tools.tests.reached_files import computed_with
 from kda_judge.arms.upstream import cache_folder
 from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UpstreamError, UsageError
 from kda_judge.contract.strict_models import read_toml
@@ -28,6 +28,7 @@ from kda_tools.models import (
     boot,
     census,
     drift,
+    interleaved,
     kernels,
     known_models,
     natives,
@@ -41,10 +42,11 @@ from kda_tools.models import (
 from kda_tools.models.calls import Call, Log, Rows
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
-from kda_tools.models.protocol import PHASE, Answer, Request, Timed
-from kda_tools.models.run_step import Plan, answers_of, ask, causes, hashes, joined
+from kda_tools.models.protocol import Answer, Request, Timed
+from kda_tools.models.run_step import WORKER, Plan, ask, hashes, joined
 from kda_tools.models.step_record import Profile, Share, StepRecord, log
 from kda_tools.models.stepping import check_memory
+from kda_tools.models.worker_process import PHASE, answers_of, causes
 
 K05 = Task(ROOT / "diffusion" / "k05_norm_scale_shift")
 
@@ -392,7 +394,7 @@ def test_arms_are_timed_with_their_own_ops_in_place(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     seams = FakeSeams()
     stepper = FakeStepper(seams)
-    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: stepper.now))
+    monkeypatch.setattr(interleaved, "time", types.SimpleNamespace(perf_counter=lambda: stepper.now))
     found = timing.timed("eager", stepper, seams, "solution", 5, seed=0)
     assert set(found.samples) == {"upstream", "subject", "again"}
     assert all(len(values) == 5 for values in found.samples.values())
@@ -404,7 +406,7 @@ def test_arms_are_timed_with_their_own_ops_in_place(monkeypatch):
 
 def test_a_mode_that_does_not_run_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(timing, "_captured", refuse)
+    monkeypatch.setattr(timing, "replayed", refuse)
     seams = FakeSeams()
     found = timing.timed("graph", FakeStepper(seams), seams, "solution", 2, seed=0)
     assert found.refused == "RuntimeError: operation not permitted when stream is capturing"
@@ -462,7 +464,7 @@ def test_workers_import_side_by_side_and_work_one_by_one(known, monkeypatch, tmp
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
     shown = []
-    assert [found.parameters for found in answers_of([request()] * 3, shown.append)] == [0, 1, 2]
+    assert [found.parameters for found in answers_of(WORKER, Answer, [request()] * 3, shown.append)] == [0, 1, 2]
     assert shown == [f"process {number} of 3: drift" for number in (1, 2, 3)]
 
 
@@ -498,7 +500,7 @@ def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys
 def test_a_trace_is_kept_by_the_last_process_and_asked_for_with_a_gpu(known, monkeypatch, tmp_path):
     asked = []
 
-    def stopped(requests, _):
+    def stopped(_worker, _answer, requests, _show):
         asked.extend(requests)
         raise ArmFailed("stopped")
 
@@ -541,7 +543,7 @@ def test_every_process_says_what_took_its_time(known, monkeypatch):
 
 
 def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypatch):
-    monkeypatch.setattr(run_step, "answers_of", lambda requests, _: asked.extend(requests) or iter([Answer()]))
+    monkeypatch.setattr(run_step, "answers_of", lambda _w, _a, requests, _s: asked.extend(requests) or iter([Answer()]))
     monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
     asked, shown = [], []
     for gpu in (False, True):
@@ -558,23 +560,7 @@ NEVER_STALE = {"census", "known_models", "protocol", "step_record"}
 
 
 def test_all_files_that_a_worker_computes_with_make_a_run_stale():
-    source = ROOT / "core" / "tools" / "src"
-    reached, ahead = set(), ["kda_tools.models.worker"]
-    while ahead:
-        path = source / f"{ahead.pop().replace('.', '/')}.py"
-        if path in reached or not path.is_file():
-            continue
-        reached.add(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                ahead += [f"{node.module}", *(f"{node.module}.{one.name}" for one in node.names)]
-    rooms = [source / "kda_tools" / room for room in ("models", "traces")]
-    computed = {
-        path.relative_to(source / "kda_tools").as_posix()
-        for path in reached
-        if path.parent in rooms and path.stem not in NEVER_STALE
-    }
-    assert computed == set(run_step.DECIDING)
+    assert computed_with("kda_tools.models.worker", ("models", "traces"), NEVER_STALE) == set(run_step.DECIDING)
 
 
 def measured(**changed) -> StepRecord:

@@ -7,7 +7,7 @@ import typer
 
 from kda_judge.contract.errors import UsageError
 from kda_tools.cli.base import MOST, command_line, relative, writable
-from kda_tools.cli.llm import ModelName, Record, app
+from kda_tools.cli.llm import JsonFile, ModelName, Record, app
 
 if TYPE_CHECKING:
     from kda_tools.llm.inventory import Inventory
@@ -68,6 +68,59 @@ def capture(
     found = capturing.run(plan, known, pin, folder() / pin.files, typer.echo)
     typer.echo("\n".join(capture_lines(found)))
     typer.echo(f"{relative(out.absolute())}: the traces and the record; next: kda llm inventory {out}")
+
+
+@app.command()
+def step(
+    model: ModelName,
+    layers: Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")] = None,
+    prefill: Annotated[
+        list[int] | None, typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated.")
+    ] = None,
+    decode: Annotated[
+        list[int] | None, typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated.")
+    ] = None,
+    kv: Annotated[
+        int | None, typer.Option("--kv", min=2, max=LONGEST, help="Tokens of each sequence in decode steps.")
+    ] = None,
+    mode: Annotated[list[str] | None, typer.Option("--mode", help="graph, eager; may be repeated.")] = None,
+    processes: Annotated[int, typer.Option("--processes", min=1, max=MOST, help="Fresh ones, one by one.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Of each arm, process and mode.")] = 12,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30)] = 0,
+    offline: Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")] = False,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")] = False,
+    record: Record = False,
+    json: JsonFile = None,
+) -> None:
+    """Run a model's step with upstream's kernels and with ours, interleaved. Without a GPU: tiny, not timed."""
+    from kda_judge.evidence import gpu_state, record_log
+    from kda_tools.llm import run_step, step_protocol
+    from kda_tools.llm.known_llms import folder, load_llms
+    from kda_tools.llm.llm_views import step_lines
+
+    writable(json)
+    gpu = gpu_state.has_gpu()
+    asked = (prefill or [], decode or []) if prefill or decode else ([4096], [1, 16, 64]) if gpu else ([24], [1, 4])
+    plan = run_step.StepPlan(
+        model=model,
+        layers=layers,
+        phases=run_step.phases(*asked, kv or (2048 if gpu else 32)),
+        modes=tuple(mode or run_step.MODES),
+        processes=processes,
+        samples=samples,
+        seed=seed,
+        offline=offline,
+        allow_busy=allow_busy,
+        command=command_line(),
+    )
+    found = run_step.run(plan, load_llms(), folder(), typer.echo)
+    if record and not gpu:
+        typer.echo("nothing is recorded: without a GPU nothing was timed")
+    elif record:
+        record_log.append(step_protocol.log(folder()), found)
+    if json is not None:
+        json.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    typer.echo("\n".join(step_lines(found)))
 
 
 @app.command()

@@ -19,8 +19,9 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root
 from kda_judge.evidence import gpu_state, provenance
+from kda_judge.evidence.gpu_state import GpuState
 from kda_tools.llm.capture_record import FILE, CapturedPhase, CaptureRecord, OperationCall, TensorOf
-from kda_tools.llm.known_llms import KnownLlms
+from kda_tools.llm.known_llms import KnownLlms, Llm
 from kda_tools.llm.served_names import is_stand_in
 from kda_tools.llm.served_step import Calls, ServedStep, Signature
 from kda_tools.llm.step_ops import PlainOps, StepOps, UpstreamOps
@@ -53,6 +54,39 @@ class CapturePlan:
     command: str
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A model whose step can be built here, and with what."""
+
+    model: Llm
+    before: GpuState | None
+    """Of the GPU; None without one."""
+    tree: Path | None
+    """The wheel's verified files; None without a GPU, where no kernel of it runs."""
+
+
+def prepare(name: str, known: KnownLlms, pin: Pin, lock: Path, *, offline: bool, allow_busy: bool) -> Prepared:
+    """Look whether the model's step can be built here, and fetch upstream's kernels where there is a GPU.
+
+    Raises:
+        UsageError: an unknown model, one whose structure is not built here, or one too wide for a CPU.
+        MissingRequirement: a busy GPU, or upstream's wheel cannot be had.
+    """
+    model = known.model(name)
+    if not model.captured:
+        fitting = ", ".join(known_name for known_name, one in known.models.items() if one.captured)
+        raise UsageError(f"{name}: expected a model whose step is built here, {fitting}")
+    if not gpu_state.has_gpu():
+        if model.config.hidden_size > CPU_MOST:
+            raise UsageError(f"{name}: there is no GPU, and its step is too large for a CPU; take tiny or tiny-moe")
+        return Prepared(model, None, None)
+    before = gpu_state.read_state(0)
+    if (reason := gpu_state.busy(before)) and not allow_busy:
+        raise MissingRequirement(f"{reason}; wait, or go on all the same with --allow-busy")
+    upstream.check_python(pin, "kernels of a capture")
+    return Prepared(model, before, upstream.fetch(pin, lock, upstream.cache_folder(checkout_root()), offline=offline))
+
+
 def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callable[[str], None]) -> CaptureRecord:
     """Capture every phase, and write traces and record into the folder.
 
@@ -60,30 +94,20 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callabl
         UsageError: an unknown model, one whose structure is not built here, or one too wide for a CPU.
         MissingRequirement: a busy GPU, no memory for the weights, or upstream's wheel cannot be had.
     """
-    model = known.model(plan.model)
-    if not model.captured:
-        fitting = ", ".join(name for name, one in known.models.items() if one.captured)
-        raise UsageError(f"{plan.model}: expected a model whose step is built here, {fitting}")
-    gpu = gpu_state.has_gpu()
-    if not gpu and model.config.hidden_size > CPU_MOST:
-        raise UsageError(f"{plan.model}: there is no GPU, and its step is too large for a CPU; take tiny or tiny-moe")
-    before = gpu_state.read_state(0) if gpu else None
-    if before and (reason := gpu_state.busy(before)) and not plan.allow_busy:
-        raise MissingRequirement(f"{reason}; wait, or capture all the same with --allow-busy")
+    found = prepare(plan.model, known, pin, lock, offline=plan.offline, allow_busy=plan.allow_busy)
+    model, before, gpu = found.model, found.before, found.tree is not None
     git = provenance.git_state(checkout_root())
     device, dtype = torch.device("cuda" if gpu else "cpu"), torch.bfloat16 if gpu else torch.float32
     layers = min(plan.layers or model.config.layers, model.config.layers)
-    ops: StepOps = PlainOps()
-    if gpu:
-        upstream.check_python(pin, "kernels of a capture")
-        tree = upstream.fetch(pin, lock, upstream.cache_folder(checkout_root()), offline=plan.offline)
-        ops = UpstreamOps(tree, pin.version)
+    ops: StepOps = PlainOps() if found.tree is None else UpstreamOps(found.tree, pin.version)
     utc, run_id = provenance.utc(), provenance.run_id()
     with torch.inference_mode():
         try:
             served = ServedStep(model.config, layers, ops, device, dtype, plan.seed)
         except RuntimeError as error:
-            raise MissingRequirement(f"{plan.model}, {layers} layers: {_memory(error)}; take fewer --layers") from None
+            raise MissingRequirement(
+                f"{plan.model}, {layers} layers: {out_of_memory(error)}; take fewer --layers"
+            ) from None
         phases = tuple(_phases(plan, served, said))
     after = gpu_state.read_state(0, own_pids=[os.getpid()]) if gpu else None
     names = {call.name for phase in phases for call in phase.calls}
@@ -122,12 +146,12 @@ def _phases(plan: CapturePlan, served: ServedStep, said: Callable[[str], None]) 
         try:
             yield _phase(plan, served, empty)
         except RuntimeError as error:
-            why = _memory(error)
+            why = out_of_memory(error)
             torch.cuda.empty_cache()
             yield empty.model_copy(update={"left_out": why})
 
 
-def _memory(error: RuntimeError) -> str:
+def out_of_memory(error: RuntimeError) -> str:
     """What an allocation that failed said; raises any other error."""
     if not isinstance(error, torch.cuda.OutOfMemoryError) and "allocate memory" not in str(error):
         raise error

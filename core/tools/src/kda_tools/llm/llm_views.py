@@ -10,6 +10,8 @@ from kda_tools.llm.inventory import Inventory
 from kda_tools.llm.kernel_cards import Worth
 from kda_tools.llm.known_llms import KnownLlms
 from kda_tools.llm.load_record import LoadRecord
+from kda_tools.llm.step_protocol import LlmStepRecord, Phase, PhaseStep
+from kda_tools.models.views import timing
 
 UNTIMED = "without a GPU nothing was timed: what follows is what operations are called with"
 
@@ -84,3 +86,49 @@ def worth_lines(lines: Sequence[Worth]) -> Iterator[str]:
         shares = ", ".join(f"{each.phase.name} {each.share:.1%}" for each in one.phases)
         where = f" in {one.module}" if one.module else ""
         yield f"{one.largest.share:6.1%}  {one.name}{where} ({one.largest.spot.kind.value}): {one.what}; {shares}"
+
+
+def tokens_per_s(phase: Phase, us: float) -> float:
+    """New tokens a second, where a step takes so many microseconds."""
+    return phase.batch * phase.new_tokens / us * 1e6
+
+
+def step_lines(record: LlmStepRecord) -> Iterator[str]:
+    """A run of `kda llm step`: times of every phase, then what was called and how far the outputs are apart."""
+    gpu = record.machine.before.name if record.machine.before else "no GPU"
+    yield (
+        f"{record.model}: {record.layers} of {record.layers_of_model} layers, {record.dtype}, {gpu}, "
+        f"kernels of {record.kernels.rpartition(' ')[0] or record.kernels} against ours"
+    )
+    if record.machine.before is None:
+        yield UNTIMED
+    for phase in record.phases:
+        yield f"{phase.name}:"
+        for name, mode in phase.modes.items():
+            yield f"  {name}: {timing(mode)}"
+        yield from (f"  {line}" for line in step_facts(phase))
+    yield from (f"noisy: {reason}" for reason in record.noisy)
+
+
+def step_facts(phase: PhaseStep) -> Iterator[str]:
+    """Of one phase: its calls and their rows, fallbacks, GPU time by operation, numerics."""
+    if phase.left_out is not None:
+        yield f"left out: {phase.left_out}"
+        return
+    found = phase.checked
+    known = sum(call.count for call in found.calls if call.row)
+    yield f"calls of the tasks' ops: {sum(call.count for call in found.calls)}, {known} of them with a row's shapes"
+    yield from (f"fallback: {one.task} {one.op}, {one.count} calls: {one.reason}" for one in found.fallbacks)
+    if found.difference is not None and found.same_token is not None:
+        yield (
+            f"probabilities: relative error of ours to upstream's {found.difference:.2e}; the likeliest token is the "
+            f"same in {found.same_token:.0%} of the sequences"
+        )
+    if (profile := found.profile) is not None:
+        yield f"GPU time of all kernels: {profile.upstream.total_us:.1f} -> {profile.subject.total_us:.1f} us"
+        changed = {
+            kind: (profile.upstream.by_kind.get(kind, 0.0), profile.subject.by_kind.get(kind, 0.0))
+            for kind in sorted({*profile.upstream.by_kind, *profile.subject.by_kind})
+        }
+        parts = (f"{kind} {before:.1f} -> {after:.1f}" for kind, (before, after) in changed.items())
+        yield f"by operation, us: {', '.join(parts)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kda_judge.contract.tasks import checkout_root
 from kda_judge.evidence import record_log
 from kda_tools.llm import inventory as inventories
-from kda_tools.llm import known_llms, load_record
+from kda_tools.llm import known_llms, load_record, step_page
 from kda_tools.llm.engines import command
 from kda_tools.llm.inventory import Inventory, InventoryPhase
 from kda_tools.llm.kernel_cards import Worth, judge, worth
@@ -62,6 +62,7 @@ def contents(folder: Path) -> dict[str, str]:
     known = known_llms.load_llms(folder / "models.toml")
     found = record_log.read(inventories.log(folder), Inventory)
     loads = record_log.read(load_record.log(folder), LoadRecord)
+    steps = step_page.read(folder)
     pages: dict[str, str] = {}
     for name, model in known.models.items():
         if model.hub is None:
@@ -70,7 +71,8 @@ def contents(folder: Path) -> dict[str, str]:
         if shown is not None:
             pages[f"plots/{name}-shares.svg"] = shares_svg(shown)
         own = [one for one in loads if one.gpu and one.model in (name, model.hub)]
-        pages[f"{name}.md"] = page_md(known, name, model, shown, own)
+        stepped = "".join(step_page.section([one for one in steps if one.model == name], folder))
+        pages[f"{name}.md"] = page_md(known, name, model, shown, own, stepped if model.captured else "")
     return pages
 
 
@@ -80,13 +82,16 @@ def chosen(found: Sequence[Inventory]) -> Inventory | None:
     return max(timed, key=lambda one: (not one.noisy, one.utc), default=None)
 
 
-def page_md(known: KnownLlms, name: str, model: Llm, shown: Inventory | None, loads: Sequence[LoadRecord]) -> str:
-    """The whole page."""
+def page_md(
+    known: KnownLlms, name: str, model: Llm, shown: Inventory | None, loads: Sequence[LoadRecord], stepped: str = ""
+) -> str:
+    """The whole page; `stepped` is its part about the step with our kernels."""
     parts = [f"{HEADER}\n# {model.title}\n", "".join(_figures(model)), "".join(_serving(known, name, model))]
     if shown is None:
         parts.append(f"## What a step is made of\n\n{NOT_MEASURED}\n")
     else:
         parts.append("".join(_inventory(name, shown)))
+    parts += [stepped] if stepped else []
     parts.append("".join(_loads(loads)))
     return "\n".join(parts)
 

@@ -6,6 +6,8 @@ PREFIX = "kda|"
 """Of the profiler's ranges that name an operation."""
 STAND_IN = "stand-in"
 """In the name of what no server runs like this."""
+STAND_INS = (f"attention ({STAND_IN})", f"{STAND_IN} multinomial")
+"""All of them."""
 
 
 def is_stand_in(name: str) -> bool:

@@ -16,13 +16,12 @@ import torch
 from torch.nn import functional
 
 from kda_tools.llm.known_llms import Config
-from kda_tools.llm.served_names import PREFIX, STAND_IN
+from kda_tools.llm.served_names import PREFIX, STAND_INS
 from kda_tools.llm.step_ops import MoeRouting, StepOps
 
 SPREAD = 0.02
+ATTENTION, DRAWING = STAND_INS
 TEMPERATURE = 0.7
-MOE_BLOCK = 16
-"""Rows of a block of the grouped GEMM on the CPU; on a GPU the wheel's configuration says."""
 Result = TypeVar("Result")
 Signature = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 """(dtype, shape, strides) of the tensors that an operation is called with."""
@@ -91,7 +90,10 @@ class ServedStep:
         }
 
     def step(self, batch: int, new: int, kv: int) -> Callable[[], torch.Tensor]:
-        """A step of `batch` sequences of `kv` tokens, the last `new` of each of them new; repeats give the same."""
+        """A step of `batch` sequences of `kv` tokens, the last `new` of each of them new; repeats give the same.
+
+        It draws a token of each sequence, and returns the probabilities that it was drawn from.
+        """
         config = self.config
         assert config.rope_theta is not None
         pools = [tuple(self._weights(batch * kv, self.kv_size) for _ in "kv") for _ in self.layers]
@@ -119,8 +121,9 @@ class ServedStep:
             self._add_norm(h, residual)
             last = h.view(batch, -1, h.shape[1])[:, -1]
             logits = self.calls("gemm", functional.linear, last, self.head)
-            chances = self.calls("softmax_temperature", _chances, logits, temperatures)
-            return self.calls(f"{STAND_IN} multinomial", torch.multinomial, chances, 1)
+            chances = self.calls("softmax_temperature", self.ops.softmax, logits, temperatures)
+            self.calls(DRAWING, torch.multinomial, chances, 1)
+            return chances
 
         return run
 
@@ -138,9 +141,13 @@ class ServedStep:
     ) -> torch.Tensor:
         merged = self.calls("gemm", functional.linear, h, layer["qkv"])
         q, k, v = (x.view(x.shape[0], -1, self.width) for x in torch.split(merged, self.sizes, -1))
-        if self.config.qk_norm:
-            self.calls("qknorm", self.ops.qknorm, q, k, self.head_ones, self.head_ones, self.eps)
-        self.calls("rope_kv_store", self.ops.rope_kv_store, q, k, v, *pool, *where)
+        norm = (self.head_ones, self.head_ones, self.eps)
+        if self.config.qk_norm and (both := self.ops.qknorm_rope_kv_store) is not None:
+            self.calls("qknorm_rope_kv_store", both, q, k, v, *pool, *where, *norm)
+        else:
+            if self.config.qk_norm:
+                self.calls("qknorm", self.ops.qknorm, q, k, *norm)
+            self.calls("rope_kv_store", self.ops.rope_kv_store, q, k, v, *pool, *where)
 
         def attend(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> torch.Tensor:
             keys, values = (x.view(batch, kv, -1, self.width).transpose(1, 2) for x in (k_pool, v_pool))
@@ -149,7 +156,7 @@ class ServedStep:
             out = functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=True)
             return out.transpose(1, 2).reshape(h.shape[0], -1)
 
-        out = self.calls(f"attention ({STAND_IN})", attend, q, *pool)
+        out = self.calls(ATTENTION, attend, q, *pool)
         return self.calls("gemm", functional.linear, out, layer["o"])
 
     def _mlp(self, h: torch.Tensor, layer: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -163,8 +170,7 @@ class ServedStep:
         assert count is not None
         assert k is not None
         up, down = layer["experts_gate_up"], layer["experts_down"]
-        settings = getattr(ops, "moe_settings", None)
-        block = settings(count, down.shape[2], h.shape[0])["BLOCK_SIZE_M"] if settings else MOE_BLOCK
+        block = ops.moe_block(count, down.shape[2], h.shape[0])
         logits = self.calls("gemm", functional.linear, h, layer["router"])
         weights, experts = self.calls("topk_softmax", ops.topk_softmax, logits, k)
         routing = MoeRouting(weights, experts, self.calls("moe_align", ops.moe_align, experts, count, block), block)
@@ -174,8 +180,3 @@ class ServedStep:
         out = h.new_empty(h.shape[0], k, down.shape[1])
         self.calls("moe_gemm", ops.moe_gemm, inner, down, out, routing.each_token_once(), True)
         return self.calls("topk_sum", ops.topk_sum, out)
-
-
-def _chances(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """As SGLang 0.5.23 does on NVIDIA: cast, divide, softmax."""
-    return logits.float().div_(temperatures).softmax(-1)

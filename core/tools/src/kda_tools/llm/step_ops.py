@@ -7,6 +7,7 @@ nothing that they do is timed. The others run on a GPU alone, and are built when
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from kda_tools.llm import kernel_imports
 Tensor = torch.Tensor
 DEFAULT_MOE_SETTINGS = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8}
 """SGLang 0.5.23's own, where no configuration was tuned for the GPU."""
+PLAIN_BLOCK = 16
+"""Rows of a block of the grouped GEMM in PyTorch."""
 
 
 class StepOps(Protocol):
@@ -30,6 +33,10 @@ class StepOps(Protocol):
 
     def qknorm(self, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         """In place, over the last dimension of [tokens, heads, width]."""
+
+    @property
+    def qknorm_rope_kv_store(self) -> Callable[..., None] | None:
+        """`qknorm` and `rope_kv_store` in one op: the latter's arguments, then q_weight, k_weight and eps; or None."""
 
     def rope_kv_store(self, *args: Tensor) -> None:
         """In place: q and k turned, k and v written to the pool's slots.
@@ -47,11 +54,17 @@ class StepOps(Protocol):
     def moe_align(self, experts: Tensor, count: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows sorted by expert and padded to blocks, the expert of each block, and how many rows that makes."""
 
+    def moe_block(self, experts: int, width: int, tokens: int) -> int:
+        """Rows of a block of the grouped GEMM."""
+
     def moe_gemm(self, x: Tensor, weight: Tensor, out: Tensor, routing: MoeRouting, weighted: bool) -> None:
         """out[row] = x[row // k] @ weight[expert of row].T, times the row's weight where `weighted`."""
 
     def topk_sum(self, x: Tensor) -> Tensor:
         """[tokens, k, hidden] -> [tokens, hidden]."""
+
+    def softmax(self, logits: Tensor, temperatures: Tensor) -> Tensor:
+        """Probabilities in float32 of [sequences, vocabulary] over [sequences, 1]."""
 
 
 class MoeRouting:
@@ -71,8 +84,23 @@ class MoeRouting:
         )
 
 
+def align_buffers(experts: Tensor, count: int, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `moe_align` writes, uninitialised, and its scratch of `count + 2` numbers.
+
+    Sizes as in sglang 0.5.23, srt/layers/moe/moe_runner/triton_utils/moe_align_block_size.py.
+    """
+    total = experts.numel()
+    most = total * block if total < count + 1 else total + (count + 1) * (block - 1)
+    most = (most + 3) // 4 * 4
+    sizes = (most, -(-most // block), 1, count + 2)
+    rows, blocks, padded, scratch = (torch.empty(n, dtype=torch.int32, device=experts.device) for n in sizes)
+    return rows, blocks, padded, scratch
+
+
 class PlainOps:
     """`StepOps` in PyTorch."""
+
+    qknorm_rope_kv_store = None
 
     def rmsnorm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # noqa: D102
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
@@ -114,11 +142,15 @@ class PlainOps:
         found = torch.cat(rows)
         return found, torch.tensor(blocks, dtype=torch.int32), torch.tensor([len(found)], dtype=torch.int32)
 
+    def moe_block(self, experts: int, width: int, tokens: int) -> int:  # noqa: ARG002, D102
+        return PLAIN_BLOCK
+
     def moe_gemm(  # noqa: D102
         self, x: Tensor, weight: Tensor, out: Tensor, routing: MoeRouting, weighted: bool
     ) -> None:
         k, flat = routing.experts.shape[1], out.view(-1, out.shape[-1])
-        for number, expert in enumerate(routing.block_experts.tolist()):
+        filled = int(routing.padded) // routing.block  # what lies behind it is not written
+        for number, expert in enumerate(routing.block_experts[:filled].tolist()):
             rows = routing.rows[number * routing.block : (number + 1) * routing.block].long()
             rows = rows[rows < routing.experts.numel()]
             product = x[rows // k] @ weight[expert].T
@@ -127,9 +159,14 @@ class PlainOps:
     def topk_sum(self, x: Tensor) -> Tensor:  # noqa: D102
         return x.sum(1)
 
+    def softmax(self, logits: Tensor, temperatures: Tensor) -> Tensor:  # noqa: D102
+        return logits.float().div_(temperatures).softmax(-1)
+
 
 class UpstreamOps:
     """`StepOps` by SGLang's kernels, from a tree that `kda_judge.arms.upstream` has verified."""
+
+    qknorm_rope_kv_store = None
 
     def __init__(self, tree: Path, version: str) -> None:
         names = (
@@ -166,16 +203,8 @@ class UpstreamOps:
         return weights, experts
 
     def moe_align(self, experts: Tensor, count: int, block: int) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
-        total = experts.numel()
-        # sizes as in sglang 0.5.23, srt/layers/moe/moe_runner/triton_utils/moe_align_block_size.py
-        most = total * block if total < count + 1 else total + (count + 1) * (block - 1)
-        most = (most + 3) // 4 * 4
-
-        def empty(size: int) -> Tensor:
-            return torch.empty(size, dtype=torch.int32, device=experts.device)
-
-        rows, blocks, padded = empty(most), empty(-(-most // block)), empty(1)
-        self._align.moe_align_block_size(experts, count + 1, block, rows, blocks, padded, empty(count + 2), True)
+        rows, blocks, padded, scratch = align_buffers(experts, count, block)
+        self._align.moe_align_block_size(experts, count + 1, block, rows, blocks, padded, scratch, True)
         return rows, blocks, padded
 
     def moe_gemm(  # noqa: D102
@@ -184,7 +213,7 @@ class UpstreamOps:
         import triton.language as tl
 
         experts = routing.experts
-        settings = self.moe_settings(weight.shape[0], weight.shape[2], x.shape[0])
+        settings = self._moe_settings(weight.shape[0], weight.shape[2], x.shape[0])
         self._gemm.invoke_fused_moe_kernel(
             *(x, weight, None, out, None, None, None, routing.weights, experts),
             *(routing.rows, routing.block_experts, routing.padded, weighted, experts.shape[1]),
@@ -195,7 +224,10 @@ class UpstreamOps:
             ),
         )
 
-    def moe_settings(self, experts: int, width: int, tokens: int) -> dict[str, int]:
+    def moe_block(self, experts: int, width: int, tokens: int) -> int:  # noqa: D102
+        return self._moe_settings(experts, width, tokens)["BLOCK_SIZE_M"]
+
+    def _moe_settings(self, experts: int, width: int, tokens: int) -> dict[str, int]:
         """The kernel's configuration: the wheel's for this GPU at the nearest number of tokens, else its default."""
         tuned = self._tuned(experts, width)
         return tuned[min(tuned, key=lambda m: abs(m - tokens))]
@@ -212,3 +244,7 @@ class UpstreamOps:
     def topk_sum(self, x: Tensor) -> Tensor:  # noqa: D102
         made: Tensor = self._sum.moe_topk_sum(x, torch.empty_like(x[:, 0]))
         return made
+
+    def softmax(self, logits: Tensor, temperatures: Tensor) -> Tensor:  # noqa: D102
+        # SGLang 0.5.23's own chain on NVIDIA: cast, divide, softmax
+        return logits.float().div_(temperatures).softmax(-1)

@@ -50,9 +50,9 @@ def signature_of(task: Task, op: str, function: Callable[..., Any], args: Any, k
     """
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    names = task.config.ops[op if op in task.config.ops else next(iter(task.config.ops))].inputs
-    values = list(bound.arguments.values())
-    given = dict(zip(names, values, strict=False))
+    contract = task.config.ops[op if op in task.config.ops else next(iter(task.config.ops))]
+    names, values = contract.inputs, list(bound.arguments.values())
+    given = dict(bound.arguments) if contract.by_name else dict(zip(names, values, strict=False))
     for value in values:
         if isinstance(value, torch.nn.Module) and all(hasattr(value, name) for name in MODULE_INPUTS):
             given |= {name: getattr(value, name) for name in MODULE_INPUTS}
@@ -64,14 +64,24 @@ def _spec(value: Any) -> Spec:
 
 
 class Rows:
-    """The frozen rows of tasks, found by op and inputs."""
+    """The frozen rows of tasks, found by op and inputs.
+
+    Of an op that writes into pools, how large a pool is, and how long the table that it looks positions up in, decides
+    nothing: rows are found whatever these are.
+    """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._rows: dict[tuple[str, Signature], tuple[str, bool]] = {}
+        self._loose: dict[str, set[str]] = {}
         for task in tasks:
+            for row in task.workloads:
+                if pools := task.config.ops[row.op].pools:
+                    tables = {name for name, spec in row.inputs.items() if spec.fill == "cos_sin"}
+                    self._loose.setdefault(self._op(task, row.op), set()).update(pools, tables)
             for row in task.workloads:
                 given = {name: (tuple(spec.shape), str(spec.dtype)) for name, spec in row.inputs.items()}
                 key = tuple((name, given.get(name)) for name in task.config.ops[row.op].inputs)
+                key = self._key(task, row.op, key)
                 known = self._rows.get((self._op(task, row.op), key))
                 if known is None or (row.production and not known[1]):
                     self._rows[self._op(task, row.op), key] = (row.id, row.production)
@@ -82,7 +92,13 @@ class Rows:
 
     def find(self, task: Task, op: str, signature: Signature) -> tuple[str | None, bool]:
         """Id of the row with these inputs, and whether it is a production row; (None, False) where there is none."""
-        return self._rows.get((self._op(task, op), signature), (None, False))
+        return self._rows.get((self._op(task, op), self._key(task, op, signature)), (None, False))
+
+    def _key(self, task: Task, op: str, signature: Signature) -> Signature:
+        loose = self._loose.get(self._op(task, op), set())
+        return tuple(
+            (name, ((0, *spec[0][1:]), spec[1]) if spec and name in loose else spec) for name, spec in signature
+        )
 
 
 class Log:

@@ -27,8 +27,8 @@ KINDS = {
 """Classes that a page shows by themselves; all others are `other`."""
 
 
-def profiled(step: Callable[[], Any]) -> Share:
-    """One step of a warm model, profiled on this GPU."""
+def profiled(step: Callable[[], Any], prefix: str = PREFIX) -> Share:
+    """One step of a warm model, profiled on this GPU; ranges with the `prefix` are kinds of their own."""
     step()
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -38,7 +38,7 @@ def profiled(step: Callable[[], Any]) -> Share:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(path))
-        return share(json.loads(path.read_text())["traceEvents"])
+        return share(json.loads(path.read_text())["traceEvents"], prefix)
 
 
 def traced(step: Callable[[], Any], path: Path) -> None:
@@ -67,7 +67,7 @@ def middle(several: Sequence[Share]) -> Share:
     )
 
 
-def share(events: Iterable[Mapping[str, Any]]) -> Share:
+def share(events: Iterable[Mapping[str, Any]], prefix: str = PREFIX) -> Share:
     """Sums of the kernels of a chrome trace.
 
     A kernel belongs to the innermost range or op on the host that was open when it was launched, found by the
@@ -80,7 +80,7 @@ def share(events: Iterable[Mapping[str, Any]]) -> Share:
         if event.get("ph") != "X":
             continue
         category, details = event.get("cat", ""), event.get("args", {})
-        if category == "cpu_op" or (category == "user_annotation" and event["name"].startswith(PREFIX)):
+        if category == "cpu_op" or (category == "user_annotation" and event["name"].startswith(prefix)):
             spans[event["tid"]].append((event["ts"], event["ts"] + event["dur"], event["name"]))
         elif category in ("cuda_runtime", "cuda_driver") and "correlation" in details:
             launches.setdefault(details["correlation"], (event["tid"], event["ts"]))
@@ -91,7 +91,7 @@ def share(events: Iterable[Mapping[str, Any]]) -> Share:
     by_kind: dict[str, float] = defaultdict(float)
     for name, correlation, duration in kernels:
         where = launches.get(correlation)
-        by_kind[kind(name, _open(spans[where[0]], where[1]) if where else [])] += duration
+        by_kind[kind(name, _open(spans[where[0]], where[1]) if where else [], prefix)] += duration
     return Share(total_us=sum(by_kind.values()), by_kind=dict(by_kind), launches=len(kernels))
 
 
@@ -101,9 +101,9 @@ def _open(spans: list[tuple[float, float, str]], moment: float) -> list[str]:
     return [name for start, end, name in reversed(spans[max(0, first - 400) : first]) if start <= moment <= end]
 
 
-def kind(kernel: str, inside: list[str]) -> str:
-    """The task whose op launched a kernel, else its kind by its name and the PyTorch op around it."""
+def kind(kernel: str, inside: list[str], prefix: str = PREFIX) -> str:
+    """The range with the prefix that launched a kernel, else its kind by its name and the PyTorch op around it."""
     for name in inside:
-        if name.startswith(PREFIX):
-            return name.removeprefix(PREFIX)
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
     return KINDS.get(classify(kernel, inside[0] if inside else ""), "other")

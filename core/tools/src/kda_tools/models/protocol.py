@@ -9,9 +9,7 @@ from kda_judge.contract.strict_models import Amount, Count, Strict
 from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.known_models import Sizes
 from kda_tools.models.step_record import Drift, Profile
-
-PHASE = "kda phase: "
-"""Begins a line on a worker's standard error that names what it does next."""
+from kda_tools.models.worker_process import WorkerAnswer, WorkerRequest
 
 
 class Census(str, Enum):
@@ -21,10 +19,9 @@ class Census(str, Enum):
     AS_ON_CPU = "as on a CPU"
 
 
-class Request(Strict):
+class Request(WorkerRequest):
     """What one worker shall do, in a fresh process."""
 
-    model: str
     release: str
     tree: str
     """Folder of the wheel's verified files."""
@@ -55,12 +52,9 @@ class Timed(Strict):
     """`upstream`, `subject` and `again` -> microseconds of a step."""
 
 
-class Answer(Strict):
-    """What a worker found; `error` alone where it could not."""
+class Answer(WorkerAnswer):
+    """What a worker found."""
 
-    error: str | None = None
-    kind: str | None = None
-    """Name of the error's class in `kda_judge.contract.errors`."""
     parameters: Count = 0
     calls: tuple[Call, ...] = ()
     as_on_gpu: bool = False

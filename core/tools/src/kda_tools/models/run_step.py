@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import kda_tools
-from kda_judge.contract import errors
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
-from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state, provenance, stats
 from kda_tools.models import known_models
 from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels, Sizes
-from kda_tools.models.protocol import PHASE, Answer, Census, Request, Timed
+from kda_tools.models.protocol import Answer, Census, Request, Timed
 from kda_tools.models.step_record import Mode, StepRecord
+from kda_tools.models.worker_process import answers_of
 
 FEWEST_PROCESSES = 3
 """Of a measurement: what a process draws at its start is part of the noise."""
 MODES = ("eager", "graph", "compile")
-CAUSE = re.compile(r"^(\[rank0\]: )?[\w.]*(Error|Exception)\b")
-"""The last line of a traceback."""
+WORKER = "kda_tools.models.worker"
 TINY_LAYERS = 2
 DENOISE, TINY_DENOISE = 50, 2
 """Denoising steps, and what they and the layers are without a GPU, where no number is given."""
@@ -115,7 +108,7 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
         answers = []
         if not gpu:
             show(f"no GPU: computed on the CPU in {model.dtype_on_cpu}, {request.denoise} steps for the drift")
-        for number, found in enumerate(answers_of(requests, show), start=1):
+        for number, found in enumerate(answers_of(WORKER, Answer, requests, show), start=1):
             answers.append(found)
             spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in found.seconds.items())
             show(f"process {number} of {len(requests)}: {spent}")
@@ -215,90 +208,36 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
 
 def ask(request: Request) -> Answer:
     """The answer of one worker in a fresh process. Raises what `answers_of` does."""
-    (found,) = answers_of([request])
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if request.census else None  # the same calls are found on every machine
+    (found,) = answers_of(WORKER, Answer, [request], env=hidden)
     return found
-
-
-def answers_of(requests: Sequence[Request], show: Callable[[str], None] = lambda _: None) -> Iterator[Answer]:
-    """The answers of workers in fresh processes: all import at once, which takes longest, and work one by one.
-
-    `show` is told what each one does next.
-
-    Raises:
-        KdaError: of the class and with the message that the worker found; ArmFailed where it died.
-    """
-    with tempfile.TemporaryDirectory(prefix="kda-model-") as folder, ExitStack() as running:
-        started = [running.enter_context(_started(one, Path(folder) / str(i))) for i, one in enumerate(requests)]
-        for number, (request, worker) in enumerate(zip(requests, started, strict=True)):
-            said = b"".join(_heard(worker, partial(_shown, show, f"process {number + 1} of {len(requests)}")))
-            answer = Path(folder) / f"{number}.answer.json"
-            if not answer.is_file():
-                raise ArmFailed(f"{request.model}: its worker ended with {worker.returncode}: {causes(said)}")
-            found = Answer.model_validate_json(answer.read_bytes())
-            if found.error is not None:
-                raise getattr(errors, found.kind or "ArmFailed")(found.error)
-            yield found
-
-
-def _shown(show: Callable[[str], None], who: str, phase: str) -> None:
-    show(f"{who}: {phase}")
-
-
-def _heard(worker: subprocess.Popen[bytes], show: Callable[[str], None]) -> Iterator[bytes]:
-    """Let a worker have its turn, to its end; the lines of its standard error that are no phases."""
-    assert worker.stdin is not None
-    assert worker.stderr is not None
-    with suppress(BrokenPipeError):  # it ended before its turn
-        os.write(worker.stdin.fileno(), b"\n")
-    for line in worker.stderr:
-        if line.startswith(PHASE.encode()):
-            show(line.decode().strip().removeprefix(PHASE))
-        else:
-            yield line
-    worker.wait()
-
-
-@contextmanager
-def _started(request: Request, path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker that imports and then waits for its turn; it ends with the block."""
-    question, answer = path.with_suffix(".request.json"), path.with_suffix(".answer.json")
-    question.write_text(request.model_dump_json(), encoding="utf-8")
-    command = [sys.executable, "-m", "kda_tools.models.worker", str(question), str(answer)]
-    env = {**os.environ, "PYTHONPATH": import_path()}
-    if request.census:
-        env["CUDA_VISIBLE_DEVICES"] = ""  # the same calls are found on every machine
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=env, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as worker:
-        try:
-            yield worker
-        finally:
-            worker.kill()
-
-
-def causes(said: bytes) -> str:
-    """What a process that died said last, behind what it named first: of errors that led to others, the first."""
-    lines = said.decode(errors="replace").strip().splitlines()
-    first = [line for line in lines[:-3] if CAUSE.search(line)][:1]
-    return " | ".join([*first, *lines[-3:]])
 
 
 def hashes(tasks: Sequence[Task], calls: Sequence[Call], folder: Path) -> dict[str, str]:
     """sha256 of what decides a run: the solutions that were called, `DECIDING`, and the known models."""
+    room = provenance.content_hash(Path(kda_tools.__file__).parent, DECIDING)
+    data = provenance.content_hash(folder, ["models.toml"])
+    return solution_hashes(tasks, calls) | {"models": hashlib.sha256(f"{room} {data}".encode()).hexdigest()}
+
+
+def solution_hashes(tasks: Sequence[Task], calls: Sequence[Call]) -> dict[str, str]:
+    """Task folder -> sha256 of its solution with what it imports of kda_runtime, where `calls` has one of it."""
     called = {call.task for call in calls}
     found = {}
     for task in tasks:
         if task.folder in called:
             parts = provenance.hashes(task)
             found[task.folder] = hashlib.sha256(f"{parts['solution']} {parts.get('library', '')}".encode()).hexdigest()
-    room = provenance.content_hash(Path(kda_tools.__file__).parent, DECIDING)
-    data = provenance.content_hash(folder, ["models.toml"])
-    return found | {"models": hashlib.sha256(f"{room} {data}".encode()).hexdigest()}
+    return found
 
 
 DECIDING = (
     *(f"models/{name}.py" for name in ("boot", "builders", "calls", "chain_sites", "deferred_gelu", "deferred_slices")),
-    *(f"models/{name}.py" for name in ("drift", "fitting", "kernels", "natives", "seams", "standins", "stepping")),
-    *("models/timing.py", "models/worker.py", "traces/kernel_classes.py"),
+    *(
+        f"models/{name}.py"
+        for name in ("drift", "fitting", "interleaved", "kernels", "natives", "seams", "standins", "stepping")
+    ),
+    *("models/timing.py", "models/worker.py", "models/worker_process.py", "traces/kernel_classes.py"),
 )
 """Files of the tools that can change a number."""
 

@@ -6,7 +6,6 @@ It imports what it needs, and waits for a line of input before it takes the GPU.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +18,12 @@ from kda_judge.contract.tasks import find_tasks
 from kda_tools.models import boot, builders, census, drift, known_models, standins
 from kda_tools.models.calls import Log, Rows
 from kda_tools.models.kernels import middle, profiled, traced
-from kda_tools.models.protocol import PHASE, Answer, Census, Request
+from kda_tools.models.protocol import Answer, Census, Request
 from kda_tools.models.seams import ARMS, Seams, solutions_of
 from kda_tools.models.step_record import Drift, Profile, Share
 from kda_tools.models.stepping import GIB, Stepper, check_memory, free_bytes
 from kda_tools.models.timing import timed
+from kda_tools.models.worker_process import await_turn, tell, work
 
 PROFILES = 3
 """Of a step of each arm, in turn."""
@@ -49,8 +49,7 @@ def answer(request: Request) -> Answer:
     tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
     solutions = solutions_of(tasks, request.exports)
     boot.load(model.class_)
-    if not sys.stdin.readline():
-        sys.exit("the process that started this one has ended")
+    await_turn()
     seams = Seams(tasks, request.release, solutions, device)
     if request.census:
         real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
@@ -97,15 +96,10 @@ def answer(request: Request) -> Answer:
 
 @contextmanager
 def _lasting(seconds: dict[str, float], what: str) -> Iterator[None]:
-    _tell(what)
+    tell(what)
     begin = time.perf_counter()
     yield
     seconds[what] = round(time.perf_counter() - begin, 1)
-
-
-def _tell(phase: str) -> None:
-    """Name what is done next, for whoever waits."""
-    print(f"{PHASE}{phase}", file=sys.stderr, flush=True)
 
 
 def _checked(found: Answer, stepper: Stepper, seams: Seams, subject: str, rows: Rows) -> Answer:
@@ -157,26 +151,24 @@ def _drift(stepper: Stepper, seams: Seams, steps: int) -> Drift | None:
             latents[arm] = latents["upstream"]
             continue
         seams.use(arm)
-        _tell(f"drift, {steps} steps with the arm {arm}")
+        tell(f"drift, {steps} steps with the arm {arm}")
         latents[arm] = stepper.denoise(steps)
     return drift.drift(latents)
 
 
 def main() -> None:
-    """Write the answer, or the error, to the file; the exit status says nothing."""
-    request = Request.model_validate_json(Path(sys.argv[1]).read_bytes())
-    try:
-        found = answer(request)
-    except errors.KdaError as error:
-        found = Answer(error=str(error), kind=type(error).__name__)
-    except torch.OutOfMemoryError as error:
-        free = free_bytes(torch.device("cuda")) / GIB
-        text = (
-            f"{request.model}: out of memory in a step of {sum(request.layers.values())} layers, {free:.1f} GiB free: "
-        )
-        text += f"{str(error).partition('. If reserved')[0]}; ask for fewer with --layers"
-        found = Answer(error=text, kind=errors.MissingRequirement.__name__)
-    Path(sys.argv[2]).write_text(found.model_dump_json(), encoding="utf-8")
+    """Answer the request, or say which error there was."""
+
+    def do(request: Request) -> Answer:
+        try:
+            return answer(request)
+        except torch.OutOfMemoryError as error:
+            free, layers = free_bytes(torch.device("cuda")) / GIB, sum(request.layers.values())
+            text = f"{request.model}: out of memory in a step of {layers} layers, {free:.1f} GiB free: "
+            text += f"{str(error).partition('. If reserved')[0]}; ask for fewer with --layers"
+            raise errors.MissingRequirement(text) from None
+
+    work(Request, Answer, do)
 
 
 if __name__ == "__main__":

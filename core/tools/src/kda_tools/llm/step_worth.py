@@ -1,0 +1,81 @@
+"""What a step should save by the recorded rows of the tasks it calls, and what it did save."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kda_judge.contract.tasks import Task
+from kda_judge.evidence import ledger, stats
+from kda_judge.evidence.derive import MEASURED
+from kda_judge.evidence.run_record import Interval, Metric, RunRecord
+from kda_tools.llm.step_protocol import PhaseStep
+from kda_tools.models.calls import Call
+from kda_tools.publish import report
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Microseconds of a step."""
+
+    by_rows: float
+    """Sum over the calls that are rows: upstream's device time less the solution's, times calls."""
+    unknown: tuple[Call, ...]
+    """Calls that are no row, or a row that was not recorded on such a GPU."""
+    low: float
+    high: float
+    """Interval of what the step saved."""
+
+    @property
+    def agree(self) -> bool:
+        """Whether the sum lies within the interval."""
+        return self.low <= self.by_rows <= self.high
+
+
+class RecordedRows:
+    """Device times of rows on one GPU, from the newest record that has them."""
+
+    def __init__(self, tasks: Sequence[Task], gpu: str, kernels: str) -> None:
+        self._gpu, self._pin = gpu, " ".join(kernels.split()[:2])
+        self._records = {
+            task.folder: sorted(ledger.read(task.ledger), key=report.by_age, reverse=True) for task in tasks
+        }
+
+    def saved_us(self, call: Call) -> float | None:
+        """By one call; None where no record has the row with both arms."""
+        for record in self._records.get(call.task, ()):
+            if record.machine.before is None or record.machine.before.name != self._gpu:
+                continue
+            for row in record.rows:
+                if row.id == call.row and row.verdict in MEASURED:
+                    arm = self._upstream(record)
+                    theirs = report.median(row, arm, Metric.DEVICE) if arm else None
+                    ours = report.median(row, record.settings.subject, Metric.DEVICE)
+                    if theirs is not None and ours is not None:
+                        return theirs - ours
+        return None
+
+    def _upstream(self, record: RunRecord) -> str | None:
+        """The arm that stands on the release whose kernels the step ran."""
+        against = record.settings.against
+        return next((arm for arm in against if report.pin_name(record.provenance.pins.get(arm)) == self._pin), None)
+
+
+def saving(phase: PhaseStep, rows: RecordedRows) -> Saving | None:
+    """Of a phase as a CUDA graph, where the GPU's time decides; None where it was not timed so."""
+    mode = phase.modes.get("graph")
+    if mode is None or mode.speedup is None:
+        return None
+    total, unknown = 0.0, []
+    for call in phase.checked.calls:
+        one = rows.saved_us(call)
+        if one is None:
+            unknown.append(call)
+        else:
+            total += one * call.count
+    before = stats.summarise(mode.upstream).median
+    return Saving(total, tuple(unknown), *_saved(before, mode.speedup))
+
+
+def _saved(before: float, speedup: Interval) -> tuple[float, float]:
+    return before * (1 - 1 / speedup.low), before * (1 - 1 / speedup.high)

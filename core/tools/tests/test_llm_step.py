@@ -1,0 +1,253 @@
+"""`kda llm step`: both arms of a language model's step, what is kept of a run, and its part of the page."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record
+from core.tools.tests.every_task import ROOT
+from core.tools.tests.reached_files import computed_with
+from core.tools.tests.test_llm import kda
+from kda_judge.contract.errors import ArmFailed, LedgerError
+from kda_judge.evidence import provenance, record_log
+from kda_judge.evidence.run_record import Metric
+from kda_tools.llm import known_llms, run_step, step_page, step_protocol, step_worker
+from kda_tools.llm.served_step import ServedStep
+from kda_tools.llm.solution_ops import NAMES, SolutionOps, functions, step_tasks
+from kda_tools.llm.step_ops import PlainOps
+from kda_tools.llm.step_protocol import LlmStepRecord, Phase, PhaseAnswer, StepAnswer
+from kda_tools.llm.step_worth import RecordedRows, Saving
+from kda_tools.models.calls import Call, Rows
+from kda_tools.models.protocol import Timed
+from kda_tools.publish import report
+
+KNOWN = known_llms.load_llms(ROOT / "llm" / "models.toml")
+FOLDER = ROOT / "llm"
+TASKS = step_tasks()
+PHASE = Phase(name="decode-b2-kv8", batch=2, new_tokens=1, kv_tokens=8)
+NEVER_STALE = {
+    *("protocol", "step_record", "step_protocol", "known_llms", "known_models", "capture_record", "capture"),
+    *("served_names", "trace_events", "trace_places", "trace_read"),
+}
+"""Modules that say what data looks like and how it is named, or only whether memory was short."""
+
+
+@pytest.fixture
+def served() -> ServedStep:
+    with torch.inference_mode():
+        config = KNOWN.model("tiny-moe").config
+        return ServedStep(config, 1, PlainOps(), torch.device("cpu"), torch.float32, 0)
+
+
+def arms(**changed: Any) -> dict[str, Any]:
+    base = PlainOps()
+    return {"upstream": base, "solution": SolutionOps(base, functions(TASKS) | changed)}
+
+
+def test_a_step_calls_every_op_of_our_tasks_and_computes_the_same(monkeypatch, capsys, tmp_path):
+    assert kda(monkeypatch, "llm", "step", "tiny-moe", "--decode", 2, "--kv", 8, "--json", tmp_path / "run.json") == 0
+    text = capsys.readouterr().out
+    assert "without a GPU nothing was timed" in text
+    record = LlmStepRecord.model_validate_json((tmp_path / "run.json").read_bytes())
+    (phase,) = record.phases
+    assert {call.op for call in phase.checked.calls} == set(NAMES)
+    counts = {call.op: call.count for call in phase.checked.calls}
+    assert counts["fused_add_rmsnorm"] == 2 * record.layers
+    assert counts["silu_and_mul"] == counts["fused_inplace_qknorm_rope_kv_store"] == record.layers
+    assert phase.checked.difference is not None
+    assert phase.checked.difference < 1e-6
+    assert phase.checked.same_token == 1
+    assert (phase.modes, phase.checked.profile, record.machine.kind) == ({}, None, "cpu")
+    assert set(record.hashes) == {"step", *(call.task for call in phase.checked.calls)}
+
+
+@pytest.mark.parametrize("op", ["silu_and_mul", "moe_topk_sum"])
+def test_a_solution_that_computes_something_else_shows(served, op):
+    right = functions(TASKS)[op]
+
+    def wrong(*args):
+        return right(*args).mul_(2)
+
+    with torch.inference_mode():
+        step = served.step(2, 1, 8)
+        served.ops = PlainOps()
+        theirs = step()
+        served.ops = arms(**{op: wrong})["solution"]
+        assert not torch.allclose(step(), theirs, rtol=1e-3)
+
+
+def test_not_finite_probabilities_are_an_error(served):
+    with pytest.raises(ArmFailed, match="not finite"):
+        step_worker._checked(served, lambda: torch.full((2, 8), float("nan")), arms())
+
+
+def test_a_row_is_found_whatever_the_sizes_of_pool_and_table():
+    task = next(task for task in TASKS if task.op == "qknorm_rope_kv_store")
+    row = next(row for row in task.workloads if row.production)
+    rows = Rows(TASKS)
+
+    def signature(**sizes: int) -> Any:
+        shapes = {name: (tuple(spec.shape), str(spec.dtype)) for name, spec in row.inputs.items()}
+        changed = {name: ((size, *shapes[name][0][1:]), shapes[name][1]) for name, size in sizes.items()}
+        return tuple((shapes | changed).items())
+
+    assert rows.find(task, row.op, signature(k_cache=99, v_cache=99, cos_sin_cache=7)) == (row.id, True)
+    assert rows.find(task, row.op, signature(q=99, k=99, v=99)) == (None, False)
+
+
+def test_what_makes_no_sense_is_refused(monkeypatch, capsys):
+    assert kda(monkeypatch, "llm", "step", "tiny", "--mode", "grapf") == 2
+    assert "--mode grapf: expected graph or eager" in capsys.readouterr().err
+    assert kda(monkeypatch, "llm", "step", "tiny", "--processes", 2) == 2
+    assert "--processes 2: expected 3 or more" in capsys.readouterr().err
+    assert kda(monkeypatch, "llm", "step", "kimi-k2") == 2
+    assert "expected a model whose step is built here, tiny, tiny-moe, qwen3-8b" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_left_out_and_the_rest_goes_on(monkeypatch):
+    real = step_worker._phase
+
+    def phase(request, served, one, found):
+        if one.batch == 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return real(request, served, one, found)
+
+    monkeypatch.setattr(step_worker, "_phase", phase)
+    monkeypatch.setattr(step_worker, "await_turn", lambda: None)
+    smaller = PHASE.model_copy(update={"batch": 1})
+    request = step_protocol.StepRequest(
+        model="tiny", tree=None, release="0.5.23", layers=1, seed=0, phases=(PHASE, smaller), check=True, modes=(),
+        samples=1,
+    )  # fmt: skip
+    first, second = step_worker.answer(request).phases
+    assert first.left_out == "out of memory: CUDA out of memory. Tried to allocate 9 GiB"
+    assert (second.left_out, second.checked is None) == (None, False)
+    merged = run_step._merged(PHASE, [first, PhaseAnswer(timed={})], ("graph",))
+    assert (merged.modes, merged.left_out) == ({}, first.left_out)
+
+
+def test_all_files_that_a_step_is_computed_with_make_a_run_stale():
+    reached = computed_with("kda_tools.llm.step_worker", ("llm", "models", "traces"), NEVER_STALE)
+    assert reached == set(run_step.DECIDING)
+
+
+# ---- records and pages
+
+
+SILU = Call(
+    task="l01_silu_and_mul",
+    op="silu_and_mul",
+    inputs={"input": "16x24576:bfloat16"},
+    count=36,
+    row="qwen3-8b-16x12288",
+    production=True,
+)
+NEW = SILU.model_copy(update={"row": None, "inputs": {"input": "3x8:bfloat16"}, "count": 1})
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, ours: float = 0.9, calls: tuple[Call, ...] = (SILU,)) -> LlmStepRecord:
+    """A run on a GPU whose step took 1000 us, and `ours` of it with our kernels."""
+    times = [[1000.0, 1001.0, 999.0], [1002.0, 1000.0, 1001.0], [998.0, 999.0, 1000.0]]
+    share = {"total_us": 900.0, "by_kind": {"gemm": 800.0, "silu_and_mul": 100.0}, "launches": 3}
+    less = {"total_us": 820.0, "by_kind": {"gemm": 790.0, "silu_and_mul": 30.0}, "launches": 3}
+    checked = {
+        "calls": [call.model_dump() for call in calls],
+        "difference": 1e-3,
+        "same_token": 1.0,
+        "profile": {"upstream": share, "subject": less},
+    }
+
+    def answers(_worker: str, _answer: type, requests: Any, _show: Any) -> Any:
+        assert [request.check for request in requests] == [True, False, False]
+        for one in times:
+            samples = {"upstream": tuple(one), "subject": tuple(t * ours for t in one), "again": tuple(one)}
+            timed = {"graph": Timed(samples=samples), "eager": Timed(refused="no")}
+            part = PhaseAnswer.model_validate_json(json.dumps({"checked": checked}))
+            yield StepAnswer(phases=(part.model_copy(update={"timed": timed}),))
+
+    prepared = run_step.prepare("tiny", KNOWN, KNOWN.kernels.pin, FOLDER, offline=True, allow_busy=True)
+    reading = gpu_reading()
+    monkeypatch.setattr(
+        run_step,
+        "prepare",
+        lambda *_, **__: replace(prepared, before=reading, tree=ROOT, model=KNOWN.model("qwen3-8b")),
+    )
+    monkeypatch.setattr(run_step, "answers_of", answers)
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.read_state", lambda *_, **__: reading)
+    plan = run_step.StepPlan(
+        "qwen3-8b", None, (PHASE.model_copy(update={"batch": 16}),), run_step.MODES, 3, 3, 0, True, True, "kda llm step"
+    )
+    return run_step.run(plan, KNOWN, FOLDER, lambda _: None)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded rows: a call of silu_and_mul saves 2.5 us."""
+    saved = RecordedRows.saved_us
+    monkeypatch.setattr(RecordedRows, "saved_us", lambda self, call: 2.5 if call.row else saved(self, call))
+
+
+def page(record: LlmStepRecord) -> str:
+    return "".join(step_page.section([record], FOLDER))
+
+
+def test_the_page_compares_the_step_with_the_sum_of_its_rows(monkeypatch, rows):
+    text = page(measured(monkeypatch, calls=(SILU, NEW)))
+    assert "| decode-b2-kv8 | graph | 1000.0 | 900.0 | 1.111 [1.111, 1.111] | 1.000 [1.000, 1.000] |" in text
+    assert "| 16000 -> 17778 | [100.0, 100.0] | 90.0 |" in text
+    assert "without a record on this GPU, and so not in the sum by rows: silu_and_mul, a new shape" in text
+    assert "the step saves more than the sum by rows; by the profiles, all kernels together save 80.0 us" in text
+    assert "and `gemm` changes by -10.0 us" in text
+    assert "| eager | does not run: no |" in text
+    assert "**stale**" not in text
+
+
+def test_a_step_that_agrees_with_its_rows_says_nothing_of_it(monkeypatch, rows):
+    assert "than the sum by rows" not in page(measured(monkeypatch, ours=0.91))
+    assert Saving(90.0, (), 89.0, 91.0).agree
+    assert not Saving(90.0, (), 91.0, 92.0).agree
+
+
+def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):
+    record = measured(monkeypatch)
+    stale = record.model_copy(update={"hashes": {"step": "0" * 64, "l01_silu_and_mul": "0" * 64}, "dirty": True})
+    text = page(stale)
+    assert "**stale**: the code or the settings of the run, l01_silu_and_mul changed since" in text
+    assert "from a checkout with changes" in text
+    clean, later = (stale.model_copy(update={"utc": f"{year}", "dirty": year != 2998}) for year in (2998, 2999))
+    assert step_page.chosen([clean, later]) == [clean]
+    assert step_page.NOT_MEASURED in "".join(step_page.section([], FOLDER))
+
+
+def test_an_interval_that_is_not_that_of_its_samples_is_refused(monkeypatch, tmp_path):
+    record = measured(monkeypatch)
+    log = step_protocol.log(tmp_path)
+    record_log.append(log, record)
+    assert step_page.read(tmp_path) == [record]
+    phase = record.phases[0]
+    better = phase.modes["graph"].speedup.model_copy(update={"estimate": 9.0})
+    forged = phase.model_copy(update={"modes": {"graph": phase.modes["graph"].model_copy(update={"speedup": better})}})
+    record_log.append(log, record.model_copy(update={"phases": (forged,), "run_id": provenance.run_id()}))
+    with pytest.raises(LedgerError, match=r"decode-b2-kv8, modes[.]graph: its intervals are not those of its samples"):
+        step_page.read(tmp_path)
+
+
+def test_a_saving_is_that_of_the_newest_record_on_the_same_gpu(monkeypatch, tmp_path):
+    task = make_checkout(tmp_path)
+    records = [make_record(task, 0), make_record(task, 1, "2026-11-21T04:30:00Z")]
+    pins = {"upstream_latest": "sglang 0.5.23 x"}
+    records = [
+        one.model_copy(update={"provenance": one.provenance.model_copy(update={"pins": pins})}) for one in records
+    ]
+    monkeypatch.setattr("kda_tools.llm.step_worth.ledger.read", lambda _: records)
+    row = records[1].rows[0]
+    call = SILU.model_copy(update={"task": task.folder, "row": row.id})
+    found = RecordedRows([task], "NVIDIA H200", "sglang 0.5.23 x")
+    theirs, ours = (report.median(row, arm, Metric.DEVICE) for arm in (*pins, records[1].settings.subject))
+    assert found.saved_us(call) == theirs - ours != 0
+    assert found.saved_us(call.model_copy(update={"row": "another"})) is None
+    assert RecordedRows([task], "another GPU", "sglang 0.5.23 x").saved_us(call) is None
+    assert RecordedRows([task], "NVIDIA H200", "sglang 0.5.24 x").saved_us(call) is None
