@@ -714,6 +714,22 @@ def test_upstreams_own_tests_are_found_and_start(releases: dict[Layout, Path], t
         assert not one.ran
 
 
+SHIPPED = {
+    ("fused_add_rmsnorm", Layout.JIT_KERNEL): ["test_fused_add_rmsnorm.py", "test_rmsnorm.py"],
+    ("norm_scale_shift", Layout.FACADE): ["test_layernorm_cutedsl_dispatch.py"],
+    ("group_norm_silu", Layout.FACADE): ["test_latent_upsampler_group_norm_silu.py"],
+    ("qknorm_rope", Layout.FACADE): ["test_flux3_action.py"],
+}
+
+
+@pytest.mark.parametrize(("op", "layout"), list(SHIPPED))
+def test_upstreams_tests_are_found_in_every_folder_that_has_some(
+    releases: dict[Layout, Path], op: str, layout: Layout
+) -> None:
+    port = make_port(find_task(op), find_tree(releases[layout]))
+    assert [path.name for path in find_tests(port)] == SHIPPED[op, layout]
+
+
 OWN_TEST = """
 import pytest
 import torch

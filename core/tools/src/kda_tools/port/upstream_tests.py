@@ -16,7 +16,7 @@ from kda_judge.arms.sglang_standins import STANDINS
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.task_import import import_path
 from kda_judge.evidence.gpu_state import has_gpu
-from kda_tools.port.layouts import Layout
+from kda_tools.port.layouts import DIFFUSION
 from kda_tools.port.port_task import Port
 
 CONFTEST = """import importlib
@@ -85,14 +85,16 @@ class UpstreamTest(Strict):
 
 
 def find_tests(port: Port) -> list[Path]:
-    """The tree's test files that name one of the port's functions."""
+    """The tree's test files of the port's functions: beside the port's own test, and unit tests of diffusion's models.
+
+    A file is one that imports such a function from SGLang, or replaces it by its name.
+    """
     tree = port.tree
-    folders = [tree.root / "sglang/jit_kernel/tests/diffusion"]
-    if tree.layout is Layout.FACADE:
-        folders = [tree.repository / "test/registered/kernels/ops/diffusion"]
-    named = re.compile(rf"\b({'|'.join(port.modules)})\b")
+    folders = [tree.test(port.task).parent]
+    if port.task.family == DIFFUSION:
+        folders.append(tree.root / "sglang/multimodal_gen/test/unit")
     paths = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
-    return [p for p in paths if not p.name.startswith("test_kda_") and named.search(p.read_text(encoding="utf-8"))]
+    return [one for one in paths if not one.name.startswith("test_kda_") and _names(one) & port.modules.keys()]
 
 
 def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None) -> list[UpstreamTest]:
@@ -171,6 +173,17 @@ def _imported(root: Path, files: Iterable[Path]) -> set[str]:
             if path not in found and (root / path).is_file():
                 found.add(path)
                 todo.append(root / path)
+    return found
+
+
+def _names(path: Path) -> set[str]:
+    """What a file imports from SGLang, and its strings."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
     return found
 
 
