@@ -139,6 +139,32 @@ def test_a_changed_harness_is_refused_and_recorded(campaign: Campaign, name: str
     assert why in state.refused[0].reason
 
 
+@pytest.mark.parametrize("name", ["helper.py", "kernels.cubin", "build/made.py"])
+def test_files_that_git_ignores_are_refused(campaign: Campaign, name: str) -> None:
+    """A candidate that imports one would be kept, and its commit would lack the file."""
+    folder = campaign.task.path / "solution"
+    (folder / ".gitignore").write_text("helper.py\nbuild/\n")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x = 1\n")
+    (folder / "__pycache__").mkdir(exist_ok=True)
+    (folder / "__pycache__" / "helper.pyc").write_text("")
+    with pytest.raises(UsageError, match=rf"solution/{name}: added; .gitignore hides it, so no commit would have it"):
+        run(campaign, 1.1)
+    assert "__pycache__" not in campaign.state().refused[0].reason
+    (folder / name).unlink()
+    assert run(campaign, 1.1).decision is Decision.KEEP
+
+
+def test_bytes_that_are_no_text_are_shown_as_such(campaign: Campaign) -> None:
+    (campaign.task.path / "solution" / "table.txt").write_bytes(b"caf\xe9\n")
+    assert run(campaign, 1.1).decision is Decision.KEEP
+    assert "+caf\N{REPLACEMENT CHARACTER}" in campaign.state().begun[1].change.patch
+    with open(os.fsencode(campaign.task.path / "solution") + b"/caf\xe9.py", "w"):
+        pass
+    with pytest.raises(UsageError, match=r"solution/caf\N{REPLACEMENT CHARACTER}.py: added; expected a name in UTF-8"):
+        run(campaign, 1.2)
+
+
 def test_what_the_card_allows_is_allowed(campaign: Campaign) -> None:
     folder = campaign.task.path
     (folder / "tests" / "test_new.py").write_text("def test_two():\n    assert True\n")

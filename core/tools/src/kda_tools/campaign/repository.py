@@ -36,12 +36,18 @@ class Repository:
         command = ["git", "-C", str(self.root), *QUIET, *words]
         try:
             ran = subprocess.run(
-                command, input=given, env={**_environment(), **(env or {})}, capture_output=True, text=True, check=False
+                command,
+                input=given,
+                env={**_environment(), **(env or {})},
+                capture_output=True,
+                encoding="utf-8",
+                errors="surrogateescape",  # names of files go back to git as they came
+                check=False,
             )
         except FileNotFoundError:
             raise MissingRequirement("git: not found on PATH; a campaign lives in a git worktree") from None
         if ran.returncode:
-            raise UsageError(f"git {' '.join(words)}: {ran.stderr.strip() or f'ended with {ran.returncode}'}")
+            raise UsageError(readable(f"git {' '.join(words)}: {ran.stderr.strip() or f'ended with {ran.returncode}'}"))
         return ran.stdout
 
     def ask(self, *words: str) -> str | None:
@@ -91,6 +97,13 @@ class Repository:
             new = self.run(*words, env=env).split("\0")
             return found | dict.fromkeys(filter(None, new), "A")
 
+    def ignored(self, commit: str, folder: str) -> list[str]:
+        """New files below `folder` that a `.gitignore` hides from `changed`, but for Python's bytecode."""
+        with self.index(commit) as env:
+            words = ("ls-files", "--others", "--ignored", "--exclude-per-directory=.gitignore", "-z", "--", folder)
+            found = self.run(*WITHOUT_IGNORES, *words, env=env).split("\0")
+        return [path for path in found if path and "__pycache__" not in path.split("/")]
+
     def tree(self, commit: str, paths: Iterable[str]) -> str:
         """A tree: `commit`, and of the worktree these paths (changed, new or gone)."""
         with self.index(commit) as env:
@@ -130,14 +143,20 @@ class Repository:
             self.run("checkout-index", "-f", "-z", "--stdin", f"--prefix={to}/", given=paths, env=env)
 
     def diff(self, old: str, new: str, form: str, folder: str = ".") -> str:
-        """What `git diff` says of two commits, in this form and below this folder."""
-        return self.run("diff", "--no-color", "--no-ext-diff", "--no-renames", *form.split(), old, new, "--", folder)
+        """What `git diff` says of two commits, in this form and below this folder; `readable`."""
+        words = ("--no-color", "--no-ext-diff", "--no-renames", *form.split())
+        return readable(self.run("diff", *words, old, new, "--", folder))
 
     def _author(self) -> dict[str, str]:
         if self.ask("config", "user.email"):
             return {}
         people = ("AUTHOR", "COMMITTER")
         return {f"GIT_{who}_{what}": value for who in people for what, value in (("NAME", NAME), ("EMAIL", EMAIL))}
+
+
+def readable(text: str) -> str:
+    """The text with a replacement character for every byte that is no UTF-8, so that a record can hold it."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _environment() -> dict[str, str]:
