@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from core.tools.tests.campaign_toy import HYPOTHESIS, campaign, git, judge, launched, speed
-from kda_judge.contract.errors import ArmFailed, LedgerError, UsageError
-from kda_tools.campaign import allowed, due, iterate, place
+from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UsageError
+from kda_tools.campaign import allowed, due, iterate, measure, place
 from kda_tools.campaign.events import Begun, Decision, Done
 from kda_tools.campaign.history import recorded, tried
 from kda_tools.campaign.journal import entries
@@ -94,6 +94,36 @@ def test_what_does_not_compile_is_an_iteration(campaign: Campaign, monkeypatch: 
 
     monkeypatch.setattr(iterate, "measure", breaks)
     assert run(campaign, 2.0).reason == "does not compile: kernel k: expected a constexpr"
+
+
+def test_missing_upstream_files_are_not_the_candidates_fault(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: object) -> None:
+        raise MissingRequirement("the wheel is not in the cache")
+
+    speed(campaign, 1.1)
+    killed_at("begun", lambda passed: iterate.iterate(campaign, HYPOTHESIS, passed=passed))
+    with monkeypatch.context() as patched:
+        patched.setattr(measure, "arm_spec", absent)
+        with pytest.raises(MissingRequirement, match="not in the cache"):
+            iterate.settle(campaign)
+        assert campaign.state().tries == 1
+    iterate.settle(campaign)
+    speed(campaign, 1.3)
+    monkeypatch.setattr(measure, "arm_spec", absent)
+    with pytest.raises(MissingRequirement, match="not in the cache"):
+        iterate.iterate(campaign, "wider")
+    assert campaign.state().tries == 2
+    assert "# speed: 1.3" in solution(campaign)
+
+
+def test_rows_that_are_not_measured_do_not_decide(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = launched(checkout, monkeypatch, 'rows = ["out-*"]\n')
+    monkeypatch.setattr(iterate, "demand_idle_gpu", lambda: True)
+    with pytest.raises(UsageError, match=r"--rows inplace-\*: expected a row that the campaign measures, got none"):
+        run(made, 1.1, rows=("inplace-*",))
+    assert made.state().tries == 0
 
 
 def test_a_noisy_run_decides_nothing(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:

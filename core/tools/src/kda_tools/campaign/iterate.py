@@ -17,13 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kda_judge.contract.errors import ArmFailed, UsageError
+from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import select
 from kda_judge.evidence.record_log import read
 from kda_tools.campaign import allowed, decision, due
 from kda_tools.campaign.apply import Steps, apply, head, is_applied, put_aside
 from kda_tools.campaign.events import Begun, Change, Decision, Done, Ended, Refused
-from kda_tools.campaign.measure import Measured, chosen_rows, demand_idle_gpu, measure
+from kda_tools.campaign.measure import Measured, chosen_rows, demand_idle_gpu, demand_upstream, measure
 from kda_tools.campaign.place import Campaign
+from kda_tools.campaign.rules import Rules
 from kda_tools.campaign.state import State
 from kda_tools.lab.profile.profile_record import ProfileRecord, log
 
@@ -67,8 +69,9 @@ def iterate(
             )
         profile = _last_profile(campaign)
         due.demand_direction(state, direction, profile)
-        select(campaign.task.workloads, list(rows))
+        _deciding(campaign.task, state.launched.rules, rows)
         demand_idle_gpu()
+        demand_upstream(campaign.task)
         tree = campaign.repository.tree(parent, paths)
         number = len(state.begun) + 1
         commit = campaign.repository.commit(tree, parent, f"candidate {number} of {campaign.name}: {hypothesis}\n")
@@ -107,6 +110,7 @@ def _settle(campaign: Campaign, passed: Steps) -> Done | None:
             why = f"attempt {begun.attempt} was interrupted" + (f", and {spent}" if (spent := state.spent()) else "")
             _record(campaign, _failed(begun, f"{why}: it counts as failed", 0.0))
         else:
+            demand_upstream(campaign.task)
             campaign.repository.restore(begun.commit, begun.change.files)
             begun = begun.model_copy(update={"attempt": begun.attempt + 1})
             campaign.journal.append(begun)
@@ -131,15 +135,26 @@ def _finish(campaign: Campaign, begun: Begun, passed: Steps) -> Done:
         done = _failed(begun, f"does not compile: {error}", time.monotonic() - start)
     else:
         passed("measured")
-        about = [row.id for row in select(task.workloads, list(begun.rows))] if begun.rows else []
-        measured_ids = chosen_rows(task, rules)
-        done = decided(begun, measured, state, [row for row in about if row in measured_ids] or measured_ids)
+        done = decided(begun, measured, state, _deciding(task, rules, begun.rows))
         done = done.model_copy(update={"seconds": time.monotonic() - start})
     _record(campaign, done)
     passed("done")
     apply(campaign, begun, done, passed)
     _demand_budget_noted(campaign)
     return done
+
+
+def _deciding(task: Task, rules: Rules, patterns: tuple[str, ...]) -> list[str]:
+    """Of the measured rows, those that decide: all, or those that match."""
+    measured_ids = chosen_rows(task, rules)
+    about = {row.id for row in select(task.workloads, list(patterns))}
+    found = [row for row in measured_ids if row in about]
+    if not found:
+        raise UsageError(
+            f"--rows {' '.join(patterns)}: expected a row that the campaign measures, got none of them: "
+            f"{', '.join(measured_ids)}"
+        )
+    return found
 
 
 def decided(begun: Begun, measured: Measured, state: State, rows: list[str]) -> Done:

@@ -16,7 +16,7 @@ from kda_judge.contract.workloads import select
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.run_record import Interval, Metric, RowResult, RunRecord, Verdict
 from kda_judge.evidence.stats import geomean
-from kda_judge.session import Request, Session, frozen_rows, open_session
+from kda_judge.session import Request, Session, arm_spec, frozen_rows, open_session
 from kda_tools.campaign.decision import Pair
 from kda_tools.campaign.events import RowOutcome
 from kda_tools.campaign.repository import Repository
@@ -85,6 +85,17 @@ def best_arm(repository: Repository, folder: str, best: str) -> Iterator[dict[st
     with TemporaryDirectory(prefix="kda-best-") as place:
         repository.extract(best, f"{folder}/solution", Path(place))
         yield {BEST: Path(place) / folder / "solution"}
+
+
+def demand_upstream(task: Task) -> None:
+    """Bring the upstream files that a measurement needs into the cache.
+
+    Raises:
+        MissingRequirement: one cannot be had. That is no fault of the candidate's, so nothing is begun.
+    """
+    session = open_session(Request(task=task, against=[BASELINE] if gpu_state.has_gpu() else []))
+    for name in (*session.settings.against, session.settings.subject):
+        arm_spec(session, name)
 
 
 def measure(task: Task, rules: Rules, repository: Repository, best: str, target: str) -> Measured:
