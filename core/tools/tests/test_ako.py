@@ -232,6 +232,9 @@ def test_what_is_not_brought_back(task: Task, ako: Path, spoil, words: str) -> N
     ("text", "words"),
     [
         ("| 1 | a | fast | 1 | improved |\n", "iteration 1, Speedup: expected a number or -, got 'fast'"),
+        ("| 1 | a | inf | 1 | improved |\n", "iteration 1, Speedup: expected a number or -, got 'inf'"),
+        ("| 1 | a | 1 | nan | improved |\n", "iteration 1, Runtime (ms): expected a number or -, got 'nan'"),
+        ("| 0 | a | 1 | 1 | improved |\n", "iteration 0: expected numbers from 1 on in the table"),
         ("| 1 | a | 1 | 1 | improved |\n| 1 | b | 1 | 1 | improved |\n", "iteration 1 has two rows"),
         ("### Iter 7 — lost\n", "iteration 7 has a section and no row"),
     ],

@@ -6,6 +6,7 @@ The log's numbers are its agent's claims, so that no iteration of it is kept or 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -118,6 +119,8 @@ def iterations(text: str, where: Path) -> list[Claimed]:
         if (row := ROW.match(line)) is None:
             continue
         number, told = int(row[1]), sections.get(int(row[1]), {})
+        if number < 1:
+            raise UsageError(f"{where}: iteration {number}: expected numbers from 1 on in the table")
         if number in found:
             raise UsageError(f"{where}: iteration {number} has two rows in the table; expected one")
         found[number] = Claimed(
@@ -140,11 +143,12 @@ def _number(cell: str, where: Path, iteration: int, column: str) -> float | None
     if text in ("", "-", "—", "N/A", "n/a"):
         return None
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise UsageError(
-            f"{where}: iteration {iteration}, {column}: expected a number or -, got {cell.strip()!r}"
-        ) from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{where}: iteration {iteration}, {column}: expected a number or -, got {cell.strip()!r}")
+    return number
 
 
 def _mark(task: Task, folder: Path) -> Exported:
