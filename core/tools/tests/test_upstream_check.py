@@ -125,6 +125,9 @@ def test_a_release_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Monkey
     kept = tmp_path / "wheels" / "sglang-9.8-py3-none-any.whl"
     kept.touch()
     assert find_wheel("9.8", [task], tmp_path) == ("9.8", kept)
+    for wrong in ("*", "", "../9.8", "9.8-*"):
+        with pytest.raises(UsageError, match=r"VERSION: expected a release such as 0\.5\.23, or latest, got"):
+            find_wheel(wrong, [task], tmp_path)
     with pytest.raises(UsageError, match="expected tasks that pin sglang"):
         find_wheel("9.8", [], tmp_path)
 

@@ -26,6 +26,7 @@ from kda_tools.port.layouts import module_path
 from kda_tools.project.lock_upstream import WITHOUT, Found, follow
 
 LATEST = "latest"
+VERSION = re.compile(r"[0-9]+(\.[0-9A-Za-z]+)*(\+[0-9A-Za-z.]+)?")
 ELSEWHERE = re.compile(r"(^|/)(tests?|benchmark|csrc)/")
 """Files of the wheel that define no op."""
 
@@ -68,8 +69,11 @@ def find_wheel(version: str, tasks: Sequence[Task], cache: Path) -> tuple[str, P
     """The release's number and its wheel: pinned, in the cache, or downloaded into it; `latest` is always asked for.
 
     Raises:
+        UsageError: `version` is no version.
         MissingRequirement: pip cannot bring it.
     """
+    if version != LATEST and VERSION.fullmatch(version) is None:
+        raise UsageError(f"VERSION: expected a release such as 0.5.23, or {LATEST}, got {version!r}")
     pins = [pin for task in tasks for pin in task.config.upstream.values() if pin.package == PACKAGE]
     if not pins:
         raise UsageError(f"expected tasks that pin {PACKAGE}, found none")
