@@ -1049,9 +1049,13 @@ def test_choices_that_were_not_measured_are_counted(tmp_path: Path, monkeypatch:
         (("--undo", "--write"), "--undo: expected alone"),
         (("--record", "--no-check"), "--record: expected with the checks"),
         (("--undo",), "nothing to undo"),
+        (
+            ("--checks", "/nowhere/checks.json"),
+            "--checks /nowhere/checks.json: expected a file in a folder that exists",
+        ),
     ],
 )
-def test_options_that_do_not_go_together(
+def test_wrong_options_are_refused_before_the_patch_is_made(
     releases: dict[Layout, Path],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -1062,3 +1066,15 @@ def test_options_that_do_not_go_together(
     code, out, err = kda(capsys, monkeypatch, "port", "norm_infer", "--sglang", str(tree), *more)
     assert (code, out) == (ExitCode.USAGE, "")
     assert words in err
+    assert "making the patch" not in err
+
+
+def test_nothing_is_checked_for_a_record_that_needs_a_gpu(
+    releases: dict[Layout, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_record, "has_gpu", lambda: False)
+    tree = releases[Layout.JIT_KERNEL]
+    code, out, err = kda(capsys, monkeypatch, "port", "norm_infer", "--sglang", str(tree), "--record")
+    assert (code, out) == (ExitCode.REQUIREMENT, "")
+    assert "--record: needs a GPU" in err
+    assert "making the patch" not in err

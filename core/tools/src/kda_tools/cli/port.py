@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from kda_judge.contract.errors import ExitCode, UsageError
-from kda_tools.cli.base import DeviceName, Exact, Rows, TaskName, command_line, relative
+from kda_tools.cli.base import DeviceName, Exact, Rows, TaskName, command_line, relative, writable
 from kda_tools.cli.base import app as kda
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def tree(
 
     if undo and (write or record):
         raise UsageError("--undo: expected alone, without --write or --record")
-    if record and not check:
-        raise UsageError("--record: expected with the checks, without --no-check")
+    _demand_possible(record, check, checks)
     found, place = find_task(task), find_tree(sglang)
     if undo:
         for path in insertions.undo(place.repository, found.op):
@@ -97,6 +96,18 @@ def tree(
         typer.echo(f"written to {sglang}; `kda port {found.op} --sglang {sglang} --undo` takes it back", err=True)
         if told := port_record.unmeasured(found):
             typer.echo(told, err=True)
+
+
+def _demand_possible(record: bool, check: bool, checks: Path | None) -> None:
+    """Refuse what cannot be kept or measured before the checks, not after them."""
+    from kda_tools.port import port_record
+
+    if record and not check:
+        raise UsageError("--record: expected with the checks, without --no-check")
+    if record:
+        port_record.demand_gpu()
+    if checks is not None and not checks.is_file():
+        writable(checks, "--checks")
 
 
 class Wanted(NamedTuple):

@@ -100,14 +100,19 @@ def records(task: Task) -> list[PortRecord]:
     return record_log.read(log(task), PortRecord)
 
 
+def demand_gpu() -> None:
+    """A MissingRequirement without a GPU."""
+    if not has_gpu():
+        raise MissingRequirement("--record: needs a GPU: without one a port is checked, and nothing is measured")
+
+
 def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool = False) -> RunRecord:
     """Time the arm in `folder` against the upstream arms and the solution; `quick`: a first look.
 
     Raises:
         MissingRequirement: no GPU: nothing is measured without one.
     """
-    if not has_gpu():
-        raise MissingRequirement("--record: needs a GPU: without one a port is checked, and nothing is measured")
+    demand_gpu()
     against: list[str] = [
         name for name in map(str, ("baseline", "upstream_latest", "solution")) if name in port.task.config.arms
     ]
