@@ -361,3 +361,10 @@ def test_passages_that_fit_the_kernel_come_first(tmp_path: Path) -> None:
 def test_rules_name_the_key_that_is_wrong(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"campaign.toml: unknown key 'trys'; did you mean tries\?"):
         launched(checkout, monkeypatch, "trys = 3\n")
+    assert git(checkout, "branch", "--list", "campaign/*") == "", "a launch with good rules finds nothing in its way"
+
+
+def test_few_generations_are_refused(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer, a campaign keeps what is no better more often than one in twenty."""
+    with pytest.raises(UsageError, match=r"campaign.toml: key 'generations': .* equal to 5, got 4"):
+        launched(checkout, monkeypatch, "generations = 4\n")
