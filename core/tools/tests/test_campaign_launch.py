@@ -14,7 +14,7 @@ import pytest
 
 from core.tools.tests.campaign_toy import campaign, git, launched, make_repository
 from core.tools.tests.every_task import TASKS, every_task
-from kda_judge.contract.errors import ExitCode, LedgerError, MissingRequirement, UsageError
+from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_task
 from kda_tools.campaign import agents, bash, confine, launch, place, prompt
@@ -179,6 +179,12 @@ def test_it_begins_from_the_base_branch_and_goes_on(checkout: Path, monkeypatch:
     again = launch.prepare(checkout, task, "h200", "command", "true")
     assert again.resumed
     assert len(again.campaign.journal.read()) == 1
+    launch.prepare(checkout, task, "h200", "claude")
+    launch.prepare(checkout, task, "h200", "claude")
+    assert first.campaign.state().agents == ["command", "claude"], "another agent is recorded, once"
+    monkeypatch.setenv(launch.BASE, "main")
+    with pytest.raises(UsageError, match="KDA_BASE_BRANCH=main: campaign k90_h200_axpy began from older"):
+        launch.prepare(checkout, task, "h200", "claude")
 
 
 def test_the_agent_gets_the_prompt_and_its_surroundings(campaign: place.Campaign, tmp_path: Path) -> None:
@@ -193,6 +199,19 @@ def test_the_agent_gets_the_prompt_and_its_surroundings(campaign: place.Campaign
         str(campaign.repository.root),
         f"/x/bash {tmp_path / '.cache' / 'upstream'}",
     ]
+
+
+@pytest.mark.parametrize(("name", "content"), [("text", "no program"), ("bash", None)])
+def test_an_agent_that_cannot_be_started_is_an_error(
+    campaign: place.Campaign, tmp_path: Path, name: str, content: str | None
+) -> None:
+    """Neither a file that is no program, nor a prompt that is longer than an argument may be."""
+    path = tmp_path / "prompt.md"
+    path.write_text("")
+    command = [str(program(tmp_path / name, content))] if content else ["bash", "-c", "true", "x" * 3_000_000]
+    prepared = launch.Prepared(campaign, path, command, {}, [], False, True)
+    with pytest.raises(ArmFailed, match=r"the agent could not be started: (Exec format error|Argument list too long)"):
+        launch.start(prepared)
 
 
 # ---- agents -----------------------------------------------------------------------------------
@@ -359,7 +378,7 @@ def test_passages_that_fit_the_kernel_come_first(tmp_path: Path) -> None:
 
 
 def test_rules_name_the_key_that_is_wrong(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"campaign.toml: unknown key 'trys'; did you mean tries\?"):
+    with pytest.raises(UsageError, match=r"^toys/k90_axpy/campaign.toml: unknown key 'trys'; did you mean tries\?"):
         launched(checkout, monkeypatch, "trys = 3\n")
     assert git(checkout, "branch", "--list", "campaign/*") == "", "a launch with good rules finds nothing in its way"
 

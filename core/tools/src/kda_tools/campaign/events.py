@@ -61,6 +61,15 @@ class Launched(Strict):
     """Whether bwrap kept the agent to its worktree."""
 
 
+class Continued(Strict):
+    """Another agent than before went on."""
+
+    kind: Literal["continued"] = "continued"
+    agent: str
+    confined: bool
+    """Whether bwrap kept the agent to its worktree."""
+
+
 class Change(Strict):
     """What an iteration changes against the commit that it started from."""
 
@@ -217,7 +226,7 @@ class Promoted(Strict):
 
 
 Event = Annotated[
-    Launched | Begun | Done | Claimed | Refused | Ended | Finding | Reviewed | Answered | Promoted,
+    Launched | Continued | Begun | Done | Claimed | Refused | Ended | Finding | Reviewed | Answered | Promoted,
     Field(discriminator="kind"),
 ]
 

@@ -65,7 +65,7 @@ def _list_md(root: Path, found: Sequence[tuple[Task, list[State]]]) -> str:
         line(
             f"[{_name(state)}](../{(task.path / 'docs' / PAGE).relative_to(root).as_posix()})",
             state.entries[0].utc[:10],
-            state.launched.agent,
+            ", ".join(state.agents),
             _gpu(state),
             _counts(state),
         )
@@ -77,9 +77,8 @@ def _list_md(root: Path, found: Sequence[tuple[Task, list[State]]]) -> str:
 
 def _campaign_md(state: State, picture: str) -> str:
     launched = state.launched
-    head = (
-        f"Launched {state.entries[0].utc[:10]}, agent `{launched.agent}`, base `{launched.base[:10]}`, {_gpu(state)}."
-    )
+    agents = ", ".join(state.agents)
+    head = f"Launched {state.entries[0].utc[:10]}, agent `{agents}`, base `{launched.base[:10]}`, {_gpu(state)}."
     facts = [_counts(state), *views.lines(state), *([f"ended: {state.ended}"] if state.ended else [])]
     parts = [f"## {_name(state)}\n", f"{head}\n", "\n".join(f"- {fact}" for fact in facts) + "\n", picture]
     if state.begun or state.claimed:

@@ -7,14 +7,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.errors import UsageError
+from kda_judge.contract.errors import ArmFailed, UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
 from kda_tools.campaign import agents, bash, confine, prompt
 from kda_tools.campaign.allowed import protected_hashes
-from kda_tools.campaign.events import Launched
+from kda_tools.campaign.events import Continued, Launched
 from kda_tools.campaign.place import (
     STATE_FOLDER,
     Campaign,
@@ -24,7 +25,7 @@ from kda_tools.campaign.place import (
     worktree_of,
 )
 from kda_tools.campaign.repository import Repository
-from kda_tools.campaign.rules import read_rules
+from kda_tools.campaign.rules import Rules, read_rules
 from kda_tools.campaign.state import current
 from kda_tools.project import doctor
 from kda_tools.project.check import Check
@@ -74,6 +75,7 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
     if not prepare_only():
         agents.demand_installed(agent, command)
     lacking = [check for check in doctor.kernel_checks([task]) if not check.ok]
+    rules = _rules(repository, task, base)
     campaign, resumed = _opened(repository, task, name, base)
     if not resumed:
         campaign.journal.append(
@@ -82,7 +84,7 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
                 agent=agent,
                 base=base,
                 base_branch=branch,
-                rules=read_rules(campaign.task),
+                rules=rules,
                 hashes=protected_hashes(campaign.task),
                 warnings=tuple(f"{check.name}: {check.found}" for check in lacking),
                 confined=confine.can_confine(),
@@ -90,12 +92,19 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
         )
         repository.run("update-ref", f"refs/heads/{campaign.best_branch}", base)
     state = campaign.state()
+    if resumed and (branch := os.environ.get(BASE)) and branch != state.launched.base_branch:
+        raise UsageError(
+            f"{BASE}={branch}: campaign {name} began from {state.launched.base_branch}; go on without {BASE}, or take "
+            "the campaign's branches away to begin another one"
+        )
     if state.ended:
         raise UsageError(
             f"campaign {name} has ended: {state.ended}. Review and promote it, then take its branches away to begin "
             f"another one: git worktree remove {campaign.repository.root} && git branch -D {campaign.branch} "
             f"{campaign.best_branch}"
         )
+    if agent != state.agents[-1]:
+        campaign.journal.append(Continued(agent=agent, confined=confine.can_confine()))
     campaign.sync(state)
     path = repository.common / STATE_FOLDER / f"{name}.prompt.md"
     text = prompt.compose(list(prompt.sections(campaign, state, lacking)), state.launched.rules.prompt_tokens)
@@ -118,6 +127,8 @@ def start(prepared: Prepared) -> int:
     try:
         where = prepared.campaign.repository.root
         return subprocess.run(prepared.command, cwd=where, env=environment, stdin=source, check=False).returncode
+    except OSError as error:  # not a program of this machine, or a prompt longer than an argument may be
+        raise ArmFailed(f"{prepared.command[0]}: the agent could not be started: {error.strerror}") from None
     finally:
         if source is not subprocess.DEVNULL:
             source.close()  # type: ignore[union-attr]
@@ -151,6 +162,28 @@ def _demand_clean(repository: Repository) -> None:
         )
 
 
+def _folder(repository: Repository, task: Task) -> Path:
+    """The task's folder below the checkout."""
+    return task.path.resolve().relative_to(repository.root.resolve())
+
+
+def _rules(repository: Repository, task: Task, base: str) -> Rules:
+    """The task's rules in the base: read before anything is made, since a launch that breaks off leaves what it made.
+
+    Raises:
+        UsageError: the base has no such task, or rules that are none.
+    """
+    folder = _folder(repository, task)
+    if not repository.content(base, f"{folder.as_posix()}/config.toml"):
+        raise UsageError(f"{folder}: the base has no such task; commit it, or set {BASE} to a branch that has it")
+    with TemporaryDirectory(prefix="kda-base-") as temporary:
+        repository.extract(base, folder.as_posix(), Path(temporary))
+        try:
+            return read_rules(Task(Path(temporary) / folder))
+        except UsageError as error:
+            raise UsageError(str(error).replace(f"{temporary}/", "")) from None
+
+
 def _opened(repository: Repository, task: Task, name: str, base: str) -> tuple[Campaign, bool]:
     """The campaign's worktree, made where it is missing; and whether it was launched before."""
     place, branch = worktree_of(repository.root, name), branch_of(name)
@@ -165,10 +198,7 @@ def _opened(repository: Repository, task: Task, name: str, base: str) -> tuple[C
         raise UsageError(
             f"{place}: expected this repository's worktree on branch {branch}, got {now or 'something else'}"
         )
-    folder = place / task.path.resolve().relative_to(repository.root.resolve())
-    if not (folder / "config.toml").is_file():
-        raise UsageError(f"{folder}: the base has no such task; commit it, or set {BASE} to a branch that has it")
-    campaign = Campaign(name, Task(folder), worktree)
+    campaign = Campaign(name, Task(place / _folder(repository, task)), worktree)
     entries = campaign.journal.read()
     state = current(entries)
     if there and state is None:

@@ -10,6 +10,7 @@ from kda_tools.campaign.events import (
     Answered,
     Begun,
     Claimed,
+    Continued,
     Decision,
     Done,
     Ended,
@@ -37,6 +38,11 @@ class State:
         event = self.entries[0].event
         assert isinstance(event, Launched)
         return event
+
+    @property
+    def agents(self) -> list[str]:
+        """Who worked on it, one after another."""
+        return [entry.event.agent for entry in self.entries if isinstance(entry.event, Launched | Continued)]
 
     @property
     def begun(self) -> dict[int, Begun]:

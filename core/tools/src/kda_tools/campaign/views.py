@@ -55,7 +55,7 @@ def print_status(campaign: Campaign, state: State) -> None:
             continue
         mark = Text(done.decision.value, style=COLOUR[done.decision])
         table.add_row(str(number), mark, change, Text(begun.hypothesis), Text(gain(done)), f"{done.seconds:.0f}")
-    out.print(Text(f"campaign {campaign.name}: agent {state.launched.agent}, base {state.launched.base[:10]}"))
+    out.print(Text(f"campaign {campaign.name}: agent {', then '.join(state.agents)}, base {state.launched.base[:10]}"))
     if state.begun:
         out.print(table)
     for line in lines(state):
