@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_cut_or_named() -> None:
     assert compose([Section("First", "short", "here", must=True)], 2000).endswith("Nothing.\n")
 
 
-def test_a_prompt_of_a_real_task_is_whole(campaign: place.Campaign) -> None:
+def test_a_prompt_of_a_real_task_is_whole(campaign: place.Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every section is there for a task with records, of which the budget is enough."""
     task = find_task(str(ROOT / "diffusion" / "k03_qknorm_rope"))
     real = place.Campaign(campaign.name, task, launch.Repository(ROOT))
@@ -354,6 +354,14 @@ def test_a_prompt_of_a_real_task_is_whole(campaign: place.Campaign) -> None:
     ]
     assert any(title.startswith("kda why qknorm_rope ") for title in titles)
     assert {"What a gain is worth in models", "What was tried before", "Notes: docs/dispatch.md"} <= set(titles)
+    rest = next(one for one in made if one.title == "Further passages that fit, the best first")
+    best = {one.title for one in made}
+    for passage in passages(ROOT, task):
+        named = f"{passage.place}: {passage.title.rpartition(' > ')[2]}"
+        assert named in best or f"- {named}" in rest.text.splitlines()
+    monkeypatch.setattr(prompt.why, "missing_rows", lambda _: [])
+    rows = " ".join(f"{one.title} {one.text}" for one in prompt.sections(real, campaign.state(), []))
+    assert all(row.id in rows for row in task.workloads if row.production), "rows without their own section are named"
     whole = compose(made, 24_000)
     assert tokens(whole) <= 24_000
     assert (task.path / "prompt.md").read_text().strip() in whole

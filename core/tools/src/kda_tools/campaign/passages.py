@@ -12,7 +12,6 @@ from kda_tools.knowledge.passages import cut_files
 from kda_tools.knowledge.ranking import Passage
 
 PLACES = ("docs/skills/**/*.md", "external/**/*.md")
-MOST = 8
 LEAST_WORDS = 2
 """Of the kernel's words that a passage has to have."""
 WORD = re.compile(r"[a-z][a-z0-9]{2,}")
@@ -38,7 +37,7 @@ def passages(root: Path, task: Task) -> list[Passage]:
         for passage, words in has
         if len(words) >= LEAST_WORDS
     ]
-    return [passage for _, passage in sorted(worth, key=lambda one: (-one[0], one[1].place, one[1].title))[:MOST]]
+    return [passage for _, passage in sorted(worth, key=lambda one: (-one[0], one[1].place, one[1].title))]
 
 
 def words_of(task: Task) -> set[str]:

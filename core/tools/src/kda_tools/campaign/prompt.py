@@ -22,6 +22,7 @@ from kda_tools.campaign.history import claims, gain, recorded, tried
 from kda_tools.campaign.passages import passages
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.state import State
+from kda_tools.knowledge.ranking import Passage
 from kda_tools.models.known_models import find_folder
 from kda_tools.models.step_record import StepRecord, log
 from kda_tools.project.check import Check
@@ -35,6 +36,8 @@ RESERVE = 300
 LEAST = 80
 """Tokens: a shorter piece of a section is not worth having."""
 MOST_WHYS = 6
+MOST_SLOWEST = 2
+MOST_PASSAGES = 8
 
 
 @dataclass(frozen=True)
@@ -88,19 +91,28 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
     )
     yield Section(HOW_TO_WORK, _read(campaign.repository.root, HOW_TO_WORK), HOW_TO_WORK, must=True)
     yield Section("Where it stands", _standing(task, state), "kda campaign status")
-    missing = why.missing_rows(task) or _slowest(task)
-    for row in missing[:MOST_WHYS]:
+    missing = why.missing_rows(task)
+    rows, most = (missing, MOST_WHYS) if missing else (_slowest(task), MOST_SLOWEST)
+    for row in rows[:most]:
         yield Section(f"kda why {task.op} {row}", why.why(task, row, tried(task, row)), f"kda why {task.op} {row}")
-    if rest := missing[MOST_WHYS:]:
-        yield Section("Further rows that miss", ", ".join(rest), f"kda why {task.op} ROW")
+    if rest := rows[most:]:
+        title = "Further rows that miss" if missing else "Further rows, none of which is known to miss"
+        yield Section(title, ", ".join(rest), f"kda why {task.op} ROW")
     yield Section("What a gain is worth in models", worth(task), "diffusion/models, kda model step")
     yield Section("What was tried before", _tried_before(task), f"{campaign.folder}/docs/iterations.jsonl")
     yield Section(
         "Notes: docs/dispatch.md", _read(task.path, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md"
     )
-    for passage in passages(campaign.repository.root, task):
-        heading = passage.title.rpartition(" > ")[2]
-        yield Section(f"{passage.place}: {heading}", passage.text, passage.place)
+    found = passages(campaign.repository.root, task)
+    for passage in found[:MOST_PASSAGES]:
+        yield Section(f"{passage.place}: {_heading(passage)}", passage.text, passage.place)
+    if more := found[MOST_PASSAGES:]:
+        named = "\n".join(f"- {passage.place}: {_heading(passage)}" for passage in more)
+        yield Section("Further passages that fit, the best first", named, "the headings of docs/skills and external")
+
+
+def _heading(passage: Passage) -> str:
+    return passage.title.rpartition(" > ")[2]
 
 
 def _opening(campaign: Campaign, state: State) -> str:
@@ -117,7 +129,8 @@ budget is spent:
    record one. `--rows PATTERN` (may be repeated) names the rows that the idea is about, if not all: they decide. It
    verifies, measures against the baseline and the best so far, keeps or reverts, and commits. After a revert the
    files are the best's again: begin the next idea from there.
-4. `kda campaign status` shows what was tried and the budgets. Was a command interrupted: `kda campaign resume`.
+4. `kda campaign status` shows what was tried and the budgets. If a command was interrupted:
+   `kda campaign resume`.
 
 Rules, which the command enforces:
 - You may change in the task's folder: {free}. Anything else is refused and recorded.
@@ -190,12 +203,12 @@ def worth(task: Task) -> str:
 
 
 def _slowest(task: Task) -> list[str]:
-    """Without a published run or a miss: the production rows furthest from upstream's, or just the first."""
+    """Without a published run or a miss: the production rows, furthest from their limit first where a run says so."""
     for record in reversed(ledger.read(task.ledger)):
         rows = [row for row in record.rows if row.production and row.verdict in MEASURED and row.attained]
         if rows:
-            return [row.id for row in sorted(rows, key=lambda row: row.attained or 0.0)][:2]
-    return [row.id for row in task.workloads if row.production][:2]
+            return [row.id for row in sorted(rows, key=lambda row: row.attained or 0.0)]
+    return [row.id for row in task.workloads if row.production]
 
 
 def _read(folder: Path, name: str) -> str:
