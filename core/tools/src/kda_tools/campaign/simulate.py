@@ -63,7 +63,7 @@ class Simulated(Strict):
     false_keeps: int
     """Campaigns that kept anything, of those in which nothing was better."""
     false_keeps_alone: int
-    """The same where every try is decided by its own 95% bound, as if it were the only one."""
+    """The same where every try has the whole risk, as if it were the only one."""
     kept: dict[str, float]
     """True gain -> share of single tries that are kept."""
 
