@@ -174,7 +174,7 @@ def test_it_begins_from_the_base_branch_and_goes_on(checkout: Path, monkeypatch:
     assert not first.resumed
     assert state.launched.base == git(checkout, "rev-parse", "older").strip()
     assert state.launched.warnings == ("gpu: busy: pid 7",)
-    assert "- gpu: busy: pid 7 (needed for measuring): wait" in first.prompt.read_text()
+    assert "- gpu: busy: pid 7 (needed for measuring): wait" in first.process.prompt.read_text()
     shutil.rmtree(first.campaign.repository.root)  # a worktree that was deleted is made again
     again = launch.prepare(checkout, task, "h200", "command", "true")
     assert again.resumed
@@ -192,12 +192,14 @@ def test_the_agent_gets_the_prompt_and_its_surroundings(campaign: place.Campaign
     command = ["bash", "-c", f'cat > {seen}; pwd >> {seen}; echo "$KDA_BASH_BIN $KDA_CACHE" >> {seen}; exit 3']
     path = tmp_path / "prompt.md"
     path.write_text("the prompt\n")
-    prepared = launch.Prepared(campaign, path, command, launch._environment(tmp_path, "/x/bash", path), [], False, True)
-    assert launch.start(prepared) == 3
+    process = launch.Process(
+        command, launch._environment(tmp_path, "/x/bash", path), campaign.repository.root, path, True
+    )
+    assert launch.start(process) == 3
     assert seen.read_text().splitlines() == [
         "the prompt",
         str(campaign.repository.root),
-        f"/x/bash {tmp_path / '.cache' / 'upstream'}",
+        f"/x/bash {tmp_path}",
     ]
 
 
@@ -209,9 +211,9 @@ def test_an_agent_that_cannot_be_started_is_an_error(
     path = tmp_path / "prompt.md"
     path.write_text("")
     command = [str(program(tmp_path / name, content))] if content else ["bash", "-c", "true", "x" * 3_000_000]
-    prepared = launch.Prepared(campaign, path, command, {}, [], False, True)
+    process = launch.Process(command, {}, tmp_path, path, True)
     with pytest.raises(ArmFailed, match=r"the agent could not be started: (Exec format error|Argument list too long)"):
-        launch.start(prepared)
+        launch.start(process)
 
 
 # ---- agents -----------------------------------------------------------------------------------
@@ -289,7 +291,11 @@ def test_bwrap_leaves_only_the_campaign_writable(campaign: place.Campaign, check
     before = git(checkout, "rev-parse", "main")
     env = {**os.environ, **{f"GIT_{who}_{what}": "t" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
     ran = subprocess.run(
-        confine.confined(campaign, ["bash", "-c", script], ()), env=env, capture_output=True, text=True, check=False
+        confine.confined(campaign.repository.root, confine.writable(campaign), ["bash", "-c", script], ()),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert inside.is_file()
@@ -305,7 +311,7 @@ def test_a_confined_agent_can_ask_for_the_review(campaign: place.Campaign) -> No
     words = [sys.executable, "-m", "kda_tools", "campaign", "review"]
     env = {**os.environ, "PYTHONPATH": import_path(), **confine.environment(campaign)}
     env.pop("KDA_ROOT", None)
-    command = confine.confined(campaign, words, ())
+    command = confine.confined(campaign.repository.root, confine.writable(campaign), words, ())
     for folder in confine.environment(campaign).values():
         Path(folder).mkdir(parents=True, exist_ok=True)
     ran = subprocess.run(

@@ -13,7 +13,7 @@ from core.tools.tests.campaign_toy import HYPOTHESIS, campaign, git, speed
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Verdict
-from kda_tools.campaign import iterate, launch, promote, review, review_checks
+from kda_tools.campaign import agents, confine, iterate, launch, promote, review, review_checks
 from kda_tools.campaign.events import Decision, Done, RowOutcome
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.promote_run import Given
@@ -119,7 +119,9 @@ def test_findings_block_until_answered(campaign: Campaign) -> None:
     assert (campaign.state().findings, campaign.state().reviews) == ({}, [])
 
 
-def test_an_agent_reviews_in_a_checkout_of_its_own(campaign: Campaign, tmp_path: Path) -> None:
+def test_an_agent_reviews_in_a_checkout_of_its_own(
+    campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep(campaign)
     agent = tmp_path / "agent.py"
     agent.write_text(
@@ -132,6 +134,9 @@ def test_an_agent_reviews_in_a_checkout_of_its_own(campaign: Campaign, tmp_path:
         "line = json.dumps({'where': 'solution/__init__.py:3', 'text': 'keeps a buffer'})\n"
         "pathlib.Path(out).write_text(line if len(sys.argv) < 2 else sys.argv[1])\n"
     )
+    with pytest.raises(UsageError, match="--agent command: KDA_NO_CLAUDE is set, so that no agent is started"):
+        review.by_agent(campaign, "command", f"{sys.executable} {agent}")
+    monkeypatch.delenv("KDA_NO_CLAUDE")
     (found,) = review.by_agent(campaign, "command", f"{sys.executable} {agent}")
     assert (found.by, found.where, found.text) == ("command", "solution/__init__.py:3", "keeps a buffer")
     before = campaign.journal.content()
@@ -143,6 +148,30 @@ def test_an_agent_reviews_in_a_checkout_of_its_own(campaign: Campaign, tmp_path:
         review.by_agent(campaign, "command", f"{sys.executable} {agent} nonsense")
     assert campaign.journal.content() == before
     assert git(campaign.repository.root, "worktree", "list").count("\n") == 2, "no checkout is left behind"
+
+
+def test_a_reviewing_agent_is_confined_and_has_its_environment(
+    campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(campaign)
+    monkeypatch.delenv("KDA_NO_CLAUDE")
+    own = tmp_path / "agents.toml"
+    write = 'test "$MINE" = yes && test -d "$TMPDIR" && touch "$(dirname "$KDA_PROMPT")/findings.jsonl"'
+    own.write_text(f"[agents.mine]\ncommand = ['bash', '-c', '{write}']\nenvironment = {{MINE = 'yes'}}\n")
+    monkeypatch.setenv(agents.VARIABLE, str(own))
+    monkeypatch.setattr(confine, "can_confine", lambda: True)
+    seen: list[list[Path]] = []
+
+    def confined(where: Path, wanted: list[Path], command: list[str], more: tuple[str, ...]) -> list[str]:
+        assert where.name == "k90_axpy"
+        seen.append(wanted)
+        return command
+
+    monkeypatch.setattr(confine, "confined", confined)
+    assert review.by_agent(campaign, "mine", None) == []
+    ((findings, scratch),) = seen
+    assert scratch == confine.scratch(campaign)
+    assert not campaign.repository.root.is_relative_to(findings)
 
 
 def test_without_a_gpu_all_is_verified_and_nothing_recorded(campaign: Campaign) -> None:

@@ -46,12 +46,15 @@ def environment(campaign: Campaign) -> dict[str, str]:
     return {name: str(place / folder) for name, folder in names.items()}
 
 
-def confined(campaign: Campaign, command: list[str], more: Iterable[str]) -> list[str]:
-    """`command` in a namespace in which nothing else can be written; makes the folders that it needs."""
-    wanted = writable(campaign)
-    for folder in wanted:
+def confined(where: Path, wanted: Iterable[Path], command: list[str], more: Iterable[str]) -> list[str]:
+    """`command`, started in `where`, in a namespace in which nothing but `wanted` and `more` can be written.
+
+    The folders `wanted` are made.
+    """
+    folders = list(wanted)
+    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     own = [Path(name).expanduser() for name in more]
-    paths = [str(path) for path in (*wanted, *(path for path in own if path.exists()))]
+    paths = [str(path) for path in (*folders, *(path for path in own if path.exists()))]
     binds = [word for path in paths for word in ("--bind", path, path)]
-    return [PROGRAM, *BASE, *binds, "--chdir", str(campaign.repository.root), *command]
+    return [PROGRAM, *BASE, *binds, "--chdir", str(where), *command]

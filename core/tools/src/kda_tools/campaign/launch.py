@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,17 +37,27 @@ PREPARE_ONLY = "KDA_NO_CLAUDE"
 
 
 @dataclass(frozen=True)
+class Process:
+    """An agent's process, not yet started."""
+
+    command: list[str]
+    environment: dict[str, str]
+    """What is added to this process's own."""
+    where: Path
+    """The folder that it starts in."""
+    prompt: Path
+    by_stdin: bool
+    """Whether the agent gets the prompt on standard input."""
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A campaign that an agent can be started on."""
 
     campaign: Campaign
-    prompt: Path
-    command: list[str]
-    environment: dict[str, str]
+    process: Process
     lacking: list[Check]
     resumed: bool
-    by_stdin: bool
-    """Whether the agent gets the prompt on standard input."""
 
 
 def prepare(root: Path, task: Task, target: str, agent: str, given: str | None = None) -> Prepared:
@@ -109,26 +120,57 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
     path = repository.common / STATE_FOLDER / f"{name}.prompt.md"
     text = prompt.compose(list(prompt.sections(campaign, state, lacking)), state.launched.rules.prompt_tokens)
     path.write_text(text, encoding="utf-8")
-    words |= {"prompt": str(path), "worktree": str(campaign.repository.root), "git": str(repository.common)}
-    command = agents.started_by(chosen, words, text)
-    environment = _environment(root, shell, path) | chosen.environment
+    where = campaign.repository.root
+    words |= {"worktree": str(where), "git": str(repository.common)}
+    process = make_process(campaign, chosen, words, path, where, confine.writable(campaign), cache_folder(root))
+    return Prepared(campaign, process, lacking, resumed)
+
+
+def make_process(
+    campaign: Campaign,
+    agent: agents.Agent,
+    words: dict[str, str],
+    prompt: Path,
+    where: Path,
+    own: Sequence[Path],
+    cache: Path,
+) -> Process:
+    """The agent on a prompt; bwrap confines it, if it can be used here.
+
+    Args:
+        campaign: whose temporary files and caches the agent uses.
+        agent: how it is started.
+        words: what stands in braces in its command, but for `prompt`; `bash` is its shell.
+        prompt: the prompt's file.
+        where: the folder that it starts in.
+        own: the folders that it may write to when it is confined, beside those that `agent` lists.
+        cache: the fetched upstream files.
+
+    Raises:
+        UsageError: a word in braces that was not given.
+    """
+    command = agents.started_by(agent, words | {"prompt": str(prompt)}, prompt.read_text(encoding="utf-8"))
+    environment = _environment(cache, words["bash"], prompt) | agent.environment
     if confine.can_confine():
-        command = confine.confined(campaign, command, chosen.writable)
+        command = confine.confined(where, own, command, agent.writable)
         environment |= confine.environment(campaign)
         for name in confine.environment(campaign).values():
             Path(name).mkdir(parents=True, exist_ok=True)
-    return Prepared(campaign, path, command, environment, lacking, resumed, chosen.prompt == "stdin")
+    return Process(command, environment, where, prompt, agent.prompt == "stdin")
 
 
-def start(prepared: Prepared) -> int:
-    """Run the agent in its worktree until it ends; its exit code."""
-    environment = {name: value for name, value in os.environ.items() if name != "KDA_ROOT"} | prepared.environment
-    source = prepared.prompt.open("rb") if prepared.by_stdin else subprocess.DEVNULL
+def start(process: Process) -> int:
+    """Run the agent until it ends; its exit code.
+
+    Raises:
+        ArmFailed: it cannot be started.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "KDA_ROOT"} | process.environment
+    source = process.prompt.open("rb") if process.by_stdin else subprocess.DEVNULL
     try:
-        where = prepared.campaign.repository.root
-        return subprocess.run(prepared.command, cwd=where, env=environment, stdin=source, check=False).returncode
+        return subprocess.run(process.command, cwd=process.where, env=environment, stdin=source, check=False).returncode
     except OSError as error:  # not a program of this machine, or a prompt longer than an argument may be
-        raise ArmFailed(f"{prepared.command[0]}: the agent could not be started: {error.strerror}") from None
+        raise ArmFailed(f"{process.command[0]}: the agent could not be started: {error.strerror}") from None
     finally:
         if source is not subprocess.DEVNULL:
             source.close()  # type: ignore[union-attr]
@@ -209,11 +251,11 @@ def _opened(repository: Repository, task: Task, name: str, base: str) -> tuple[C
     return campaign, there
 
 
-def _environment(root: Path, shell: str, path: Path) -> dict[str, str]:
+def _environment(cache: Path, shell: str, path: Path) -> dict[str, str]:
     """What the agent finds: this kda first on the path, the fetched upstream files, its Bash, the prompt."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        "KDA_CACHE": str(cache_folder(root)),
+        "KDA_CACHE": str(cache),
         "SHELL": shell,
         bash.VARIABLE: shell,
         "KDA_PROMPT": str(path),

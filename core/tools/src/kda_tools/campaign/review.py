@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kda_judge.arms.upstream import cache_folder
 from kda_judge.contract.errors import ArmFailed, UsageError
 from kda_judge.contract.strict_models import Strict, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.campaign import agents, bash
+from kda_tools.campaign import agents, bash, confine, launch
 from kda_tools.campaign.events import Answered, Decision, Done, Finding, Reviewed
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.repository import Repository
@@ -94,13 +94,20 @@ def answer(campaign: Campaign, number: int, by: str, text: str) -> None:
 
 
 def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
-    """Have an agent review the best version in a folder of its own; records its findings.
+    """Have an agent review the best version, started as for a launch, in a clean checkout; records its findings.
+
+    Where bwrap confines it, it can write the folder of its findings and temporary files.
 
     Raises:
         ArmFailed: it ended with an error, or left no findings file: a review that did not happen is none.
-        UsageError: a line of its file is no finding.
+        UsageError: a line of its file is no finding, or `KDA_NO_CLAUDE` is set.
     """
     state, agent = campaign.state(), agents.find_agent(name)
+    if launch.prepare_only():
+        raise UsageError(
+            f"--agent {name}: {launch.PREPARE_ONLY} is set, so that no agent is started; unset it, or review yourself "
+            "and sign with --person NAME"
+        )
     with best_checkout(campaign) as task, TemporaryDirectory(prefix="kda-review-") as folder:
         out, prompt = Path(folder) / "findings.jsonl", Path(folder) / "prompt.md"
         diff = campaign.repository.diff(state.launched.base, state.best, "--patch", f"{campaign.folder}/solution")
@@ -114,11 +121,10 @@ def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
         )
         prompt.write_text(text, encoding="utf-8")
         words = {"bash": bash.demand_bash(), "prompt": str(prompt), "worktree": str(task.path), "git": folder}
-        command = agents.started_by(agent, words | ({"command": given} if given else {}), text)
-        agents.demand_installed(name, command)
-        with prompt.open("rb") as source:
-            stdin = source if agent.prompt == "stdin" else subprocess.DEVNULL
-            code = subprocess.run(command, cwd=task.path, stdin=stdin, check=False).returncode
+        words |= {"command": given} if given else {}
+        agents.demand_installed(name, agents.started_by(agent, words, text))
+        own, cache = [Path(folder), confine.scratch(campaign)], cache_folder(campaign.repository.root)
+        code = launch.start(launch.make_process(campaign, agent, words, prompt, task.path, own, cache))
         if code or not out.is_file():
             why = f"it ended with {code}" if code else f"it wrote no {out.name}"
             raise ArmFailed(f"--agent {name}: no review was made: {why}; nothing was recorded")

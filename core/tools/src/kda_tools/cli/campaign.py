@@ -51,17 +51,18 @@ def launch(
     if chosen is None:
         raise UsageError(f"{found.path / 'config.toml'}: no [targets.NAME]: a campaign is for one kind of GPU")
     prepared = launcher.prepare(root, found, chosen, agent, command)
-    text = prepared.prompt.read_text(encoding="utf-8")
+    process = prepared.process
+    text = process.prompt.read_text(encoding="utf-8")
     typer.echo(f"{'goes on' if prepared.resumed else 'launched'}: campaign {prepared.campaign.name}")
     typer.echo(f"worktree: {prepared.campaign.repository.root}, branch {prepared.campaign.branch}")
     for check in prepared.lacking:
         typer.echo(f"warning: {check.name}: {check.found}: {check.remedy}")
-    typer.echo(f"prompt: {prepared.prompt}, about {tokens(text)} tokens")
+    typer.echo(f"prompt: {process.prompt}, about {tokens(text)} tokens")
     if launcher.prepare_only():
         typer.echo(f"{launcher.PREPARE_ONLY} is set: nothing was started. It would be:")
-        typer.echo(f"  {shlex.join(prepared.command)}" + " < PROMPT" * prepared.by_stdin)
+        typer.echo(f"  {shlex.join(process.command)}" + " < PROMPT" * process.by_stdin)
         return
-    code = launcher.start(prepared)
+    code = launcher.start(process)
     typer.echo(
         f"the agent ended with {code}; what it recorded: kda campaign status, in {prepared.campaign.repository.root}"
     )
