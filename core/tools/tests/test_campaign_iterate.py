@@ -189,8 +189,7 @@ def test_bytes_that_are_no_text_are_shown_as_such(campaign: Campaign) -> None:
     (campaign.task.path / "solution" / "table.txt").write_bytes(b"caf\xe9\n")
     assert run(campaign, 1.1).decision is Decision.KEEP
     assert "+caf\N{REPLACEMENT CHARACTER}" in campaign.state().begun[1].change.patch
-    with open(os.fsencode(campaign.task.path / "solution") + b"/caf\xe9.py", "w"):
-        pass
+    (campaign.task.path / "solution" / os.fsdecode(b"caf\xe9.py")).touch()
     with pytest.raises(UsageError, match=r"solution/caf\N{REPLACEMENT CHARACTER}.py: added; expected a name in UTF-8"):
         run(campaign, 1.2)
 
@@ -413,7 +412,7 @@ def test_an_unfinished_line_is_set_aside(campaign: Campaign) -> None:
 
 def test_two_at_once_are_refused(campaign: Campaign) -> None:
     speed(campaign, 1.1)
-    with iterate._alone(campaign), pytest.raises(UsageError, match="another iteration is running"):
+    with campaign.alone(), pytest.raises(UsageError, match="another iteration, review or promotion is running"):
         iterate.iterate(campaign, HYPOTHESIS)
 
 

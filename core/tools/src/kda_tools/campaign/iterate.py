@@ -11,10 +11,7 @@ from its commit, and a second interruption ends it as failed.
 
 from __future__ import annotations
 
-import fcntl
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from kda_judge.contract.errors import ArmFailed, UsageError
 from kda_judge.contract.tasks import Task
@@ -55,7 +52,7 @@ def iterate(
         UsageError: the iteration cannot begin; says why and what to do. A changed harness is recorded.
         MissingRequirement: the GPU is busy, upstream files are missing.
     """
-    with _alone(campaign):
+    with campaign.alone():
         _settle(campaign, passed)
         state = campaign.state()
         _demand_budget(campaign, state)
@@ -97,7 +94,7 @@ def iterate(
 
 def settle(campaign: Campaign, passed: Steps = lambda _: None) -> Done | None:
     """Finish an iteration that was interrupted; None where nothing had to be measured again."""
-    with _alone(campaign):
+    with campaign.alone():
         return _settle(campaign, passed)
 
 
@@ -265,16 +262,3 @@ def _demand_clean(campaign: Campaign, state: State, hypothesis: str) -> None:
             ]
         )
     )
-
-
-@contextmanager
-def _alone(campaign: Campaign) -> Iterator[None]:
-    """One iteration of a campaign at a time."""
-    path = campaign.journal.path.with_suffix(".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"campaign {campaign.name}: another iteration is running; wait for its end") from None
-        yield

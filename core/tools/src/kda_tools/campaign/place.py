@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +77,20 @@ class Campaign:
         found = current(self.journal.read())
         assert found is not None
         return found
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nothing else that writes to the campaign runs meanwhile; a UsageError where something does."""
+        path = self.journal.path.with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"campaign {self.name}: another iteration, review or promotion is running; wait for its end"
+                ) from None
+            yield
 
     def ref(self, iteration: int) -> str:
         """Keeps an iteration's candidate, whatever becomes of it."""

@@ -135,11 +135,12 @@ def review(
     if finding and not person:
         raise UsageError("--finding: expected with --person: a finding has an author")
     campaign = here()
-    reviews.check(campaign)
-    if agent:
-        reviews.by_agent(campaign, agent, command)
-    if person:
-        reviews.record(campaign, person, [("person", "solution/", text) for text in finding or ()])
+    with campaign.alone():
+        reviews.check(campaign)
+        if agent:
+            reviews.by_agent(campaign, agent, command)
+        if person:
+            reviews.record(campaign, person, [("person", "solution/", text) for text in finding or ()])
     state = campaign.state()
     for one in state.findings.values():
         told = state.answers.get(one.number)
@@ -164,7 +165,8 @@ def answer(
     from kda_tools.campaign.place import here
 
     campaign = here()
-    reviews.answer(campaign, number, by, text)
+    with campaign.alone():
+        reviews.answer(campaign, number, by, text)
     typer.echo(f"answered: {len(campaign.state().unanswered)} findings are not answered")
 
 
@@ -174,7 +176,9 @@ def promote() -> None:
     from kda_tools.campaign.place import here
     from kda_tools.campaign.promote import promote as run
 
-    promoted = run(here())
+    campaign = here()
+    with campaign.alone():
+        promoted = run(campaign)
     typer.echo(promoted.reason)
     for name, found in (
         ("faster rows", promoted.wins),
