@@ -103,7 +103,7 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
         )
         repository.run("update-ref", f"refs/heads/{campaign.best_branch}", base)
     state = campaign.state()
-    if resumed and (branch := os.environ.get(BASE)) and branch != state.launched.base_branch:
+    if resumed and os.environ.get(BASE) and branch != state.launched.base_branch:
         raise UsageError(
             f"{BASE}={branch}: campaign {name} began from {state.launched.base_branch}; go on without {BASE}, or take "
             "the campaign's branches away to begin another one"
