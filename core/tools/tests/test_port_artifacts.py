@@ -186,6 +186,14 @@ def test_who_decides_is_said(
             collect(task, Given(pictures=(tmp_path / "fox.png",)))
 
 
+def test_steps_of_models_that_are_recorded_are_told_without_whole_requests() -> None:
+    made = artifacts.Artifacts()
+    told = artifacts._models(find_task("qknorm_rope"), Given(), made)
+    assert "Whole requests were not measured.\n\nRows come from " in told
+    assert "of the GPU's time of a step" in told
+    assert [one for one in made.missing if one.startswith("no whole requests")]
+
+
 def test_causes_are_those_of_the_profile() -> None:
     """Every number of the draft is one that Nsight Compute counted."""
     record = record_log.read(profile_log(find_task("rotary_embedding")), ProfileRecord)[0]

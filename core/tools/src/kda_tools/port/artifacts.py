@@ -12,6 +12,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.run_record import Basis, Metric, RunRecord
+from kda_tools.campaign.prompt import worth
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
 from kda_tools.models import denoise_compare
@@ -116,7 +117,7 @@ def collect(task: Task, given: Given) -> Artifacts:
     if profile is not None:
         made.files["profile.md"] = _outdated(task, profile) + profile_md(profile)
     if task.family == DIFFUSION:
-        made.files["models.md"] = _models(given, made)
+        made.files["models.md"] = _models(task, given, made)
     else:
         made.missing.append("throughput and latency of a model: SGLang's own benchmarks, before and after the patch")
     made.files["numerics.md"] = _numerics(_tier(task), measured.run, made)
@@ -214,7 +215,12 @@ def _outdated(task: Task, profile: ProfileRecord) -> str:
     return f"Outdated: of {profile.utc[:10]}, and of another version of the solution than the patch's.\n\n"
 
 
-def _models(given: Given, made: Artifacts) -> str:
+def _models(task: Task, given: Given, made: Artifacts) -> str:
+    """Whole requests as given, and what the records of models' steps say of the task."""
+    return f"{_requests(given, made)}\n{worth(task)}\n"
+
+
+def _requests(given: Given, made: Artifacts) -> str:
     if given.denoise is None:
         made.missing.append("no whole requests: `kda model denoise` twice, then --denoise BEFORE AFTER")
         return "Whole requests were not measured.\n"
