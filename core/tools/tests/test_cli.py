@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import kda_judge
+import kda_runtime
+import kda_tools
 from core.judge.tests.records_factory import cpu_record, gpu_reading, make_checkout, make_record
 from kda_judge.contract import tasks
 from kda_judge.contract.errors import ExitCode, KdaError
@@ -773,6 +776,13 @@ def test_a_harness_of_another_checkout_is_named(kda: Kda, tmp_path: Path, monkey
     assert str(Path(tasks.__file__).parents[1]) in told
     monkeypatch.chdir(Path(__file__).parents[3])
     assert kda("list").err == ""
+    for folder in (Path(str(module.__file__)).parent for module in (kda_judge, kda_runtime, kda_tools)):
+        source = tmp_path / "core" / folder.name.removeprefix("kda_") / "src" / folder.name
+        shutil.copytree(folder, source, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path / "inside")
+    assert "warning" not in kda("list").err, "the same harness elsewhere, as in a campaign's worktree"
+    (source / "new.py").write_text("")
+    assert f"not that of the checkout {tmp_path}" in kda("list").err
 
 
 def test_an_arm_of_the_command_line_is_judged_like_any_other(checkout: Path, kda: Kda, tmp_path: Path) -> None:

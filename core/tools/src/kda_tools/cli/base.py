@@ -43,13 +43,30 @@ def options(
 
 
 def foreign(root: Path | None) -> str | None:
-    """A warning where the checkout at `root` has a harness and another one is running."""
+    """A warning where the checkout at `root` has another harness than the one that is running: other files, that is."""
     if root is None:
         return None
     theirs, ours = root / "core" / "judge" / "src" / "kda_judge", Path(kda_judge.__file__).parent
     if not theirs.is_dir() or theirs.samefile(ours):
         return None
+    import kda_runtime
+    import kda_tools
+
+    running = [ours, *(Path(str(package.__file__)).parent for package in (kda_runtime, kda_tools))]
+    beside = {folder: root / "core" / folder.name.removeprefix("kda_") / "src" / folder.name for folder in running}
+    if all(_same_files(*pair) for pair in beside.items()):
+        return None
     return f"kda: warning: this is the harness in {ours}, not that of the checkout {root}; `nox` runs a checkout's own"
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    from kda_judge.contract.errors import UsageError
+    from kda_judge.evidence.provenance import content_hash
+
+    try:
+        return content_hash(one, ["**/*"]) == content_hash(other, ["**/*"])
+    except UsageError:  # no files, or links to folders
+        return False
 
 
 MOST = 10_000
