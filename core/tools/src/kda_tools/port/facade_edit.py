@@ -80,7 +80,7 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
     Raises:
         UsageError: a table is not where the release has it.
     """
-    prefix = "" if tree.root == patch.base else f"{tree.root.relative_to(patch.base).as_posix()}/"
+    prefix = tree.prefix
     _edit_readme(patch, prefix, task, functions, tier)
     if not tree.has_levels(task):
         return  # another backend of an op that has one would make SGLang ask which it is

@@ -40,6 +40,11 @@ class Tree:
     """The folder that holds `test/`: above `python/` in a checkout, else the root."""
     layout: Layout
 
+    @property
+    def prefix(self) -> str:
+        """Of the root's files, seen from the repository: empty, or `python/` in a checkout."""
+        return "" if self.root == self.repository else f"{self.root.relative_to(self.repository).as_posix()}/"
+
     def package(self, task: Task) -> str:
         """Where a port's package lies below the root."""
         if self.layout is Layout.FACADE:

@@ -76,7 +76,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     if not new and (homeless := sorted(name for name, module in modules.items() if module == package)):
         raise UsageError(f"{task.folder}: {', '.join(homeless)}: expected in the arm on sglang {tree.layout.value}")
     base = tree.repository
-    prefix = "" if tree.root == base else f"{tree.root.relative_to(base).as_posix()}/"
+    prefix = tree.prefix
     patch = Patch(base)
     for name, text in package_files(task, tree, list(functions.values()), new, exact).items():
         patch.created[f"{prefix}{place}/{name}"] = text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
@@ -28,8 +29,7 @@ def write_arm(port: Port, folder: Path) -> Path:
         UsageError: a file that the op's module imports is not in the tree.
     """
     texts = port.patch.texts()
-    base = port.patch.base
-    prefix = "" if port.tree.root == base else f"{port.tree.root.relative_to(base).as_posix()}/"
+    prefix = port.tree.prefix
     package = f"{prefix}{port.tree.package(port.task)}/"
     wanted = dict.fromkeys([*locked(port.task, port.tree.layout), *(BESIDE if port.tree.has_levels(port.task) else ())])
     files: dict[str, bytes] = {}
@@ -45,19 +45,36 @@ def write_arm(port: Port, folder: Path) -> Path:
     for path, text in port.patch.created.items():
         if path.startswith((package, f"{prefix}sglang/kernels/ops/diffusion/sites/")):
             files[path.removeprefix(prefix)] = text.encode()
+    gated = port.tree.has_levels(port.task) and not port.new
+    site = f"sglang.kernels.ops.diffusion.sites.kda_{port.task.op}_site"
+    gate = [site, gate_name(port.task.op)] if gated else None
+    exact = is_gated_by_bits(port.tier, port.tree, port.task, port.new)
+    return write_files(folder, files, port.tree.layout.value, functions(port), gate, exact)
+
+
+def write_files(
+    folder: Path,
+    files: Mapping[str, bytes],
+    version: str,
+    functions: Mapping[str, str | None],
+    gate: Sequence[str] | None = None,
+    exact: bool = False,
+) -> Path:
+    """Fill the new folder `folder` with an arm.
+
+    Args:
+        folder: of the arm, which it returns.
+        files: the tree's files that it imports.
+        version: the release whose tree it is.
+        functions: every public function and its module.
+        gate: the module and the name of the gate to mount.
+        exact: whether that is a gate that compares bits.
+    """
     for path, content in files.items():
         target = folder / "tree" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    gated = port.tree.has_levels(port.task) and not port.new
-    site = f"sglang.kernels.ops.diffusion.sites.kda_{port.task.op}_site"
-    plan = {
-        "version": port.tree.layout.value,
-        "gate": [site, gate_name(port.task.op)] if gated else None,
-        "exact": is_gated_by_bits(port.tier, port.tree, port.task, port.new),
-        "functions": functions(port),
-        "left": tree_files.LEFT,
-    }
+    plan = {"version": version, "gate": gate, "exact": exact, "functions": functions, "left": tree_files.LEFT}
     (folder / "arm.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     source = Path(str(tree_files.__file__)).parent / "ported_arm.py"
     (folder / "__init__.py").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")

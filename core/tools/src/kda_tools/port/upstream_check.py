@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -21,8 +20,8 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, replacements
-from kda_tools.port import tree_files
 from kda_tools.port.layouts import module_path
+from kda_tools.port.ported_arm import write_files
 from kda_tools.project.lock_upstream import WITHOUT, Found, follow
 
 LATEST = "latest"
@@ -177,21 +176,8 @@ def table(checked: Sequence[Checked], version: str) -> str:
 def write_arm(checked: Checked, version: str, archive: zipfile.ZipFile, folder: Path) -> Path:
     """The release's functions as an arm of `kda bench`: the files that they need, beside our stand-ins."""
     names = frozenset(item.filename for item in archive.infolist() if not item.is_dir())
-    for name in sorted(_needed(checked, archive, names).files):
-        target = folder / "tree" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(archive.read(name))
-    plan = {
-        "version": version,
-        "gate": None,
-        "exact": False,
-        "functions": {one.name: one.now for one in checked.functions},
-        "left": tree_files.LEFT,
-    }
-    (folder / "arm.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
-    source = Path(str(tree_files.__file__)).parent / "ported_arm.py"
-    (folder / "__init__.py").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    return folder
+    files = {name: archive.read(name) for name in sorted(_needed(checked, archive, names).files)}
+    return write_files(folder, files, version, {one.name: one.now for one in checked.functions})
 
 
 def _needed(checked: Checked, archive: zipfile.ZipFile, names: frozenset[str]) -> Found:
