@@ -20,6 +20,8 @@ from core.tools.tests import test_tune as sweeps
 from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
+from kda_judge.evidence.claims import mismatches
+from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.run_record import Metric, Repeat
 from kda_tools.fleet import drive, interference, ray_pool
 from kda_tools.fleet.checkout import in_place, packed
@@ -408,6 +410,15 @@ def test_interference_beyond_the_noise_floor_is_not_published(task: Task, slower
     assert (problems == []) == published, problems
     assert published or "shared-host: walls of fake small-4x8 are" in problems[0]
     assert ledger._decode(ledger.encode(marked), "").shared_host is not None
+    assert mismatches(recompute(marked)) == []
+    assert marked.shared_host is not None
+    ((name, found),) = marked.shared_host.rows.items()
+    quiet = found.model_copy(update={"beside": found.beside.model_copy(update={"ratio": found.alone.ratio})})
+    unmarked = recompute(marked).model_copy(update={"noisy": ()})
+    forged = unmarked.model_copy(update={"shared_host": shared["n"].model_copy(update={"rows": {name: quiet}})})
+    assert (mismatches(unmarked) == []) == published
+    assert any(line.startswith(f"shared_host.rows.{name}.beside.ratio") for line in mismatches(forged))
+    assert any("shared-host: walls of" in line for line in mismatches(forged)) != published
 
 
 def test_neighbours_whose_influence_is_not_known_keep_a_run_from_being_published(task: Task) -> None:

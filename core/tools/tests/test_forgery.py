@@ -75,6 +75,9 @@ def cut(line: dict[str, Any], new: bool) -> dict[str, Any]:
         arms["baseline"]["distance"] = [
             {"output": one["output"], "equal": 0.75, "near": 0.9, "ulps": 2} for one in outputs
         ]
+        walls = next(iter(floor.values()))
+        beside = {"first": walls["first"], "second": walls["second"], "ratio": None}
+        data["shared_host"] = {"neighbours": 3, "rows": {"a row": {"alone": beside, "beside": beside}}}
     made = recompute(RunRecord.model_validate_json(json.dumps(data))).model_dump(mode="json")
     return made if new else as_it_was(made, line)
 
@@ -215,7 +218,7 @@ def places(data: Any, at: Place = ()) -> Iterator[Place]:
         yield from places(data[key], (*at, key))
 
 
-NAMED = {"arms", "speedup", "speedup_device", "hashes", "pins", "versions", "noise_floor", "input_shapes"} | {
+NAMED = {"arms", "rows", "speedup", "speedup_device", "hashes", "pins", "versions", "noise_floor", "input_shapes"} | {
     *("throttle_s", "opponents", "worst", "blocks_per_sm", "stalls", "samples", "summary", "clock_ratio")
 }
 """Their keys are names of something, not of fields."""

@@ -16,6 +16,7 @@ from typing import Any
 from kda_judge.evidence import gpu_state, gpu_watch
 from kda_judge.evidence.derive import MEASURED, recompute
 from kda_judge.evidence.gpu_state import GpuState, Throttle
+from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.physics import unphysical
 from kda_judge.evidence.run_record import (
     LIMIT_ARM,
@@ -25,6 +26,7 @@ from kda_judge.evidence.run_record import (
     Metric,
     RowResult,
     RunRecord,
+    SharedHost,
     Verdict,
 )
 
@@ -121,6 +123,22 @@ def _machine(record: RunRecord) -> Iterator[str]:
         noise += gpu_watch.noise(watch, before)
     if noise and not record.noisy:
         yield f"noisy: expected {noise[0]!r}, which the readings show, got nothing"
+    if record.shared_host is not None:
+        yield from _shared_host(record.shared_host, record)
+
+
+def _shared_host(shared: SharedHost, record: RunRecord) -> Iterator[str]:
+    """The samples beside idle neighbours are one set, and what they show is noted. `recompute` compares the ratios."""
+    for row, found in shared.rows.items():
+        if found.alone.first != found.beside.first:
+            yield f"shared_host.rows.{row}.beside.first: expected the samples of alone.first, got others"
+    try:
+        why = disturbed(shared)
+    except (ValueError, ArithmeticError) as error:
+        yield f"shared_host: {error}"
+    else:
+        if why is not None and why not in record.noisy:
+            yield f"noisy: expected {why!r}, which shared_host shows, got {list(record.noisy)}"
 
 
 def _reading(state: GpuState) -> Iterator[str]:

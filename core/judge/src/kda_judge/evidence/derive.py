@@ -15,8 +15,11 @@ from kda_judge.evidence.run_record import (
     Headline,
     Interval,
     Metric,
+    Neighbours,
+    Repeat,
     RowResult,
     RunRecord,
+    SharedHost,
     Verdict,
 )
 from kda_judge.evidence.stats import Generations
@@ -38,11 +41,23 @@ def recompute(record: RunRecord) -> RunRecord:
     """
     record = rounded(record)
     rows = tuple(_row(row, record) for row in record.rows)
-    noise = {
-        row: part.model_copy(update={"ratio": stats.speedup(part.first, part.second)})
-        for row, part in record.noise_floor.items()
+    noise = {row: _compared(part) for row, part in record.noise_floor.items()}
+    update = {"rows": rows, "headline": _headline(rows, record), "noise_floor": noise, "shared_host": _shared(record)}
+    return rounded(record.model_copy(update=update))
+
+
+def _compared(part: Repeat) -> Repeat:
+    return part.model_copy(update={"ratio": stats.speedup(part.first, part.second)})
+
+
+def _shared(record: RunRecord) -> SharedHost | None:
+    if (shared := record.shared_host) is None:
+        return None
+    rows = {
+        name: Neighbours(alone=_compared(found.alone), beside=_compared(found.beside))
+        for name, found in shared.rows.items()
     }
-    return rounded(record.model_copy(update={"rows": rows, "headline": _headline(rows, record), "noise_floor": noise}))
+    return shared.model_copy(update={"rows": rows})
 
 
 def rounded(record: RunRecord) -> RunRecord:

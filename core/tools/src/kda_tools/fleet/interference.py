@@ -17,6 +17,7 @@ from kda_judge.contract.errors import ArmFailed
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import select
 from kda_judge.evidence import stats
+from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Neighbours, Repeat, RunRecord, SharedHost
 from kda_judge.judge.open_row import footprint
 from kda_tools.fleet.drive import POLL_S, Pool, Worker
@@ -25,8 +26,6 @@ from kda_tools.lab.compare_runs import MARGIN
 
 TURNS = 3
 """With idle neighbours, and as many with loaded ones: the fewest generations that a published run has."""
-MARK = "shared-host"
-"""Begins the reason why a run beside disturbing neighbours is not published."""
 Turn = Mapping[str, RunRecord]
 """Worker -> its run."""
 
@@ -104,23 +103,6 @@ def interference(idle: Sequence[RunRecord], loaded: Sequence[RunRecord]) -> dict
 
 def _repeat(first: tuple[tuple[float, ...], ...], second: tuple[tuple[float, ...], ...]) -> Repeat:
     return Repeat(first=first, second=second, ratio=stats.speedup(first, second))
-
-
-def disturbed(shared: SharedHost) -> str | None:
-    """Why runs beside these neighbours cannot be published, or None."""
-    if not shared.rows:
-        return f"{MARK}: {shared.neighbours} neighbours worked at the time, and what they do to walls was not measured"
-    for row, found in shared.rows.items():
-        alone, beside = found.alone.ratio, found.beside.ratio
-        assert alone is not None
-        assert beside is not None
-        floor = max(abs(log(alone.low)), abs(log(alone.high)))
-        if abs(log(beside.estimate)) > floor:
-            return (
-                f"{MARK}: walls of {row} are {1 / beside.estimate:.3f} times as long beside {shared.neighbours} loaded "
-                f"neighbours as beside idle ones; by themselves they reach {alone.low:.3f} to {alone.high:.3f}"
-            )
-    return None
 
 
 def marked(record: RunRecord, shared: SharedHost | None) -> RunRecord:

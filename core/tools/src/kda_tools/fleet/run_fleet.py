@@ -10,6 +10,7 @@ from typing import Any
 from kda_judge.contract.errors import ArmFailed, KdaError, MissingRequirement
 from kda_judge.contract.tasks import checkout_root, find_task
 from kda_judge.evidence import gpu_state
+from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import RunRecord, SharedHost
 from kda_tools.fleet import fleet_record, interference, ray_pool
 from kda_tools.fleet.checkout import Baggage
@@ -149,8 +150,8 @@ def _measured(pool: ray_pool.RayPool, folder: RunFolder, order: Order, timeout_s
         return {}
     shared, standing_out = interference.measure(pool, order, find_task(order.names[0]), timeout_s)
     for node, found in shared.items():
-        folder.note("measured", node=node, shared=found, why=interference.disturbed(found))
-        say(f"{node}: {interference.disturbed(found) or 'neighbours change walls by no more than the noise floor'}")
+        folder.note("measured", node=node, shared=found, why=disturbed(found))
+        say(f"{node}: {disturbed(found) or 'neighbours change walls by no more than the noise floor'}")
     for line in standing_out:
         folder.note("measured", why=line)
         say(f"stands out: {line}")
