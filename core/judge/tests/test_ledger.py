@@ -82,6 +82,7 @@ def broken(line: bytes) -> dict[str, tuple[bytes, str]]:
         "not JSON": (line[:50] + b"\n", "not valid JSON"),
         "no object": (b"[1]\n", "expected an object with schema_version 1 to 3, got None"),
         "empty line": (b"\n", "not valid JSON"),
+        "nested": (b"[" * 100_000 + b"\n", "not valid JSON"),
         "not UTF-8": (b'{"schema_version": "\xff"}\n', "not valid JSON"),
         "future": (json.dumps({**data, "schema_version": 4}).encode() + b"\n", "schema_version 1 to 3, got 4"),
         "past": (json.dumps({**data, "schema_version": 0}).encode() + b"\n", "schema_version 1 to 3, got 0"),
@@ -258,6 +259,8 @@ def test_merge_of_nothing_and_of_itself(task: Task, record: RunRecord, tmp_path:
     with pytest.raises(UsageError, match=r"empty.jsonl: expected the line of a run, or several, got an empty file"):
         merge(task.ledger, empty, whatever)
     assert merge(task.ledger, task.ledger, whatever) == 0
+    with pytest.raises(UsageError, match=r"expected a file with the lines of runs, got none"):
+        merge(task.ledger, tmp_path, whatever)
 
 
 def test_merge_keeps_the_version_of_each_line(task: Task, record: RunRecord, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 import pytest
 
 from core.judge.tests.conftest import listen_to_interrupts
-from kda_judge.contract.errors import ExitCode
+from kda_judge.contract.errors import ExitCode, LedgerError
 from kda_judge.contract.task_import import import_path
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.run_record import Verdict
@@ -242,11 +242,21 @@ def test_a_record_of_a_part_is_refused(capsys):
     assert "--record: expected a run of the whole suite" in capsys.readouterr().err
 
 
-def test_a_broken_record_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"{}\n", "1: utc: Field required"), (b"\xff\n", "1: line: Invalid JSON")]
+)
+def test_a_broken_record_is_named(content, words, tmp_path, capsys):
     path = tmp_path / "runs.jsonl"
-    path.write_text("{}\n")
-    with pytest.raises(ValueError, match=r"runs.jsonl:1: no record of the suite"):
-        page.read(path)
+    path.write_bytes(content)
+    assert command.main(["--device", "cpu", "--record", str(path), "--missing"]) == LedgerError.exit_code
+    assert f"{path}:{words}" in capsys.readouterr().err
+    assert path.read_bytes() == content
+
+
+def test_a_record_in_no_folder_is_refused_before_the_run(tmp_path, capsys):
+    path = tmp_path / "absent" / "runs.jsonl"
+    assert command.main(["--device", "cpu", "--record", str(path), "--missing"]) == ExitCode.USAGE
+    assert f"--record {path}: expected a folder that exists, got {path.parent}" in capsys.readouterr().err
 
 
 # ---- several GPUs, and an early end ---------------------------------------------------------------

@@ -206,6 +206,7 @@ ARGUMENTS = [
     *(("compare", name, "x") for name in ("", "x", "\udcff")),
     *(("ledger", "merge", "axpy", name) for name in ("", "absent", "toys", "loop", LONG, "/dev/null")),
     *(("bench", "axpy", "--device", name) for name in ("", "gpu", "cuda:", "cuda:-1", "cpu:1", "CPU", "cuda:\u0661x")),
+    ("bench", "axpy", "--device", f"cuda:{'9' * 5000}"),
     *(("bench", "axpy", *ONE_ROW[:2], "--rows", name) for name in ("", "[", "(", "[!", "out", "\udcff", 100 * "*a")),
     *(("bench", "axpy", "--generations", name) for name in ("0", "-1", "nan", "2.5", HUGE, "", "9" * 5000)),
     *(("bench", "axpy", "--samples", name) for name in ("0", "x", HUGE)),

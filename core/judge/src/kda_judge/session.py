@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,9 +155,9 @@ def arm_spec(session: Session, name: str) -> ArmSpec:
 
 def _gpu(request: Request) -> int | None:
     """Index of the GPU to run on; None for the CPU."""
-    named = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", request.device)
+    named = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,4}))?", request.device)
     if named is None:
-        raise UsageError(f"--device: expected auto, cpu, cuda or cuda:INDEX, got {request.device!r}")
+        raise UsageError(f"--device: expected auto, cpu, cuda or cuda:INDEX, got {reprlib.repr(request.device)}")
     if request.device == "cpu":
         return None
     index = int(named[1] or 0)

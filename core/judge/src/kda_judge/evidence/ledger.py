@@ -51,12 +51,13 @@ def merge(path: Path, other: Path, unfit: Callable[[RunRecord], str | None]) -> 
     schema version stay what they are.
 
     Raises:
-        UsageError: `other` does not exist, or holds no line.
+        UsageError: `other` does not exist, is no file, or holds no line.
         LedgerError: either file is broken, both hold the same run id with different content, or a new line is unfit;
             nothing is appended then.
     """
     if not other.is_file():
-        raise UsageError(f"{other}: file not found")
+        missing = "expected a file with the lines of runs, got none" if other.exists() else "file not found"
+        raise UsageError(f"{other}: {missing}")
     received = append_only.content(other)
     if not received.strip():
         raise UsageError(f"{other}: expected the line of a run, or several, got an empty file")
@@ -98,7 +99,7 @@ def _decode(line: bytes, where: str) -> RunRecord:
         raise LedgerError(f"{where}: unfinished line of {len(line)} bytes: expected a newline at its end")
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LedgerError(f"{where}: not valid JSON: {error}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not is_known(version):

@@ -54,6 +54,15 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Run the adversaries, print the table, and keep the run where that was asked for."""
     given = parsed(arguments)
+    try:
+        return run(given)
+    except KdaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def run(given: argparse.Namespace) -> int:
+    """The same, of arguments that were read; a KdaError where the machine or the file of records is not fit for it."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # as Ctrl-C; who starts us may have us ignore it
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     kind: Kind = given.device if given.device != "auto" else "cuda" if gpu_state.has_gpu() else "cpu"
@@ -86,9 +95,6 @@ def main(arguments: list[str]) -> int:
         kept = f"; these are in {given.record}, and --missing runs the others" if keep else ""
         print(f"interrupted: {len(results)} of {len(chosen)} adversaries had ended{kept}", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except KdaError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
     show(results, kind, time.monotonic() - begin, gpus)
     return ExitCode.UNFIT_ROWS if any(got.wrong for got in results) else ExitCode.OK
 

@@ -7,11 +7,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
+from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import checkout_root
-from kda_judge.evidence import provenance
+from kda_judge.evidence import append_only, provenance, record_log
 from kda_tools.lab.adversaries.suite import Got
 from kda_tools.lab.adversaries.table import ADVERSARIES, Adversary, Ending, Kind
 
@@ -106,6 +105,9 @@ def begun(kind: Kind, gpus: int, asked: int, missing: bool) -> SuiteRecord:
 
 def keeper(path: Path, run: SuiteRecord) -> Callable[[Sequence[Got], float], None]:
     """Writes what has ended so far as the last line of the file of records, over what it wrote before, and the page."""
+    if not path.parent.is_dir():
+        raise UsageError(f"--record {path}: expected a folder that exists, got {path.parent}")
+    append_only.demand_appendable(path)
     path.touch()
     at = path.stat().st_size
 
@@ -129,14 +131,8 @@ def append(path: Path, line: SuiteRecord) -> None:
 
 
 def read(path: Path) -> list[SuiteRecord]:
-    """Every record, oldest first; a ValueError names the line that is none."""
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            found.append(SuiteRecord.model_validate_json(line))
-        except ValidationError as error:
-            raise ValueError(f"{path}:{number}: no record of the suite: {error.errors()[0]['msg']}") from None
-    return found
+    """Every record, oldest first; a LedgerError names the line that is none."""
+    return record_log.read(path, SuiteRecord)
 
 
 def runs(records: Sequence[SuiteRecord]) -> dict[Kind, list[SuiteRecord]]:
