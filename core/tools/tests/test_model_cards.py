@@ -23,8 +23,9 @@ from kda_tools.knowledge.catalogue_find import known_entries
 from kda_tools.lab.inspect.aot import launched, meta_tensors
 from kda_tools.project import new_task
 from kda_tools.project.validate import problems
-from kda_tools.traces import cards, catalogue
+from kda_tools.traces import cards, catalogue, trace_view
 from kda_tools.traces.catalogue import Constraint, Entry, Finding, Replaced, Status, Upstream, judge
+from kda_tools.traces.ceiling import ceiling
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit, envelope
 from kda_tools.traces.hotspots import Hotspot, hotspots
 from kda_tools.traces.kernel_classes import KernelClass
@@ -324,6 +325,55 @@ def test_a_trace_that_is_too_little_attributed_gets_no_cards(tmp_path: Path) -> 
         cards.cards(found, judged(found), LIMIT)
 
 
+def test_the_ceiling_counts_what_is_known_and_names_what_is_not(tmp_path: Path) -> None:
+    found = profiled(two_steps(), tmp_path)
+    top = ceiling(found, judged(found), LIMIT)
+    spots = {spot.name.rpartition("/")[2]: spot for spot in top.spots}
+    # a GEMM has no limit in bytes; a kernel of a CUDA graph, and one without shapes, have bytes that nobody knows
+    assert set(spots) == {
+        *("aten::gelu", "aten::cat", "aten::copy_", "norm.py(10): forward"),
+        *("fused_qknorm_rope_warp", "mystery_kernel"),
+    }
+    limits = {
+        "aten::gelu": 25.0 * (2 * 4096 * 3072 * 2) / 100_000_000,
+        "aten::cat": 25.0 * (4 * 4096 * 3072 * 2) / 100_000_000,
+        "aten::copy_": 0.5,
+    }
+    for name, us in limits.items():
+        assert spots[name].limit_us == pytest.approx(us)
+        assert spots[name].gain_us == pytest.approx(spots[name].us - us)
+        assert spots[name].unknown_us == 0
+    assert (top.gpu_us, top.step_us, top.unknown_us) == (600, 1000, pytest.approx(50 + 20 + 10))
+    assert top.gain_us == pytest.approx(100 + 80 + 40 - sum(limits.values()))
+    assert [spot.gain_us for spot in top.spots] == sorted((spot.gain_us for spot in top.spots), reverse=True)
+    lines = list(trace_view.ceiling_lines(top, 2))
+    left = 600 - top.gain_us
+    assert f"ceiling: GPU time 600.0 -> {left:.1f} us at least, {600 / left:.4f} at most" in lines
+    assert f"ceiling: step 1000.0 -> {left + 400:.1f} us at least, {1000 / (left + 400):.4f} at most" in lines
+    assert "bytes unknown, counted as they are: 80.0 us a step, 13.3% of GPU time" in lines
+    assert lines[3].split()[:2] == ["4", "more"]
+    (norm,) = [line for line in trace_view.ceiling_lines(top, 9) if "norm.py" in line]
+    assert norm.endswith("50.0           50.0  unknown  unknown  unknown")
+    assert json.loads(json.dumps(top.data()))["gain_us"] == top.gain_us
+
+
+def test_a_kernel_below_its_limit_gains_nothing(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.call("aten::mul", "mul", 10, 50, 20, ([100_000_000], BF16))
+    trace.call("aten::add", "add", 20, 80, 20, ([8], BF16))
+    found = profiled(trace, tmp_path)
+    assert [(spot.name, spot.gain_us) for spot in ceiling(found, judged(found), LIMIT).spots] == [
+        ("aten::add", 19.75),
+        ("aten::mul", 0.0),
+    ]
+
+
+def test_a_ceiling_needs_limits_of_the_gpu(tmp_path: Path) -> None:
+    found = profiled(two_steps(), tmp_path)
+    with pytest.raises(UsageError, match=r"--ceiling: t\.json: expected a trace of a GPU .* got NVIDIA H200"):
+        ceiling(found, judged(found), None)
+
+
 def test_cards_are_files_that_are_read_again_and_never_overwritten(tmp_path: Path) -> None:
     found = profiled(two_steps(), tmp_path)
     made = cards.cards(found, judged(found), LIMIT)
@@ -392,6 +442,10 @@ def test_the_example_in_the_documentation_is_what_the_command_prints(
     out, _ = kda(monkeypatch, capsys, "model", "trace", "step.json.gz")
     page = (ROOT / "docs" / "model_trace.md").read_text(encoding="utf-8")
     assert f"```text\n{out}```" in page
+    more, _ = kda(monkeypatch, capsys, "model", "trace", "step.json.gz", "--ceiling", "--json", "step.json")
+    assert more.startswith(out)
+    assert "\nceiling: GPU time 600.0 -> " in more
+    assert json.loads((tmp_path / "step.json").read_text())["ceiling"]["unknown_us"] == 80
 
 
 def test_a_new_task_takes_its_shapes_from_a_card(

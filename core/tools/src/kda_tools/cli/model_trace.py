@@ -26,11 +26,16 @@ def trace(
         Path | None,
         typer.Option("--cards", metavar="DIR", help="Write draft task cards there for what no task covers."),
     ] = None,
+    ceiling: Annotated[
+        bool,
+        typer.Option("--ceiling", help="Show what the step gains where kernels bound by bytes run at the GPU's limit."),
+    ] = False,
 ) -> None:
     """Show where the GPU's time in a trace went, which tasks cover it, and what is worth a new task."""
     from kda_judge.contract.tasks import checkout_root, find_tasks
     from kda_tools.traces import cards as drafts
     from kda_tools.traces import catalogue, trace_view
+    from kda_tools.traces.ceiling import ceiling as ceiling_of
     from kda_tools.traces.copy_limit import copy_limit
     from kda_tools.traces.hotspots import hotspots
     from kda_tools.traces.trace_events import collect
@@ -48,13 +53,20 @@ def trace(
     judged = [(spot, catalogue.judge(spot, entries, found)) for spot in hotspots(found)]
     for line in trace_view.lines(found, judged, top):
         typer.echo(line)
-    made = None
+    made, highest = None, None
+    limit = copy_limit(found.gpu, find_tasks()) if ceiling or cards is not None else None
+    if ceiling:
+        highest = ceiling_of(found, judged, limit)
+        typer.echo("")
+        for line in trace_view.ceiling_lines(highest, top):
+            typer.echo(line)
     if cards is not None:
-        made = drafts.cards(found, judged, copy_limit(found.gpu, find_tasks()))
+        made = drafts.cards(found, judged, limit)
         paths = drafts.write(made, cards)
         typer.echo("")
         for line in trace_view.card_lines(made, [path.name for path in paths]):
             typer.echo(line)
         typer.echo(f"{len(made)} card{'s'[: len(made) != 1]} in {relative(cards.absolute())}")
     if json is not None:
-        json.write_text(json_format.dumps(trace_view.data(found, judged, made), indent=1) + "\n", encoding="utf-8")
+        whole = trace_view.data(found, judged, made, highest)
+        json.write_text(json_format.dumps(whole, indent=1) + "\n", encoding="utf-8")

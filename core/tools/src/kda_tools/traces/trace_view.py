@@ -8,6 +8,7 @@ from typing import Any
 
 from kda_tools.traces.cards import Card, wants_card
 from kda_tools.traces.catalogue import Finding, Status
+from kda_tools.traces.ceiling import Ceiling
 from kda_tools.traces.hotspots import Hotspot
 from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass, short_name
 from kda_tools.traces.trace_profile import UNATTRIBUTED, Attribution, Profile
@@ -129,6 +130,33 @@ def card_lines(made: Sequence[Card], names: Sequence[str]) -> Iterator[str]:
     yield from _table(head, found)
 
 
+def ceiling_lines(found: Ceiling, top: int) -> Iterator[str]:
+    """The hotspots that are bound by bytes, by what each gains at its limit, and what all of them give the step."""
+    head = ("at the device limit", "module", "class", "status", "us a step", "bytes unknown", "limit", "gain", "step")
+    body: list[tuple[str, ...]] = []
+    for spot in found.spots[:top]:
+        names = (_cut(spot.name), _cut(spot.module) or "-", spot.kind.value, spot.status.value)
+        gain = (f"{spot.limit_us:.1f}", f"{spot.gain_us:.1f}", _speedup(found.step_us, spot.gain_us))
+        known = gain if spot.limit_us else ("unknown",) * 3
+        body.append((*names, f"{spot.us:.1f}", f"{spot.unknown_us:.1f}", *known))
+    if rest := found.spots[top:]:
+        sums = (sum(getattr(spot, name) for spot in rest) for name in ("us", "unknown_us", "limit_us", "gain_us"))
+        body.append((f"{len(rest)} more", "", "", "", *(f"{us:.1f}" for us in sums), ""))
+    yield from _table(head, body)
+    yield ""
+    for what, us in (("GPU time", found.gpu_us), ("step", found.step_us)):
+        yield f"ceiling: {what} {us:.1f} -> {us - found.gain_us:.1f} us at least, {_speedup(us, found.gain_us)} at most"
+    share = found.unknown_us / found.gpu_us if found.gpu_us else 0.0
+    yield f"bytes unknown, counted as they are: {found.unknown_us:.1f} us a step, {share:.1%} of GPU time"
+    yield "fusions are not counted: a trace does not say which kernel reads what another one wrote"
+    yield f"limits: measured by the judge on this GPU, runs {', '.join(found.runs)}"
+
+
+def _speedup(us: float, gain: float) -> str:
+    """Amdahl; work that overlaps may gain more than there is."""
+    return f"{us / (us - gain):.4f}" if gain < us else "unknown"
+
+
 def _table(head: tuple[str, ...], body: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Columns by spaces: numbers to the right, words to the left."""
     widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
@@ -142,7 +170,7 @@ def _cut(name: str) -> str:
     return name if len(name) <= WIDEST else name[: WIDEST - 3] + "..."
 
 
-def data(profile: Profile, judged: Judged, made: Iterable[Card] | None) -> dict[str, Any]:
+def data(profile: Profile, judged: Judged, made: Iterable[Card] | None, highest: Ceiling | None) -> dict[str, Any]:
     """Everything, for machines: names whole, times in microseconds over the whole window, shares from 0 to 1."""
     window = ("file", "sha256", "gpu", "steps", "recorded_steps", "span_us", "gpu_us", "busy_us", "idle_us", "host_us")
     rest = ("unknown_us", "before_us", "streams", "communication_us", "exposed_us", "unattributed_us")
@@ -186,4 +214,5 @@ def data(profile: Profile, judged: Judged, made: Iterable[Card] | None) -> dict[
         ],
         "gaps": [gap._asdict() for gap in profile.gaps],
         "cards": None if made is None else [card.model_dump(mode="json") for card in made],
+        "ceiling": None if highest is None else highest.data(),
     }

@@ -1,0 +1,95 @@
+"""The ceiling of a step: what it gains when every kernel that is bound by bytes runs at its device limit.
+
+Nothing is said of fusions. A trace holds no outputs and no addresses, so it cannot show which kernel reads what another
+one wrote; tensors of one shape need not be one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kda_judge.contract.errors import UsageError
+from kda_tools.traces.cards import BYTES_RULE, card
+from kda_tools.traces.catalogue import Finding, Status
+from kda_tools.traces.copy_limit import CopyLimit
+from kda_tools.traces.hotspots import Hotspot
+from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass
+from kda_tools.traces.trace_profile import Profile
+
+
+@dataclass(frozen=True)
+class SpotCeiling:
+    """A hotspot that is bound by bytes; microseconds a step."""
+
+    name: str
+    module: str
+    kind: KernelClass
+    status: Status
+    us: float
+    unknown_us: float
+    """The part of `us` whose bytes are unknown: no limit is known for it, and it gains nothing here."""
+    limit_us: float
+    """The device limit of the rest: that of a call's bytes by BYTES_RULE, times the calls."""
+    gain_us: float
+    """Sum of max(time - limit, 0) over calls with the same inputs. Faster than its limit is what moves less than
+    BYTES_RULE says."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """All of them, those that gain most first; microseconds a step."""
+
+    spots: tuple[SpotCeiling, ...]
+    gpu_us: float
+    """Sum over all kernels of a step, GEMM, attention and communication included."""
+    step_us: float
+    runs: tuple[str, ...]
+    """Recorded runs that the limits are from."""
+
+    @property
+    def gain_us(self) -> float:
+        """Of a step."""
+        return sum(spot.gain_us for spot in self.spots)
+
+    @property
+    def unknown_us(self) -> float:
+        """Of a step."""
+        return sum(spot.unknown_us for spot in self.spots)
+
+    def data(self) -> dict[str, Any]:
+        """For `--json`, with the rule by which bytes are counted."""
+        return {**asdict(self), "gain_us": self.gain_us, "unknown_us": self.unknown_us, "bytes_rule": BYTES_RULE}
+
+
+def ceiling(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: CopyLimit | None) -> Ceiling:
+    """The ceiling of a profile's step, unattributed kernels and those without shapes as unknown.
+
+    Raises:
+        UsageError: nothing was measured on this GPU, so no limit is known.
+    """
+    if limit is None:
+        raise UsageError(
+            f"--ceiling: {profile.file}: expected a trace of a GPU that a task's clean run is recorded on, whose "
+            f"limits are then known; got {profile.gpu or 'an unnamed GPU'}"
+        )
+    spots = []
+    for spot, found in judged:
+        if spot.kind not in BOUND_BY_BYTES:
+            continue
+        draft = card(profile, spot, found, limit)
+        spots.append(
+            SpotCeiling(
+                name=spot.name,
+                module=spot.module,
+                kind=spot.kind,
+                status=found.status,
+                us=draft.us_per_step,
+                unknown_us=sum(row.us_per_call * row.calls_per_step for row in draft.row if row.limit_us is None),
+                limit_us=sum((row.limit_us or 0.0) * row.calls_per_step for row in draft.row),
+                gain_us=draft.saved_us_per_step or 0.0,
+            )
+        )
+    ranked = sorted(spots, key=lambda one: (-one.gain_us, -one.us, one.name, one.module))
+    return Ceiling(tuple(ranked), profile.gpu_us / profile.steps, profile.step_us, limit.runs)
