@@ -8,13 +8,14 @@ from typer.testing import CliRunner
 
 from core.judge.tests.records_factory import gpu_reading
 from kda_judge.contract.errors import MissingRequirement
-from kda_judge.contract.tasks import find_task
+from kda_judge.contract.tasks import find_task, find_tasks
 from kda_judge.evidence import record_log
 from kda_tools.cli.base import app
 from kda_tools.lab.inspect.aot import compile_task
 from kda_tools.lab.measure import run_measure
 from kda_tools.lab.measure.hardware_record import LOG, Cluster, Copy, HardwareRecord
 from kda_tools.publish import hardware_page
+from kda_tools.publish.task_notes import leftovers
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +90,7 @@ def test_what_the_guide_says_of_older_gpus(target: str, major: int, monkeypatch:
     """Without tensors on such a GPU a plan takes the default capability for its own; PDL and clusters depend on it."""
     monkeypatch.setattr("kda_runtime.checks.DEFAULT_CAPABILITY", major)
     assert re.search(rf"\b{target}\b", PAGE)
-    for op in ("norm_infer", "group_norm_silu"):
+    for op in ("norm_infer", "group_norm_silu", "fused_add_rmsnorm"):
         task = find_task(op)
         kernels = compile_task(
             task, [next(row for row in task.workloads if row.op == name) for name in task.config.ops], [target]
@@ -97,6 +98,17 @@ def test_what_the_guide_says_of_older_gpus(target: str, major: int, monkeypatch:
         assert kernels
         assert [kernel.spill_bytes for kernel in kernels] == [0] * len(kernels)
         assert "cluster_kernel" not in {kernel.name for kernel in kernels}
+
+
+def test_the_guide_has_every_task() -> None:
+    """Tasks are named alone, or within a stretch such as `k01 to k09`."""
+    text = PAGE.partition("## Which kernels here run where")[2]
+    named = {
+        f"{letter}{number:02}"
+        for letter, first, last in re.findall(r"\b([kl])(\d\d)(?: to [kl](\d\d))?", text)
+        for number in range(int(first), int(last or first) + 1)
+    }
+    assert {task.folder.partition("_")[0] for task in find_tasks() if not leftovers(task)} <= named
 
 
 @pytest.mark.parametrize("blocks", run_measure.CLUSTERS)

@@ -39,6 +39,8 @@ LEAST = 1e-10
 """A group's largest element counts as no less: groups of zeros have a scale, too."""
 GROUPS = (16, 32, 64, 128, 256)
 """Sizes of groups that the kernel takes."""
+FLOAT8_FROM = (8, 9)
+"""Compute capability from which on a GPU converts to float8_e4m3fn."""
 VECTOR = 16
 """Elements of a thread: 16 bytes of float8."""
 SILU, SILU_ROUNDED = "silu", "silu rounded"
@@ -239,6 +241,8 @@ def _uncovered(call: Call) -> str | None:
     """Why the kernel cannot take this call on any device, or None."""
     if call.group_size not in GROUPS:
         return f"group_size is {call.group_size}; the kernel takes {', '.join(map(str, GROUPS))}"
+    if call.input.is_cuda and (has := torch.cuda.get_device_capability(call.input.device)) < FLOAT8_FROM:
+        return f"the GPU has compute capability {has[0]}.{has[1]}; the kernel takes 8.9 and up, which have float8"
     q, s = call.output_q, call.output_s
     for name, tensor in (("output_q", q), ("output_s", s)):
         if torch._debug_has_internal_overlap(tensor) == 1:

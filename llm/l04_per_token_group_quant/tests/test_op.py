@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from ..baseline import eager
 from ..solution import launches, per_token_group_quant, silu_and_mul_quant, why_not
@@ -90,6 +91,22 @@ def test_what_the_kernel_does_not_cover(tensors, group, reason):
     call = Call(inputs["output_q"], inputs["output_s"], inputs["input"], group, "")
     assert reason in str(_uncovered(call))
     assert launches("per_token_group_quant", inputs, {"group_size": group}) == []
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0)])
+def test_gpus_without_float8_take_the_plain_path(capability, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    with FakeTensorMode():  # tensors of a GPU, without one
+        q, s, x = (
+            torch.empty(5, width, dtype=dtype, device="cuda")
+            for width, dtype in ((256, torch.float8_e4m3fn), (2, torch.float32), (256, torch.bfloat16))
+        )
+        reason = _uncovered(Call(q, s, x, 128, ""))
+    if capability < (8, 9):
+        said = f"the GPU has compute capability {capability[0]}.{capability[1]}; the kernel takes 8.9 and up"
+        assert str(reason).startswith(said)
+    else:
+        assert reason is None
 
 
 @pytest.mark.parametrize(
