@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from core.tools.tests.every_task import ROOT, TASKS, every_task
 from kda_judge.contract.errors import UsageError
@@ -24,7 +25,7 @@ from kda_tools.project.export.sources import collect
 from kda_tools.project.export.write import export, next_steps
 from kda_tools.publish.report import published
 
-(NORM,) = (task for task in TASKS if task.op == "norm_infer")
+NORM = Task(ROOT / "diffusion" / "k01_norm_infer")
 WITHOUT_KDA = """
 import sys
 class Absent:
@@ -51,7 +52,11 @@ def python(script, folder):
 def test_gives_the_bits_of_the_solution(task, tmp_path):
     said = compare(task, export(task, tmp_path / "exported", "plain", runtime=False))
     calls, kernels = map(int, re.match(r"(\d+) calls .* (\d+) of them by the kernels", said).groups())
-    assert calls >= kernels > 0
+    # Nothing interprets CUDA C++: without a GPU all its calls take the plain path.
+    solution = task.load("solution")
+    interpreted = any(getattr(solution, op).kda_op.kernel for op in task.config.ops)
+    assert calls >= kernels
+    assert kernels > 0 or not (interpreted or torch.cuda.is_available())
 
 
 def test_an_exact_export_gives_the_bits_of_the_exact_solution(tmp_path):
@@ -116,6 +121,8 @@ def test_the_package_kernels_loads_it(tmp_path, monkeypatch):
 @every_task
 def test_the_table_without_toml_chooses_the_same(task, tmp_path):
     """Around every bound of every line, for capabilities with lines and without."""
+    if not (task.path / "solution" / tuned_table.FILE).is_file():
+        pytest.skip(f"no {tuned_table.FILE}: nothing to choose")
     package = export(task, tmp_path / "exported", "plain", runtime=False)
     solution, compared = task.load("solution"), 0
     for module in {inspect.getmodule(getattr(solution, op).kda_op.plan) for op in task.config.ops}:

@@ -15,6 +15,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import find_task, find_tasks
 from kda_tools.cli.base import app
+from kda_tools.cli.measure import _not_interpreted
 from kda_tools.lab.inspect.aot import compile_task
 from kda_tools.project.from_template import NAMES, from_template
 from kda_tools.project.new_task import IGNORED
@@ -85,6 +86,7 @@ def test_every_template_is_a_whole_task(checkout: Path, monkeypatch: pytest.Monk
     said = run(checkout, *whole, "-k", "silu-e or rms_norm-e or adaln-e or rope-e or silu-1x or adaln-1x")
     assert int(re.search(r"(\d+) passed", said)[1]) > 60  # type: ignore[index]
     for task in tasks:
+        assert bool(_not_interpreted(task)) == ("cuda" in task.op)
         if "cuda" in task.op and shutil.which("nvcc") is None:
             continue
         compiled = compile_task(task, task.workloads, ["sm_90a"])
@@ -92,6 +94,16 @@ def test_every_template_is_a_whole_task(checkout: Path, monkeypatch: pytest.Monk
         assert [kernel.spill_bytes for kernel in compiled] == [0] * len(compiled)
         for kernel in compiled:  # 16 bytes a thread: an alignment that the compiler does not see would split them
             assert 16 in {width for width, _ in kernel.code.loads}, (task.op, kernel.code.loads)
+
+
+@pytest.mark.parametrize("template", ["triton-silu", "cuda-silu"])
+def test_exports_of_a_template(checkout: Path, template: str) -> None:
+    """The rest of the tests that the command in AGENTS.md names."""
+    from_template(template, "my_silu")
+    for tests in ("core/tools/tests", "core/judge/tests"):
+        shutil.copytree(ROOT / tests, checkout / tests, ignore=IGNORED)
+    words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "core/tools/tests/test_export.py")
+    assert "2 passed, 1 skipped" in run(checkout, *words, "-k", "my_silu")
 
 
 def test_the_command_and_a_run_of_the_judge(checkout: Path) -> None:

@@ -118,6 +118,8 @@ def bench(
     code = _exit_code(result)
     if session.kind == "cpu" and code is ExitCode.OK:
         _compile(found, rows or [])
+        for op in _not_interpreted(found):
+            typer.echo(f"{op}: the kernel did not run, its language has no interpreter; the plain path was checked")
     raise typer.Exit(code)
 
 
@@ -391,6 +393,13 @@ def _compare(old: "RunRecord", new: "RunRecord") -> ExitCode:
     comparison = compare_runs(old, new)
     print_comparison(console(), comparison, notes(old, new))
     return ExitCode.OK if comparison.agree else ExitCode.UNFIT_ROWS
+
+
+def _not_interpreted(task: "Task") -> list[str]:
+    """The solution's ops whose kernels a run without a GPU never executes: those that are not in Triton."""
+    solution = task.load("solution")
+    known = {name: getattr(getattr(solution, name, None), "kda_op", None) for name in task.config.ops}
+    return [name for name, op in known.items() if op is not None and op.kernel is None]
 
 
 def _compile(task: "Task", rows: list[str], arm: str = "solution") -> None:
