@@ -152,6 +152,9 @@ def test_a_release_beside_a_changed_one(tmp_path: Path) -> None:
 def test_a_wheel_of_another_layout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"expected sglang/kernels/ops/diffusion or sglang/jit_kernel/diffusion in it"):
         extract(wheel(tmp_path, "9.9", {"sglang/x.py": ""}))
+    wheel(tmp_path, "9.9", SOURCES).rename(tmp_path / "y.whl")
+    with pytest.raises(UsageError, match=r"y\.whl: expected a wheel's name, such as sglang-0\.5\.23"):
+        extract(tmp_path / "y.whl")
     (tmp_path / "no.whl").write_text("no")
     with pytest.raises(UsageError, match=r"no\.whl: expected a wheel"):
         extract(tmp_path / "no.whl")
@@ -215,6 +218,7 @@ def test_the_commands() -> None:
     assert said.startswith("qknorm-rope: ")
     assert "needs: head_dim in (64, 128, 256)" in said
     assert "task k03_qknorm_rope" in said
+    assert "NVFP4_BIAS_GELU: a site that" in run("catalogue", "find", "nvfp4 bias gelu", "--whole")
     said = run("catalogue", "diff", "0.5.12.post1", "0.5.23")
     assert "gone: fused_norm_tanh_mul_add (cute)" in said
     with pytest.raises(UsageError, match="no entry of docs/catalogue has any of these words"):
@@ -257,4 +261,22 @@ def test_a_broken_watchlist_is_refused_by_key(tmp_path: Path) -> None:
     (tmp_path / FILE).parent.mkdir()
     (tmp_path / FILE).write_text('[[pull]]\nrepository = "a/b"\nnumber = 0\ntitle = "t"\nentries = ["x"]\n')
     with pytest.raises(UsageError, match=r"number"):
+        load_watchlist(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "seen", "message"),
+    [
+        ("no-such", "2026-02-02", r"watchlist\.toml: pull 7, key 'entries': expected ids of the catalogue, got"),
+        ("rotary", "2026-01-01", "expected 2026-02-01, when it was opened, or later, got 2026-01-01"),
+    ],
+)
+def test_a_watchlist_that_cannot_be_is_refused(tmp_path: Path, entry: str, seen: str, message: str) -> None:
+    (tmp_path / catalogue.FOLDER).mkdir(parents=True)
+    (tmp_path / catalogue.FOLDER / "a.toml").write_text('[[entry]]\nid = "rotary"\npattern = "p"\nkind = "rope"\n')
+    (tmp_path / FILE).write_text(
+        f'[[pull]]\nrepository = "a/b"\nnumber = 7\ntitle = "t"\nentries = ["{entry}"]\n'
+        f"opened = 2026-02-01\nseen = {seen}\n"
+    )
+    with pytest.raises(UsageError, match=message):
         load_watchlist(tmp_path)

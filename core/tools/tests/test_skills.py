@@ -12,11 +12,11 @@ import typer.main
 from typer.testing import CliRunner
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.tasks import Task, find_tasks
 from kda_tools.cli.base import app
 from kda_tools.knowledge import external
 from kda_tools.knowledge.passages import search
+from kda_tools.knowledge.ranking import Passage, rank
 from kda_tools.publish.profile_page import ISSUING, STALLS, full_md
 from kda_tools.publish.task_notes import LINK, QUOTED
 
@@ -180,8 +180,15 @@ def test_external_collections_are_named_and_optional(tmp_path: Path) -> None:
     page.write_text("# Clusters\n\ndistributed shared memory\n")
     assert [one.present for one in external.externals(tmp_path)] == [True, False]
     assert search(tmp_path, "distributed shared", 3)[0].passage.place == "external/KernelWiki/wiki/page.md"
+    (tmp_path / ".gitmodules").write_text("path = external/KernelWiki\n")
+    with pytest.raises(UsageError, match=r"\.gitmodules: expected git's list of submodules"):
+        external.externals(tmp_path)
 
 
-def test_the_package_needs_no_new_dependency() -> None:
-    """The index is SQLite's, of the standard library."""
-    assert "whoosh" not in str(read_toml(ROOT / "core" / "tools" / "pyproject.toml")).lower()
+def test_the_words_of_a_passage_are_shown_as_they_stand_there() -> None:
+    text = "before " * 40 + "the variable KDA_ROOT, then fused_qknorm_rope of group_norm_silu" + " after" * 40
+    (hit,) = rank([Passage("a.md", 1, "title", text)], "qknorm", 1)
+    assert "KDA_ROOT, then fused_qknorm_rope of group_norm_silu" in hit.snippet
+    assert len(hit.snippet.split()) <= 16
+    (titled,) = rank([Passage("a.md", 1, "the title", text)], "title", 1)
+    assert titled.snippet == "the title"

@@ -78,7 +78,7 @@ def lines(known: Known, whole: bool) -> Iterator[str]:
     for release, op in known.ops:
         yield f"  {release.release}: {op.name} ({'/'.join(op.language)}), {op.path}"
         if whole:
-            yield f"    {op.name}{op.signature}"
+            yield f"    {op.name}{'' if op.signature.startswith('(') else ': '}{op.signature}"
             for name in ("needs", "host_checks", "falls_back", "guards", "models"):
                 for text in getattr(op, name):
                     yield f"    {name}: {text}"

@@ -6,6 +6,8 @@ import configparser
 from dataclasses import dataclass
 from pathlib import Path
 
+from kda_judge.contract.errors import UsageError
+
 MODULES = ".gitmodules"
 
 
@@ -25,12 +27,20 @@ class External:
 
 
 def externals(root: Path) -> list[External]:
-    """The submodules below `external/` that `.gitmodules` names, in its order."""
+    """The submodules below `external/` that `.gitmodules` names, in its order.
+
+    Raises:
+        UsageError: the file is not of git's form.
+    """
     parser = configparser.ConfigParser()
     # Git indents its keys, which configparser takes for continued lines.
     file = root / MODULES
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    parser.read_string("\n".join(line.strip() for line in text.splitlines()))
+    try:
+        parser.read_string("\n".join(line.strip() for line in text.splitlines()))
+    except configparser.Error as error:
+        why = " ".join(str(error).split())
+        raise UsageError(f"{file}: expected git's list of submodules, got: {why}") from None
     found = []
     for section in parser.sections():
         path = parser[section].get("path", "")

@@ -57,14 +57,16 @@ def extract(wheel: Path, package: str = "sglang", version: str | None = None) ->
     """The facts of a wheel.
 
     Raises:
-        UsageError: the file is no wheel, or has no folder of diffusion kernels that is known here.
+        UsageError: the file is no wheel, is not named as one, or has no folder of diffusion kernels that is known here.
     """
-    source = Source(wheel)
+    source, (_, named, *_) = Source(wheel), (*wheel.name.split("-"), "")
+    if version is None and not named:
+        raise UsageError(f"{wheel}: expected a wheel's name, such as {package}-0.5.23-py3-none-any.whl")
     layout = next((one for one in LAYOUTS if source.modules_under(one.diffusion)), None)
     if layout is None:
         places = " or ".join(one.diffusion.replace(".", "/") for one in LAYOUTS)
         raise UsageError(f"{wheel}: expected {places} in it, found neither: teach extract_ops.py the new layout")
-    release = f"{package} {version or wheel.name.split('-')[1]}"
+    release = f"{package} {version or named}"
     return Reader(source, layout).release(release, hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 

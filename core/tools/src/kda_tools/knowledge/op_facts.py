@@ -7,7 +7,7 @@ which task covers it is written by hand in `docs/catalogue/*.toml`, whose entrie
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -132,12 +132,3 @@ def _inline(one: Backend) -> str:
 def _text(value: str) -> str:
     """A basic string of TOML, whose escapes are those of JSON."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def by_name(releases: Iterable[Release]) -> dict[str, list[tuple[Release, OpFacts]]]:
-    """Op -> the releases that have it."""
-    found: dict[str, list[tuple[Release, OpFacts]]] = {}
-    for release in releases:
-        for op in release.op:
-            found.setdefault(op.name, []).append((release, op))
-    return found

@@ -14,6 +14,8 @@ WEIGHTS = (0.0, 0.0, 4.0, 1.0)
 """Of the columns."""
 SPREAD = 12
 """Words of a snippet."""
+MARK = "\x01"
+"""Before each word that was found."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,24 @@ def rank(passages: Sequence[Passage], terms: str, most: int) -> list[Hit]:
         for joint in (" AND ", " OR "):
             query = joint.join(f'"{word}"' for word in words)
             found = index.execute(
-                f"SELECT number, snippet(p, -1, '', '', ' ... ', {SPREAD}) FROM p WHERE p MATCH ? "
+                f"SELECT number, highlight(p, 2, '{MARK}', ''), highlight(p, 3, '{MARK}', '') FROM p WHERE p MATCH ? "
                 f"ORDER BY weight * bm25(p, {', '.join(map(str, WEIGHTS))}) LIMIT ?",
                 (query, most),
             ).fetchall()
             if found:
-                return [Hit(passages[number], " ".join(snippet.split())) for number, snippet in found]
+                return [Hit(passages[number], _snippet(passages[number], *marked)) for number, *marked in found]
     return []
+
+
+def _snippet(passage: Passage, title: str, text: str) -> str:
+    """Words around the best match, as they stand in the passage; `title` and `text` are its split forms with marks."""
+    whole, marked = (passage.text, text) if MARK in text else (passage.title, title)
+    words, pieces = whole.split(), iter(marked.split())
+    hits = [sum(MARK in next(pieces, "") for _ in split(word).split()) for word in words]
+    starts = [max(at - 2, 0) for at, hit in enumerate(hits) if hit]
+    first = max(starts, key=lambda start: sum(hits[start : start + SPREAD]))
+    more = "... " * (first > 0), " ..." * (first + SPREAD < len(words))
+    return " ".join(words[first : first + SPREAD]).join(more)
 
 
 def split(text: str) -> str:

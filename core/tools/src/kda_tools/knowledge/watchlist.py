@@ -6,8 +6,9 @@ import datetime as dt
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_tools.traces.catalogue import load
 
@@ -26,6 +27,12 @@ class Pull(Strict):
     seen: dt.date
     """When somebody last looked and found it open."""
 
+    @model_validator(mode="after")
+    def _seen_after_it_was_opened(self) -> Pull:
+        if self.seen < self.opened:
+            raise ValueError(f"seen: expected {self.opened}, when it was opened, or later, got {self.seen}")
+        return self
+
     @property
     def line(self) -> str:
         """For a terminal and for a port's notes."""
@@ -42,10 +49,15 @@ def load_watchlist(root: Path) -> tuple[Pull, ...]:
     """The pull requests of the checkout; none where it has no such file.
 
     Raises:
-        UsageError: the file breaks the schema.
+        UsageError: the file breaks the schema, or names an entry that the catalogue has not.
     """
     path = root / FILE
-    return validate(Watchlist, read_toml(path), path).pull if path.is_file() else ()
+    pulls = validate(Watchlist, read_toml(path), path).pull if path.is_file() else ()
+    known = {entry.id for entry in load(root)} if pulls else set()
+    for pull in pulls:
+        if unknown := sorted(set(pull.entries) - known):
+            raise UsageError(f"{path}: pull {pull.number}, key 'entries': expected ids of the catalogue, got {unknown}")
+    return pulls
 
 
 def overlapping(root: Path, folder: str) -> tuple[Pull, ...]:

@@ -81,9 +81,13 @@ def _external() -> list[Check]:
     except KdaError:  # said above
         return []
     needed_for = "more that `kda knowledge` searches; nothing else"
+    try:
+        known = externals(root) if root else []
+    except KdaError as error:
+        return [Check("external", False, str(error), needed_for, "mend what it names")]
     return [
         Check(one.path, one.present, "there" if one.present else "not fetched, optional", needed_for, one.command)
-        for one in (externals(root) if root else [])
+        for one in known
     ]
 
 
