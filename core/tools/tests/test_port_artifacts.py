@@ -1,14 +1,19 @@
 """What a pull request needs, and the page of measured ports: from records made for the test."""
 
+import datetime as dt
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from core.judge.tests.records_factory import make_checkout, make_record
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger, provenance, record_log
 from kda_judge.evidence.run_record import RunRecord
+from kda_tools.cli.base import app
+from kda_tools.knowledge import watchlist
+from kda_tools.knowledge.watchlist import Pull
 from kda_tools.lab.profile.profile_record import ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
 from kda_tools.models.apply_site import Replacement
@@ -223,3 +228,18 @@ def test_numbers_of_an_outdated_profile_say_so(task: Task) -> None:
     made = collect(task, Given())
     for name in ("description.md", "profile.md"):
         assert "Outdated" not in made.files[name]
+
+
+def test_the_draft_names_what_the_watchlist_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, those of the command first; numbers of another repository would name something else."""
+    asked = []
+    day = dt.date(2026, 1, 1)
+    pulls = [
+        Pull(repository=place, number=number, title="t", entries=("rotary",), opened=day, seen=day)
+        for place, number in (("sgl-project/sglang", 7), ("sgl-project/sglang", 8), ("a/b", 9))
+    ]
+    monkeypatch.setattr(watchlist, "overlapping", lambda _, folder: pulls if folder == "k02_rotary_embedding" else ())
+    monkeypatch.setattr(artifacts, "write", lambda *given: asked.append(given[2]) or artifacts.Artifacts())
+    words = ["port", "artifacts", "rotary_embedding", "--out", str(tmp_path / "out"), "--overlaps", "7"]
+    CliRunner().invoke(app, words, catch_exceptions=False)
+    assert asked[0].overlapping == (7, 8)

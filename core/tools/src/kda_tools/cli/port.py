@@ -155,15 +155,20 @@ def artifacts(
         list[Path] | None, typer.Option("--picture", metavar="FILE", help="A generated image or clip; may be repeated.")
     ] = None,
     overlaps: Annotated[
-        list[int] | None, typer.Option("--overlaps", min=1, help="Number of an open pull request; may be repeated.")
+        list[int] | None,
+        typer.Option("--overlaps", min=1, help="An open pull request that the watchlist lacks; may be repeated."),
     ] = None,
 ) -> None:
     """Gather what a pull request needs: tables, a profile before and after, numerics, provenance, and a draft."""
-    from kda_judge.contract.tasks import find_task
+    from kda_judge.contract.tasks import checkout_root, find_task
+    from kda_tools.knowledge.watchlist import overlapping
     from kda_tools.port.artifacts import Given, write
 
-    given = Given(denoise, tuple(picture or ()), tuple(overlaps or ()))
-    made = write(find_task(task), out, given)
+    found, root = find_task(task), checkout_root()
+    known = overlapping(root, found.folder) if root is not None else ()
+    listed = [pull.number for pull in known if pull.repository == "sgl-project/sglang"]
+    given = Given(denoise, tuple(picture or ()), tuple(dict.fromkeys([*(overlaps or ()), *listed])))
+    made = write(found, out, given)
     typer.echo(f"{relative(out.absolute())}: {', '.join(made.files)}")
     for one in made.missing:
         typer.echo(f"missing: {one}", err=True)
