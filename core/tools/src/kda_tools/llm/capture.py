@@ -87,7 +87,7 @@ def prepare(name: str, known: KnownLlms, pin: Pin, lock: Path, *, offline: bool,
     return Prepared(model, before, upstream.fetch(pin, lock, upstream.cache_folder(checkout_root()), offline=offline))
 
 
-def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callable[[str], None]) -> CaptureRecord:
+def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, report: Callable[[str], None]) -> CaptureRecord:
     """Capture every phase, and write traces and record into the folder.
 
     Raises:
@@ -108,7 +108,7 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, said: Callabl
             raise MissingRequirement(
                 f"{plan.model}, {layers} layers: {out_of_memory(error)}; take fewer --layers"
             ) from None
-        phases = tuple(_phases(plan, served, said))
+        phases = tuple(_phases(plan, served, report))
     after = gpu_state.read_state(0, own_pids=[os.getpid()]) if gpu else None
     names = {call.name for phase in phases for call in phase.calls}
     record = CaptureRecord(

@@ -62,10 +62,10 @@ def answers_of(
             for i, one in enumerate(requests)
         ]
         for number, (request, process) in enumerate(zip(requests, started, strict=True)):
-            said = b"".join(_heard(process, partial(_shown, show, f"process {number + 1} of {len(requests)}")))
+            stderr = b"".join(_heard(process, partial(_shown, show, f"process {number + 1} of {len(requests)}")))
             file = Path(folder) / f"{number}.answer.json"
             if not file.is_file():
-                raise ArmFailed(f"{request.model}: its worker ended with {process.returncode}: {causes(said)}")
+                raise ArmFailed(f"{request.model}: its worker ended with {process.returncode}: {causes(stderr)}")
             found = answer.model_validate_json(file.read_bytes())
             if found.error is not None:
                 raise getattr(errors, found.kind or "ArmFailed")(found.error)
@@ -92,9 +92,9 @@ def tell(phase: str) -> None:
     print(f"{PHASE}{phase}", file=sys.stderr, flush=True)
 
 
-def causes(said: bytes) -> str:
+def causes(stderr: bytes) -> str:
     """What a process that died said last, behind what it named first: of errors that led to others, the first."""
-    lines = said.decode(errors="replace").strip().splitlines()
+    lines = stderr.decode(errors="replace").strip().splitlines()
     first = [line for line in lines[:-3] if CAUSE.search(line)][:1]
     return " | ".join([*first, *lines[-3:]])
 
