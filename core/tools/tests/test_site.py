@@ -81,6 +81,14 @@ ARRIVING = """async text => {
   return shifts;
 }"""
 """Writes the page again, a twentieth at a time. Returns the score of each layout shift, footers left out."""
+CUT = """() => {
+  const all = document.documentElement.getBoundingClientRect(), out = one => {
+    const box = one.getBoundingClientRect();
+    return box.left < all.left || box.right > all.right || box.top < all.top || box.bottom > all.bottom;
+  };
+  return [...document.querySelectorAll("text")].filter(out).map(one => one.textContent);
+}"""
+"""The texts of a picture that do not lie inside it."""
 LATER = "2026-11-21T04:30:00Z"
 
 
@@ -359,6 +367,16 @@ def test_tables_of_results_fit_1280_pixels_and_move_nothing(real: Path, browser:
         assert (name, wide) == (name, [])
         shift = tab.evaluate(ARRIVING, (real / name).read_text())
         assert sum(shift) < 0.02, (name, shift)
+
+
+def test_every_text_of_a_picture_lies_inside_it(browser: "Browser") -> None:
+    """Of every picture in this repository; the browser's own font decides how wide a text is."""
+    pictures = [path for folder in ("docs", "diffusion", "llm") for path in sorted((ROOT / folder).rglob("*.svg"))]
+    assert len(pictures) > 5
+    tab = browser.new_page()
+    for path in pictures:
+        tab.goto(path.as_uri())
+        assert (path.relative_to(ROOT).as_posix(), tab.evaluate(CUT)) == (path.relative_to(ROOT).as_posix(), [])
 
 
 def test_light_and_dark(made: tuple[Path, RunRecord], browser: "Browser") -> None:

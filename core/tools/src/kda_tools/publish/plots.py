@@ -124,7 +124,8 @@ def _speedup(record: RunRecord) -> str:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel(f"speedup, {WORDS[record.settings.decides]} (logarithmic; right of 1 is faster)")
+        # A long label has room below the names.
+        axes.set_xlabel(f"speedup, {WORDS[record.settings.decides]} (logarithmic; right of 1 is faster)", loc="right")
         legend(axes, len(record.settings.against))
 
     return figure_svg(draw, len(names) * ROW, max(map(len, names)) * LETTER)
