@@ -521,7 +521,7 @@ def test_only_an_earlier_site_is_replaced(checkout: Path) -> None:
 
 def test_what_is_missing_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kda_tools.publish.site.builder.MODULES", ("sphinx", "no_such_module"))
-    with pytest.raises(MissingRequirement, match=r"needs no_such_module: pip install -e 'core\[plots,site\]'"):
+    with pytest.raises(MissingRequirement, match=r"needs no_such_module: pip install -e 'core/tools\[plots,site\]'"):
         build(checkout / "_site")
     monkeypatch.undo()
     monkeypatch.setenv("KDA_ROOT", str(checkout))

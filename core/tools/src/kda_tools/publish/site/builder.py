@@ -26,7 +26,7 @@ from kda_tools.publish.task_notes import LINK
 
 NAME = "KDA-Pilot"
 MODULES = ("furo", "mmdr", "myst_parser", "sphinx")
-REMEDY = "pip install -e 'core[plots,site]'"
+REMEDY = "pip install -e 'core/tools[plots,site]'"
 START, INDEX = Path("README.md"), Path("index.md")
 """The repository's README becomes the start page."""
 GUIDES = (
