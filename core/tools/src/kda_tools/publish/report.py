@@ -32,8 +32,8 @@ WORDS = {
     Basis.WALL: "wall with kda-runtime",
 }
 WHOSE = (
-    "Which one applies to you: device under a CUDA graph or torch.compile, portable wall in an eager framework, wall "
-    "with kda-runtime in eager code that installs kda-runtime."
+    "Under a CUDA graph or torch.compile, read device. In an eager framework, read portable wall. In eager code that "
+    "installs kda-runtime, read wall with kda-runtime."
 )
 MARKS = (
     "Geometric means over each task's production rows; bars hold 95% intervals. Filled: against the baseline, hollow: "
