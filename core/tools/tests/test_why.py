@@ -16,7 +16,7 @@ from kda_tools.publish import report
 from kda_tools.publish.why import WIDTH, find_row, missing_rows, why
 
 ROOT = Path(__file__).resolve().parents[3]
-SCREEN = 50
+SCREEN = 55
 """Lines."""
 
 
@@ -68,6 +68,34 @@ def test_notes_that_name_the_row_are_shown(task: Task) -> None:
     assert "note: Two warps were slower on 4 x 8 by 3%." in said
     assert "note: small-4x8 is host-bound." in said
     assert "14 x 80" not in said
+
+
+def test_notes_that_do_not_name_the_row_are_shown_by_what_they_say_of_all(task: Task) -> None:
+    notes = task.path / "docs" / "dispatch.md"
+    notes.write_text(
+        "# Which\n\nOne path.\n\n## What bounds it\n\nThe host.\n\n"
+        "## Tried in vain\n\n- Two warps: slower.\n\n## Else\n\nNo.\n"
+    )
+    tried = [line for line in why(task, "small-4x8").splitlines() if "note: " in line]
+    assert tried == ["  note: The host.", "  note: Two warps: slower."]
+
+
+def test_a_row_without_an_interval_has_the_ratio_of_medians(tmp_path: Path) -> None:
+    task = make_checkout(tmp_path)
+    record = make_record(task)
+    row = record.rows[0]
+    ledger.append(task.ledger, record.model_copy(update={"rows": (row.model_copy(update={"speedup": {}}),)}))
+    ratio = report.row_ratio(record, row.model_copy(update={"speedup": {}}), report.Basis.DEVICE, "baseline")
+    assert f"speedup, device: baseline {ratio:.3f} (ratio of medians)" in why(task, row.id)
+
+
+def test_the_count_of_stale_parts_that_are_left_out_is_said(task: Task) -> None:
+    record = ledger.read(task.ledger)[0]
+    hashes = dict.fromkeys(record.provenance.hashes, "0" * 64)
+    old = record.model_copy(update={"provenance": record.provenance.model_copy(update={"hashes": hashes})})
+    task.ledger.write_text("")
+    ledger.append(task.ledger, old)
+    assert f"; and {len(report.stale(task, old)) - 3} more" in " ".join(why(task, "small-4x8").split())
 
 
 def test_an_unknown_row_names_those_near_it(task: Task) -> None:

@@ -130,6 +130,14 @@ def row_ratio(record: RunRecord, row: RowResult, basis: Basis, arm: str) -> floa
     return other / own if own and other else None
 
 
+def ratio_words(record: RunRecord, row: RowResult, basis: Basis, arm: str) -> str | None:
+    """A row's speedup with its interval, or the ratio of medians where the record has none; None without either."""
+    if known := speedup(row, basis, arm):
+        return interval(known)
+    value = row_ratio(record, row, basis, arm)
+    return None if value is None else f"{value:.3f} (ratio of medians)"
+
+
 def step_gain(record: RunRecord, calls: Mapping[str, float], arm: str) -> Interval | None:
     """What `arm` takes on the device for the rows' calls of a step over what the subject takes; `calls` by row.
 

@@ -23,12 +23,14 @@ from kda_tools.publish.staleness import is_outdated
 WIDTH = 110
 """Columns; longer lines go on below."""
 LONGEST_NOTE = 260
-SHOWN_NOTES, SHOWN_CONFIGURATIONS = 4, 3
+SHOWN_NOTES, SHOWN_CONFIGURATIONS, SHOWN_PARTS = 4, 3, 3
 TIMED = (
     ("device", Metric.DEVICE),
     ("cold", Metric.COLD),
     ("wall", Metric.WALL),
 )
+ABOUT_ALL = ("What bounds it", "Tried in vain")
+"""Headings in the notes on dispatch."""
 LACKS = (
     (Basis.COLD, "device times with cold inputs"),
     (Basis.PORTABLE, "wall of the plain export"),
@@ -96,8 +98,10 @@ def _unmeasured(task: Task, row: str) -> str:
 
 def _times(task: Task, record: RunRecord, row: RowResult) -> Iterator[str]:
     gpu = record.machine.before.name if record.machine.before else "unknown GPU"
-    stale = f"; STALE: {'; '.join(part.split(' since ')[0] for part in report.stale(task, record)[:3])}"
-    yield f"run {record.run_id}, {gpu}, {record.utc[:10]}{stale if report.stale(task, record) else ''}"
+    parts = [part.split(" since ")[0] for part in report.stale(task, record)]
+    more = f"; and {len(parts) - SHOWN_PARTS} more" if len(parts) > SHOWN_PARTS else ""
+    stale = f"; STALE: {'; '.join(parts[:SHOWN_PARTS])}{more}" if parts else ""
+    yield f"run {record.run_id}, {gpu}, {record.utc[:10]}{stale}"
     subject, limit = record.settings.subject, row.limit
     for name in (*record.settings.against, subject, "portable"):
         parts = [
@@ -123,13 +127,13 @@ def _times(task: Task, record: RunRecord, row: RowResult) -> Iterator[str]:
         words = "the host decides its wall" if wall > 1.1 * device else "the device decides its wall"
         yield f"host: floor {limit.host_us:.2f} us, {wall - limit.host_us:+.2f} us to it; {words}"
     for basis in report.bases(record):
-        found = [
-            f"{arm} {report.interval(value)}"
+        speedups = [
+            f"{arm} {ratio}"
             for arm in record.settings.against
-            if (value := report.speedup(row, basis, arm)) is not None
+            if (ratio := report.ratio_words(record, row, basis, arm)) is not None
         ]
-        if found and basis in (Basis.DEVICE, record.settings.decides):
-            yield f"speedup, {report.WORDS[basis]}: {'; '.join(found)}"
+        if speedups and basis in (Basis.DEVICE, record.settings.decides):
+            yield f"speedup, {report.WORDS[basis]}: {'; '.join(speedups)}"
 
 
 def _gap(record: RunRecord, row: RowResult) -> float | None:
@@ -204,24 +208,38 @@ def _config(candidate: Mapping[str, object]) -> str:
 
 
 def _notes(task: Task, row: str) -> list[str]:
-    """Sentences of the notes on dispatch that name the row, or its sizes as the notes write them."""
+    """Sentences of the notes on dispatch that name the row, or its sizes as the notes write them.
+
+    Where none does, what the notes say about all rows: what bounds the task, and what was tried in vain.
+    """
     path = task.path / "docs" / "dispatch.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     sizes = re.escape(row.rpartition("-")[2]).replace("x", r"\s?x\s?")
     wanted = re.compile(rf"{re.escape(row)}(?![\w-])|(?<![\w.]){sizes}(?![\w.])")
     found = [sentence for sentence in _sentences(text) if wanted.search(sentence)]
     more = [f"... and {len(found) - SHOWN_NOTES} more in docs/dispatch.md"] if len(found) > SHOWN_NOTES else []
-    return [*(f"note: {textwrap.shorten(sentence, LONGEST_NOTE)}" for sentence in found[:SHOWN_NOTES]), *more] or [
-        "docs/dispatch.md does not name it"
-    ]
+    if found:
+        return [*(f"note: {textwrap.shorten(sentence, LONGEST_NOTE)}" for sentence in found[:SHOWN_NOTES]), *more]
+    blocks = [block for title in ABOUT_ALL for block in _blocks(_section(text, title))]
+    # A table takes more than the screen.
+    return [f"note: {block}" for block in blocks if not block.startswith("|")] or ["docs/dispatch.md does not name it"]
+
+
+def _section(text: str, title: str) -> str:
+    """What stands under a heading of the second level; empty where there is none."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def _sentences(text: str) -> Iterable[str]:
+    for block in _blocks(text):
+        yield from re.split(r"(?<=[.:])\s+(?=[A-Z])", block)
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Paragraphs, points of lists and lines of tables, each as one line."""
     for block in re.split(r"\n\s*\n|\n(?=[-|])", text):
-        if not block.lstrip().startswith(("#", "|--", "| --", "```")):
-            yield from (
-                part for part in re.split(r"(?<=[.:])\s+(?=[A-Z])", " ".join(block.split()).strip("- ")) if part
-            )
+        if not block.lstrip().startswith(("#", "|--", "| --", "```")) and (line := " ".join(block.split()).strip("- ")):
+            yield line
 
 
 def _gaps(task: Task, row: str, record: RunRecord | None, result: RowResult | None, in_campaign: bool) -> Iterator[str]:

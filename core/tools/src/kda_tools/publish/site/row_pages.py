@@ -63,12 +63,8 @@ def _speedups(record: RunRecord, row: RowResult) -> list[tuple[str, str]]:
     found = []
     for basis in report.bases(record):
         for arm in record.settings.against:
-            value = report.row_ratio(record, row, basis, arm)
-            if value is None:
-                continue
-            known = report.speedup(row, basis, arm)
-            words = report.interval(known) if known else f"{value:.3f} (ratio of medians)"
-            found.append((f"{report.WORDS[basis]} over {report.arm_name(record, arm)}", words))
+            if words := report.ratio_words(record, row, basis, arm):
+                found.append((f"{report.WORDS[basis]} over {report.arm_name(record, arm)}", words))
     return found
 
 
