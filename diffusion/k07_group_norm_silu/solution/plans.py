@@ -73,7 +73,7 @@ MAX_TICKETS = 2**30
 RING_CAPABILITIES = (9, 10)
 """ring: those whose multiprocessors have 228 KiB of shared memory."""
 PATIENCE = 4096
-"""ring: so often a thread looks for statistics, about 0.7 us each, before its block takes them itself."""
+"""ring: how often a thread looks for statistics, about 0.7 us each, before its block computes them itself."""
 FRESH = 1024
 """ring: words that a program of the first launch initialises."""
 MAX_PARTS = 4096
@@ -240,7 +240,7 @@ def _ring(call: Call, config: Config) -> Chain | None:
     parts = -(-call.elements // part)
     every = parts * call.groups
     blocks = min(every, multiprocessors(call.x) * (config.resident // config.warps))
-    # A block says its last part of a group before it writes the first one: else all would wait for each other.
+    # A block publishes its last part of a group before it writes the first one: else all would wait for each other.
     fits = call.channel >= part and parts <= config.ahead * blocks + 1 and every <= MAX_TICKETS
     if not fits or not _takes_vectors(call):
         return None

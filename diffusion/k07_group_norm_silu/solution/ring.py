@@ -23,13 +23,13 @@ from . import dsl
 ALIGNMENT = 128
 """Of the ring in shared memory."""
 AT_ONCE = 256
-"""Statistics of a group that a block asks for before it waits for one of them; more cost registers."""
+"""Statistics of a group that a block loads before it waits for one of them; more cost registers."""
 NATURAL = 0x7FFFFFFF
 """All bits of a float but its sign."""
 
 
 class Numbers(NamedTuple):
-    """What the kernel is told of a call."""
+    """A call's sizes, as the kernel gets them."""
 
     vectors: Int32
     """Of a group."""
@@ -48,7 +48,7 @@ class Numbers(NamedTuple):
     groups: Int32
     group_channels: Int32
     patience: Int32
-    """So often a thread looks for statistics before its block takes them itself."""
+    """How often a thread looks for statistics before its block computes them itself."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
     From x to y of [total, n], with weight and bias of [groups * group_channels]. Words [total, parts], int64, are mean
     and centred squares of every part, negative until they are published.
 
-    Nobody waits for a block that has not begun: a block that has waited too long takes the statistics that are missing
-    itself, to the same bits. So the kernel ends however many of its blocks run at a time.
+    A block that has waited too long computes the missing statistics itself, with the same bits. So the kernel ends
+    however few of its blocks run at a time.
     """
     y, x, weight, bias, words = addresses
     dtype, threads, share, vectors, parts = cut.dtype, cut.threads, cut.share, numbers.vectors, numbers.parts
@@ -132,7 +132,7 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
         # Into the stage that has just been read for the last time, or has not been used yet.
         _prefetch(sRing, block + (step + behind) * blocks, step < steps - behind, free, x, thread, numbers, cut)
         free = _next(free, cut.stages)
-        # What the next output needs is on its way while this one is written.
+        # Load what the next output needs while this one is written.
         if (step + 1 >= ahead) & (step + 1 - ahead < steps):
             next_group, part = _part_at(block + (step + 1 - ahead) * blocks, numbers)
             next_begin = part * share
@@ -182,7 +182,7 @@ def _any(numbers):
 
 @cute.jit
 def _prefetch(sRing, place, exists, stage, x, thread, numbers, cut: cutlass.Constexpr):
-    """Set this thread's vectors of a part on their way; an empty group of copies where there is no such part."""
+    """Begin to copy this thread's vectors of a part; if there is no such part, an empty group of copies."""
     if exists:
         group, part = _part_at(place, numbers)
         first = part * cut.share + thread
@@ -198,7 +198,7 @@ def _prefetch(sRing, place, exists, stage, x, thread, numbers, cut: cutlass.Cons
 
 @cute.jit
 def _say(rX, word, sPart, half, begin, vectors, thread, cut: cutlass.Constexpr):
-    """Take a part's mean and centred squares, by one barrier: of a thread, a warp and the block, and say them.
+    """Compute a part's mean and centred squares, of a thread, a warp and the block, by one barrier; publish them.
 
     Sums of a warp are relative to its first thread's mean, sums of the block to its first warp's. So what cancels in
     S2 - S1^2 / n is at most as many times what is left as there are threads, or warps.
@@ -283,7 +283,7 @@ def _combined(words, seen, sGroup, half, looks, eps, thread, numbers, cut: cutla
 def _group(words, seen, group, x, shared, half, turn, looks, eps, thread, numbers, cut: cutlass.Constexpr):
     """Mean and inverse deviation of a group, how often to look next time, and the half of sGroup to use then.
 
-    Where a part's statistics are not there after so many looks, this block takes them. From then on it looks once.
+    If a part's statistics are still missing after `looks` tries, this block computes them, and from then on looks once.
     """
     sPart, sGroup, sMissing = shared
     mean, scale, least = _combined(words, seen, sGroup, turn, looks, eps, thread, numbers, cut)
