@@ -76,7 +76,7 @@ TaskName = Annotated[
     str, typer.Argument(metavar="TASK", help="Op or folder: qknorm_rope, k03, diffusion/k03_qknorm_rope.")
 ]
 Exact = Annotated[
-    bool, typer.Option("--exact", help="Upstream's bits: the ops that have such a mode, `Op.set_exact`, and in it.")
+    bool, typer.Option("--exact", help="Only ops that can give upstream's bits (`Op.set_exact`), set to give them.")
 ]
 Rows = Annotated[
     list[str] | None,

@@ -44,7 +44,7 @@ def run(
     ] = None,
     per_node: Annotated[
         int | None,
-        typer.Option("--per-node", min=1, max=MOST, help="At most so many of a machine; with 1 nothing runs beside."),
+        typer.Option("--per-node", min=1, max=MOST, help="At most so many a machine; 1: no two pieces share one."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="validate: the whole grid also without a GPU.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="bench: a first look; never published.")] = False,
@@ -70,7 +70,7 @@ def run(
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run of that folder.")
     ] = None,
 ) -> None:
-    """Split work over all GPUs of a cluster, try again what is lost, and keep what came."""
+    """Split work over all GPUs of a cluster, repeat lost pieces, and keep every result."""
     from kda_tools.fleet.open_run import Wish
     from kda_tools.fleet.outcome import show
     from kda_tools.fleet.pieces import Job

@@ -43,7 +43,7 @@ def tree(
     checks: Annotated[
         Path | None,
         typer.Option(
-            "--checks", metavar="FILE", help="Write what grid and tests said there; take it from there if it is there."
+            "--checks", metavar="FILE", help="Keep results of grid and tests there; if they are there, use them."
         ),
     ] = None,
     exact: Exact = False,

@@ -45,7 +45,7 @@ STALLS = {
 """Stall reasons in words; one that is not here is shown as ncu calls it."""
 
 INTRODUCTION = f"""Nsight Compute on one call of each arm, after warm-up calls on the same inputs, each arm alone in its
-process. The numbers explain a result, they are not results: ncu runs every kernel several times by itself, with caches
+process. The numbers explain results; they are not results: ncu runs every kernel several times by itself, with caches
 as its passes left them and clocks as they were.
 
 - Durations and bytes are sums over the kernels of the call; percentages are means weighted by duration.

@@ -1,7 +1,7 @@
 """`kda profile`: one row under Nsight Compute, an opponent and the subject, each alone in its process.
 
 What is profiled is the last of a few calls on the same hot inputs, so that compilation and plans are behind it. The
-numbers explain a result and are none: ncu runs each kernel several times by itself, with the clocks as they are.
+numbers explain results; they are not results: ncu runs each kernel several times by itself and leaves the clocks alone.
 """
 
 from __future__ import annotations
