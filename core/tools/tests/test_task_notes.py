@@ -83,6 +83,19 @@ def test_quoted_runs_have_to_be_recorded(task: Task) -> None:
     assert unrecorded(task) == []
 
 
+def test_quoted_times_have_to_be_medians_of_their_run(task: Task) -> None:
+    """Also in a list, and where a line ends in between; rounded as they are quoted."""
+    (source,) = (found for found in find_tasks() if found.op == "qknorm_rope")
+    task.ledger.write_bytes(source.ledger.read_bytes())
+    run = "20261120T205702Z-5cfb55"
+    path = task.path / "docs" / "dispatch.md"
+    path.write_text(f"# Notes\nUpstream takes 2.03 and\n2.06 us (run\n{run}), ours 2.3 us (run {run}).\n")
+    assert unrecorded(task) == []
+    path.write_text(f"# Notes\nUpstream takes 2.03 and\n0.01 us (run\n{run}), ours 2.3999 us (run {run}).\n")
+    says = f"us is quoted, and no arm's median in run {run} is that"
+    assert unrecorded(task) == [f"{path}:2: 0.01 {says}", f"{path}:4: 2.3999 {says}"]
+
+
 def test_validate_names_an_unrecorded_run(toy) -> None:
     (toy.path / "prompt.md").write_text("The run 20261120T135435Z-b4c641.\n")
     said = f"{toy.path / 'prompt.md'}:1: 20261120T135435Z-b4c641 is quoted, and no line of docs/*.jsonl has it"

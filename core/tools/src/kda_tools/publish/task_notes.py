@@ -3,16 +3,23 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from statistics import median
 
 from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.tasks import Task, checkout_root
+from kda_judge.evidence import ledger
 from kda_tools.publish.read_once import once_per_task
 
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 """A relative Markdown link or picture."""
 QUOTED = re.compile(r"\b(?:\d{8}T\d{6}Z-[0-9a-f]{6}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b")
 """A run by its id, or a sweep by its time."""
+TIMED = re.compile(
+    r"(?P<times>\d+\.\d+(?:(?:,| and|, and)\s+\d+\.\d+)*)\s+us\s+\(run\s+(?P<run>\d{8}T\d{6}Z-[0-9a-f]{6})\)"
+)
+"""Times beside the run that they are from: `2.03 and 2.06 us (run ID)`."""
 COPIED = "of which this task is a copy (`kda new`)"
 """In the note that `kda new` puts into what is still about the copy's source."""
 EXAMPLE = 'models = ["example"]'
@@ -110,19 +117,39 @@ def dead_links(task: Task) -> list[str]:
 
 
 def unrecorded(task: Task) -> list[str]:
-    """Runs and sweeps that the task's notes quote and none of its records holds, one line each.
+    """Runs, sweeps and times of runs that the task's notes quote and none of its records holds, one line each.
 
     A copy's notes speak of its source as long as they say so.
+
+    Raises:
+        LedgerError: notes quote a time, and the ledger is broken.
     """
     records = "".join(path.read_text(encoding="utf-8") for path in sorted(task.path.glob("docs/*.jsonl")))
     foreign = {task.path / name for name in copied(task)}
-    return [
+    texts = {path: path.read_text(encoding="utf-8") for path in _written(task) if path not in foreign}
+    found = [
         f"{path}:{number}: {name} is quoted, and no line of docs/*.jsonl has it"
-        for path in _written(task)
-        if path not in foreign
-        for number, name in quoted(path.read_text(encoding="utf-8"))
+        for path, text in texts.items()
+        for number, name in quoted(text)
         if name not in records
     ]
+    return found + [line for path, text in texts.items() for line in _unmeasured(task, path, text)]
+
+
+def _unmeasured(task: Task, path: Path, text: str) -> Iterator[str]:
+    """Times that a text quotes from a run in the ledger, and that are no median of any row, arm and metric there."""
+    matches = list(TIMED.finditer(text))
+    runs = {record.run_id: record for record in ledger.read(task.ledger)} if matches else {}
+    for match in matches:
+        if match["run"] in runs:
+            rows = runs[match["run"]].rows
+            samples = (parts for row in rows for arm in row.arms.values() for parts in arm.samples.values())
+            medians = [median(chain(*parts)) for parts in samples if any(parts)]
+            number = text.count("\n", 0, match.start()) + 1
+            for time in re.findall(r"[\d.]+", match["times"]):
+                digits = len(time.partition(".")[2])
+                if time not in {f"{us:.{digits}f}" for us in medians}:
+                    yield f"{path}:{number}: {time} us is quoted, and no arm's median in run {match['run']} is that"
 
 
 def quoted(text: str) -> Iterator[tuple[int, str]]:
