@@ -55,7 +55,7 @@ def test_samples_of_what_decides_are_kept(tmp_path: Path) -> None:
     rows = tuple(
         row.model_copy(update={"arms": {**row.arms, "best": row.arms["upstream_latest"]}}) for row in record.rows
     )
-    found = measure.taken(record.model_copy(update={"rows": rows}))
+    found = measure.measured(record.model_copy(update={"rows": rows}))
     assert (found.gpu, found.failure, found.run_id) == ("NVIDIA H200", None, record.run_id)
     small = found.rows[0]
     assert small.metric == "device"
@@ -77,7 +77,7 @@ def test_without_a_graph_of_either_the_wall_decides(tmp_path: Path) -> None:
         arm = arms[name]
         walls = {metric: taken for metric, taken in arm.samples.items() if metric is not Metric.DEVICE}
         arms[name] = arm.model_copy(update={"samples": walls, "no_graph": "it synchronises"})
-        return measure.taken(record.model_copy(update={"rows": (row.model_copy(update={"arms": arms}),)})).rows[0]
+        return measure.measured(record.model_copy(update={"rows": (row.model_copy(update={"arms": arms}),)})).rows[0]
 
     found = captured_no_more("solution")
     assert (found.metric, found.reason) == (None, "no CUDA graph: it synchronises; the best has one")

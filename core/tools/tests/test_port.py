@@ -182,13 +182,13 @@ def test_what_the_facade_learns(releases: dict[Layout, Path]) -> None:
     assert '\n    ("lossless", KDA_QKNORM_ROPE),\n)\n' in stage
     assert "KDA_QKNORM_ROPE" in texts["sglang/multimodal_gen/test/unit/test_quality_fusion_lora.py"]
     init = texts["sglang/kernels/kda_kernels/qknorm_rope/__init__.py"]
-    assert "replay_launches(taken(" in init
+    assert "replay_launches(kernels_only(" in init
     host = texts["sglang/kernels/ops/diffusion/rope/qknorm_rope_jit.py"]
     assert "if not round_norm_before_rope and not cache_has_full_width:\n        kda_result" in host
     other = make_port(find_task("group_norm_silu"), tree).patch.texts()
     assert "replay_launches" not in other["sglang/kernels/kda_kernels/group_norm_silu/__init__.py"], "launches cubins"
-    taken = other["sglang/kernels/kda_kernels/group_norm_silu/taken.py"]
-    assert "Op.refusal" in taken, "what nobody records keeps what a signature's call remembers"
+    wrapper = other["sglang/kernels/kda_kernels/group_norm_silu/wrap_kernels.py"]
+    assert "Op.refusal" in wrapper, "what nobody records keeps what a signature's call remembers"
     new = make_port(find_task("norm_tanh_mul_add"), tree).patch
     assert '"fused_norm_tanh_mul_add": "sglang.kernels.kda_kernels.norm_tanh_mul_add"' in "".join(new.texts().values())
     assert not any("denoising" in path or "site" in path for path in new.texts())
@@ -556,8 +556,8 @@ def test_what_nobody_asks_for_stays_here(tree: Tree) -> None:
     assert "tomli" not in "".join(files.values())
     assert "hooks(" not in files["kernel/__init__.py"] + files["kernel/_kda/op.py"]
     assert "def set_exact" not in files["kernel/_kda/op.py"]
-    assert "def whole" not in files["taken.py"]
-    assert "object.__setattr__" not in files["taken.py"]
+    assert "def whole" not in files["wrap_kernels.py"]
+    assert "object.__setattr__" not in files["wrap_kernels.py"]
     exact_one = package_of(make_port(find_task("fuse_scale_shift"), tree, exact=True))
     assert "kernel/select01.py" not in exact_one
     assert "def set_exact" in exact_one["kernel/_kda/op.py"]
@@ -565,8 +565,8 @@ def test_what_nobody_asks_for_stays_here(tree: Tree) -> None:
 
 def test_new_ops_keep_their_plain_path(releases: dict[Layout, Path]) -> None:
     files = package_of(make_port(find_task("norm_tanh_mul_add"), find_tree(releases[Layout.FACADE])))
-    assert "def whole" in files["taken.py"]
-    assert "def taken" not in files["taken.py"]
+    assert "def whole" in files["wrap_kernels.py"]
+    assert "def kernels_only" not in files["wrap_kernels.py"]
     assert "No model calls these ops yet" in files["README.md"]
 
 
@@ -629,7 +629,7 @@ import torch
 from sglang.kernels.ops.diffusion.common import fast_launch
 package = {package!r}
 kernel = import_module(package + ".kernel")
-taken = import_module(package + ".taken").taken
+kernels_only = import_module(package + ".wrap_kernels").kernels_only
 import_module(package + ".kernel._kda.launch").Launch.run = lambda *_: None  # what is left is what the wrapper does
 seen = []
 class Watched(fast_launch._LaunchOnly):
@@ -649,18 +649,18 @@ def violation(function, *args, **kwargs):
 INTO = """
 x, w = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
 assert violation(kernel.norm_infer, x, w, None, 1e-6)[1] is None
-run = taken(kernel.norm_infer)
+run = kernels_only(kernel.norm_infer)
 assert violation(run, x, w, None, 1e-6)[1] is None
 out = torch.empty_like(x)
 made, why = violation(run, x, w, None, 1e-6, True, out)
 assert why is None and made is out
 assert violation(run, x.double(), w, None, 1e-6) == (None, None), "a call that is left records as nothing"
-assert violation(taken(kernel.triton_one_pass_rms_norm), x, w, 1e-6)[1] is None
+assert violation(kernels_only(kernel.triton_one_pass_rms_norm), x, w, 1e-6)[1] is None
 """
 IN_PLACE = """
 q, k = torch.ones(3, 2, 64, dtype=torch.bfloat16), torch.ones(3, 1, 64, dtype=torch.bfloat16)
 w, table, at = torch.ones(64, dtype=torch.bfloat16), torch.ones(3, 64), torch.arange(3)
-made, why = violation(taken(kernel.fused_inplace_qknorm_rope), q, k, w, w, table, at, is_neox=False)
+made, why = violation(kernels_only(kernel.fused_inplace_qknorm_rope), q, k, w, w, table, at, is_neox=False)
 assert why is None and made is q
 """
 

@@ -115,10 +115,10 @@ def measure(task: Task, rules: Rules, repository: Repository, best: str, target:
         raise KeyboardInterrupt
     if not on_gpu and all(row.verdict in GOOD for row in record.rows):
         compile_task(task, select(task.workloads, rows), [task.config.targets[target].capability])
-    return taken(record)
+    return measured(record)
 
 
-def taken(record: RunRecord) -> Measured:
+def measured(record: RunRecord) -> Measured:
     """What an iteration keeps of a run: samples of what decides, medians, limits, and how close to its tolerance."""
     gpu = record.machine.before.name if record.machine.kind == "cuda" and record.machine.before else None
     return Measured(record.run_id, gpu, tuple(_outcome(row) for row in record.rows), record.noisy)

@@ -47,7 +47,7 @@ class Given(Strict):
 
 def verify(task: Task, wanted: Wanted) -> Given:
     """Fresh seeds on all frozen rows, the grid (thinned without a GPU), on a GPU the run to record, with A/A."""
-    session = fresh(open_session(Request(task=task, again=True)), wanted.seeds)
+    session = with_seeds(open_session(Request(task=task, again=True)), wanted.seeds)
     rows = frozen_rows(session)
     first = run(session, rows, measure=False, command=COMMAND)
     if (wrong := _wrong(first, len(rows))) is not None:
@@ -62,7 +62,7 @@ def verify(task: Task, wanted: Wanted) -> Given:
     if session.kind == "cpu":
         return given
     with portable(task, "solution", {}) as ports:
-        whole = fresh(open_session(Request(task=task, again=True, ports=ports)), wanted.seeds)
+        whole = with_seeds(open_session(Request(task=task, again=True, ports=ports)), wanted.seeds)
         measured = run(whole, frozen_rows(whole), command=COMMAND)
     found = given.model_copy(update={"run": measured, "grid": record_of(grid, checked, len(chosen))})
     if (wrong := _wrong(measured, len(rows))) is not None:
@@ -72,7 +72,7 @@ def verify(task: Task, wanted: Wanted) -> Given:
     return found.model_copy(update={"before": before.rows, "failure": before.failure})
 
 
-def fresh(session: Session, seeds: tuple[int, ...]) -> Session:
+def with_seeds(session: Session, seeds: tuple[int, ...]) -> Session:
     """The session with these seeds behind the config's, which a published run has to have."""
     every = tuple(dict.fromkeys((*session.settings.seeds, *seeds)))
     return replace(session, settings=session.settings.model_copy(update={"seeds": every}))

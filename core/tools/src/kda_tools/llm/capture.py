@@ -135,11 +135,11 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, report: Calla
     return record
 
 
-def _phases(plan: CapturePlan, served: ServedStep, said: Callable[[str], None]) -> Iterator[CapturedPhase]:
+def _phases(plan: CapturePlan, served: ServedStep, report: Callable[[str], None]) -> Iterator[CapturedPhase]:
     kinds = [(f"prefill-{tokens}", 1, tokens, tokens) for tokens in plan.prefill]
     kinds += [(f"decode-b{batch}-kv{plan.kv}", batch, 1, plan.kv) for batch in plan.decode]
     for name, batch, new, kv in kinds:
-        said(f"{plan.model} {name}")
+        report(f"{plan.model} {name}")
         empty = CapturedPhase(
             name=name, batch=batch, new_tokens=new, kv_tokens=kv, steps=plan.steps, calls=(), trace=None
         )

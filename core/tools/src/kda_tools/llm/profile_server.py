@@ -46,7 +46,7 @@ class ProfilePlan:
     """Between two readings."""
 
 
-def run(plan: ProfilePlan, engine: Engine, said: Callable[[str], None]) -> list[Path]:
+def run(plan: ProfilePlan, engine: Engine, report: Callable[[str], None]) -> list[Path]:
     """Wait for a steady state, profile, and give the new traces back.
 
     Raises:
@@ -59,7 +59,7 @@ def run(plan: ProfilePlan, engine: Engine, said: Callable[[str], None]) -> list[
     plan.folder.mkdir(parents=True, exist_ok=True)
     before = set(traces(plan.folder))
     running = _steady(plan, engine)
-    said(f"steady: {running:g} requests at work; profiling")
+    report(f"steady: {running:g} requests at work; profiling")
     if plan.engine == "sglang":
         body = {
             "output_dir": str(plan.folder.absolute()),

@@ -34,7 +34,7 @@ def demand_free(host: str, port: int) -> None:
             ) from None
 
 
-def run(command: Sequence[str], env: dict[str, str], url: str, said: Callable[[str], None]) -> int:
+def run(command: Sequence[str], env: dict[str, str], url: str, report: Callable[[str], None]) -> int:
     """Start the engine, say when it answers, and wait for its end; Ctrl-C and SIGTERM end it with all its processes.
 
     Raises:
@@ -50,10 +50,10 @@ def run(command: Sequence[str], env: dict[str, str], url: str, said: Callable[[s
                     if ended
                     else f"{command[0]}: {url}/health did not answer within {READY_S:.0f} s"
                 )
-            said(f"ready: {url}")
+            report(f"ready: {url}")
             return engine.wait()
         except KeyboardInterrupt:
-            said("ending the server")
+            report("ending the server")
             return 0
         finally:
             end(engine)

@@ -157,7 +157,7 @@ def package_files(
     exported["__init__.py"] = titled(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
     files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
-    files["taken.py"] = _template("taken_recorded.py")
+    files["wrap_kernels.py"] = _template("wrap_kernels_recorded.py")
     if is_gated_by_bits(numerics, tree, task, new):
         files["exact.py"] = _template("exact.py")
     init = "__init__.py"
@@ -165,7 +165,7 @@ def package_files(
     whole, files = files, prune(files, [init])
     replayed = tree.has_levels(task) and not INVISIBLE & set(files)
     if not (replayed or new):  # nobody records the launches: what `Op.call` remembers of a signature costs least
-        files = prune({**whole, "taken.py": _template("taken_eager.py")}, [init])
+        files = prune({**whole, "wrap_kernels.py": _template("wrap_kernels_eager.py")}, [init])
     files[f"{KERNEL}/{init}"] += f"\n__all__ = {sorted(names)}\n"
     files |= {name: LICENSE + text for name, text in files.items() if name.endswith(".py")}
     files[init] = _init(task, tree, functions, new, replayed, numerics)
@@ -232,8 +232,8 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
             text += f"from .exact import checked, own\n\n_HOSTS = {{\n{hosts}}}\n"
     else:
         text = text.replace("from typing import Any\n", "from functools import cache\nfrom typing import Any\n", 1)
-    wrapper = "whole" if new else "taken"
-    load = ["from . import kernel", f"from .taken import {wrapper}"]
+    wrapper = "whole" if new else "kernels_only"
+    load = ["from . import kernel", f"from .wrap_kernels import {wrapper}"]
     wrapped = f"{wrapper}(getattr(kernel, name))"
     if replayed:
         load.insert(0, "from sglang.kernels.ops.diffusion.common.fast_launch import replay_launches\n")

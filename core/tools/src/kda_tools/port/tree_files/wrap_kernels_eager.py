@@ -15,7 +15,7 @@ class NotTakenError(Exception):
 Op.refusal = NotTakenError  # this package's own copy of the class: of all ops that its functions end in
 
 
-def taken(public: Any) -> Callable[..., Any]:
+def kernels_only(public: Any) -> Callable[..., Any]:
     """A function of `public`'s arguments: its result (True in place), or None for a call that its kernels leave."""
 
     def run(*args: Any, **kwargs: Any) -> Any:

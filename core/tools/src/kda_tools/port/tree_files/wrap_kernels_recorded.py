@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def taken(public: Any) -> Callable[..., Any]:
+def kernels_only(public: Any) -> Callable[..., Any]:
     """A function of `public`'s arguments: its result (in place the tensor written), or None for a call that is left."""
     from .kernel._kda.launch import MISS
 
