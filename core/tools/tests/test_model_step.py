@@ -675,10 +675,13 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     older = measured(release="0.5.12.post1")
     head, _, line, _, where = readme_block.steps_md([measured(), *unfit, older], folder).splitlines()
     assert head.count("|") == line.count("|")
-    assert line == "| flux | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
-    assert where.endswith("[how many, and what they are made of](diffusion/models/docs/steps.md).")
+    there = "diffusion/models/docs/steps.md#flux-sglang-0523-solution"
+    record = measured()
+    layers = f"{record.layers} of {record.layers_of_model}"
+    assert line == f"| [flux]({there}) | {layers} | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
+    assert where.endswith("[what a step is made of](diffusion/models/docs/steps.md).")
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
-    assert "| flux (stale) | 0.10" in readme_block.steps_md([old], folder)
+    assert f"| [flux]({there}) (stale) | {layers} | 0.10" in readme_block.steps_md([old], folder)
 
 
 def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):

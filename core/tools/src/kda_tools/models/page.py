@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,6 +118,16 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
     return "\n".join(parts)
 
 
+def title(record: StepRecord) -> str:
+    """The heading of a run's section."""
+    return f"{record.model}, sglang {record.release}, {record.arm}{', without a GPU' if record.tiny else ''}"
+
+
+def anchor(record: StepRecord) -> str:
+    """Of that heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w -]", "", title(record).lower()).replace(" ", "-")
+
+
 def section_md(record: StepRecord, stale_parts: Sequence[str]) -> str:
     """One run: what ran, what it called, how far the arms are apart."""
     lines = [heading(record), f"{record.utc[:10]}, commit `{record.commit[:10]}`, `{record.command}`"]
@@ -127,8 +138,7 @@ def section_md(record: StepRecord, stale_parts: Sequence[str]) -> str:
     lines += [UNTIMED] if record.tiny else []
     lines += facts(record)
     lines += on_gpu(record)
-    title = f"## {record.model}, sglang {record.release}, {record.arm}{', without a GPU' if record.tiny else ''}\n\n"
-    text = title + "".join(f"- {line}\n" for line in lines)
+    text = f"## {title(record)}\n\n" + "".join(f"- {line}\n" for line in lines)
     if record.calls:
         rows = [
             f"| {call.task} | {call.op} | {call.count} | "

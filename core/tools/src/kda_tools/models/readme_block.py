@@ -7,12 +7,14 @@ from statistics import median
 
 from kda_judge.evidence import record_log
 from kda_tools.models.known_models import FOLDER
-from kda_tools.models.page import stale
+from kda_tools.models.page import anchor, stale
 from kda_tools.models.step_record import Samples, StepRecord, log
 from kda_tools.publish.report import NONE, STALE, interval, line
 
 NAME = "steps"
 """Of the generated block."""
+PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
+"""Of all recorded steps, with a section for each run."""
 NOTHING = (
     "No step of a model is recorded on a GPU yet, so milliseconds are missing here; "
     "`kda model step MODEL --record` adds them. The pictures below are of single kernels.\n"
@@ -34,7 +36,8 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
         return NOTHING
     lines = [
         line(
-            record.model + STALE * bool(stale(record, folder)),
+            f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * bool(stale(record, folder)),
+            f"{record.layers} of {record.layers_of_model}",
             f"{_milliseconds(record.modes['eager'].upstream)} → {_milliseconds(record.modes['eager'].subject)}",
             interval(record.modes["eager"].speedup),
             interval(record.modes["graph"].speedup) if _ran(record, "graph") else NONE,
@@ -42,12 +45,11 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
         for record in latest.values()
     ]
     gpus = dict.fromkeys(record.machine.before.name for record in latest.values() if record.machine.before)
-    head = line("model", "ms a step", "speedup, eager", "speedup, CUDA graph")
+    head = line("model", "layers", "ms a step", "speedup, eager", "speedup, CUDA graph")
     where = f" on {' and '.join(gpus)}" if gpus else ""
     return (
-        f"{head}{'|---' * 4}|\n{''.join(lines)}\n"
-        f"Steps of SGLang's own transformers{where}, with some of their layers: "
-        f"[how many, and what they are made of]({FOLDER.as_posix()}/docs/steps.md).\n"
+        f"{head}{'|---' * 5}|\n{''.join(lines)}\n"
+        f"Steps of SGLang's own transformers{where}, each with the layers named: [what a step is made of]({PAGE}).\n"
     )
 
 
