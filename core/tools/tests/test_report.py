@@ -396,7 +396,8 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     assert WHOSE in text
     row = next(line for line in text.splitlines() if line.startswith("| large-512x8 |"))
     median = record.rows[1].arms["solution"].summary[Metric.DEVICE].median
-    assert row.startswith(f"| large-512x8 | FASTER | missed | {median:.2f} | ")
+    decided = interval(record.rows[1].speedup[Basis.DEVICE]["baseline"])
+    assert row.startswith(f"| large-512x8 | FASTER | {decided} | missed | {median:.2f} | ")
     assert row.endswith(f" | 28.00 | {28 / median:.3f} |")
     assert "slower" not in text
     for fact in (
@@ -575,6 +576,17 @@ def test_rows_that_are_slower_are_named(record: RunRecord) -> None:
         for row, high in ((first, 0.99), (second, 1.0))
     )
     assert slower_rows(record.model_copy(update={"rows": (slow, equal)}))[0] == [(first.id, "baseline")]
+
+
+def test_a_verdict_stands_beside_what_decided_it(task: Task, record: RunRecord) -> None:
+    """Runs of older harnesses were decided by wall; their times on the device explain no verdict."""
+    text = results_md(task, [updated(record, settings={"cold": False, "decides": Basis.WALL})])
+    assert "2 of 2 rows are FASTER than baseline (sglang 1.0) by wall with kda-runtime;" in text
+    assert "| row | verdict | speedup over baseline, wall with kda-runtime | target | device us, solution |" in text
+    wall = interval(record.rows[1].speedup[Basis.WALL]["baseline"])
+    assert wall != interval(record.rows[1].speedup[Basis.DEVICE]["baseline"])
+    assert f"| large-512x8 | FASTER | {wall} | missed |" in text
+    assert "2 of 2 rows are FASTER than baseline (sglang 1.0) by device;" in results_md(task, [record])
 
 
 def test_a_device_that_the_host_hides_is_named(task: Task, record: RunRecord) -> None:

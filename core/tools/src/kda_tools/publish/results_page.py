@@ -80,10 +80,11 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
         ("Numerics", numerics(record, task.config.task.numerics)),
         ("Models", ", ".join(models_of(task, record)) or "no row names one"),
     ]
-    parts = [f"{faster} of {rows} rows are FASTER than {arm_name(record, record.settings.against[0])}"]
+    clock, opponent = WORDS[record.settings.decides], arm_name(record, record.settings.against[0])
+    parts = [f"{faster} of {rows} rows are FASTER than {opponent} by {clock}"]
     by_verdict, by_device = slower_rows(record)
     if by_verdict:
-        parts.append(f"slower by {WORDS[record.settings.decides]}: {_names(by_verdict)}")
+        parts.append(f"slower by {clock}: {_names(by_verdict)}")
     if by_device:
         parts.append(f"slower on the device: {_names(by_device)}")
     if words := target_words(record, goal):
@@ -136,7 +137,10 @@ def _limit(record: RunRecord) -> str:
 
 
 def _exceptions(record: RunRecord, goal: Target) -> str:
-    """The rows that miss the target, are slower than an opponent, or are not FASTER, with their times."""
+    """The rows that miss the target, are slower than an opponent, or are not FASTER, with their times.
+
+    The verdict stands beside the speedup that decided it: not every run was decided on the device.
+    """
     by_verdict, by_device = slower_rows(record)
     slow = {row for row, _ in (*by_verdict, *by_device)}
     missed = set(misses(record, goal)) if goal.stated else set()
@@ -144,17 +148,21 @@ def _exceptions(record: RunRecord, goal: Target) -> str:
     if not shown:
         return ""
     arms = (record.settings.subject, *record.settings.against)
-    head = ["row", "verdict", "target", *(f"device us, {arm}" for arm in arms), "limit us", "attained"]
+    decided = f"speedup over {record.settings.against[0]}, {WORDS[record.settings.decides]}"
+    head = ["row", "verdict", decided, "target", *(f"device us, {arm}" for arm in arms), "limit us", "attained"]
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for row in shown:
-        lines.append(line(*_exception_cells(row, arms, missed)))
+        lines.append(line(*_exception_cells(row, record, missed)))
     return folded(f"Rows to look at: {len(shown)}", "".join(lines))
 
 
-def _exception_cells(row: RowResult, arms: Iterable[str], missed: set[str]) -> list[str]:
-    times = [microseconds(median(row, arm, Metric.DEVICE)) for arm in arms]
+def _exception_cells(row: RowResult, record: RunRecord, missed: set[str]) -> list[str]:
+    settings = record.settings
+    decided = interval(speedup(row, settings.decides, settings.against[0]))
+    target = "missed" if row.id in missed else "met"
+    times = [microseconds(median(row, arm, Metric.DEVICE)) for arm in (settings.subject, *settings.against)]
     limit = microseconds(row.limit.device_us if row.limit else None)
-    return [row.id, row.verdict.value, "missed" if row.id in missed else "met", *times, limit, ratio(row.attained)]
+    return [row.id, row.verdict.value, decided, target, *times, limit, ratio(row.attained)]
 
 
 def _names(pairs: Iterable[tuple[str, str]]) -> str:
