@@ -137,7 +137,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
         shelves[family.capitalize()] = places
     steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
     if (root / STEPS).is_file():
-        staged[STEPS] = _text(root / STEPS)
+        staged[STEPS] = wide(_text(root / STEPS))
     known = {path.stem: f"[What its step is made of](../{path})." for path in llms}
     found = overview_pages.model_pages(ledgers, steps, known)
     models = {Path("models") / f"{name}.md": text for name, text in found.items()}

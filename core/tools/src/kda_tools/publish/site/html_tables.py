@@ -15,6 +15,8 @@ from kda_tools.publish.report import NONE, interval, microseconds, ratio
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER = "number"
 """Mark of a cell that holds one."""
+BREAKS = "breaks"
+"""Mark of a cell whose words may break at any letter: ids of rows and settings are longer than a column."""
 WIDE = "kda-wide"
 """Name of the meta tag that makes a page wide. It is in the head, so nothing moves when the rest arrives."""
 

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from kda_tools.publish.site.html_tables import NUMBER, Cell, Line, raw, table
+from kda_tools.publish.site.html_tables import BREAKS, NUMBER, Cell, Line, raw, table
 
 TABLES = {"Rows of the sweeps": "tuning.csv", "What other choices cost": "tuning_choices.csv"}
 WORDS = {"sweep"}
@@ -30,4 +30,4 @@ def _cell(text: str) -> Cell:
     try:
         return Cell(text, key=float(text), mark=NUMBER)
     except ValueError:
-        return Cell(text)
+        return Cell(text, mark=BREAKS)
