@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kda_judge.arms import sglang_standins
 from kda_tools.llm.step_ops import MoeRouting, PlainOps, UpstreamOps
 
 TOKENS, EXPERTS, K, HIDDEN, INNER, BLOCK = 5, 4, 2, 64, 48, 16
@@ -16,6 +17,7 @@ TOKENS, EXPERTS, K, HIDDEN, INNER, BLOCK = 5, 4, 2, 64, 48, 16
 
 def main(tree: str, version: str) -> None:
     torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
+    sglang_standins.is_cuda = lambda: True  # imports as on a GPU
     upstream, plain = UpstreamOps(Path(tree), version), PlainOps()
     tuned = upstream._moe_settings(128, 768, 16)
     assert tuned["BLOCK_SIZE_K"] > upstream._moe_settings(EXPERTS, 1, 1)["BLOCK_SIZE_K"], (

@@ -15,7 +15,6 @@ from pathlib import Path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.derive import MEASURED
-from kda_judge.evidence.record_log import read
 from kda_tools.campaign.allowed import FREE, LOGS, TESTS
 from kda_tools.campaign.events import Decision
 from kda_tools.campaign.history import claims, gain, recorded, tried
@@ -23,8 +22,7 @@ from kda_tools.campaign.passages import passages
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.state import State
 from kda_tools.knowledge.ranking import Passage
-from kda_tools.models.known_models import find_folder
-from kda_tools.models.step_record import StepRecord, log
+from kda_tools.models.task_share import share_of_steps
 from kda_tools.project.check import Check
 from kda_tools.publish import report, why
 from kda_tools.publish.task_notes import HOW_TO_WORK
@@ -98,7 +96,7 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
     if rest := rows[most:]:
         title = "Further rows that miss" if missing else "Further rows, none of which is known to miss"
         yield Section(title, ", ".join(rest), f"kda why {task.op} ROW")
-    yield Section("What a gain is worth in models", worth(task), "diffusion/models, kda model step")
+    yield Section("What a gain is worth in models", share_of_steps(task), "diffusion/models, kda model step")
     yield Section("What was tried before", _tried_before(task), f"{campaign.folder}/docs/iterations.jsonl")
     yield Section(
         "Notes: docs/dispatch.md", _read(task.path, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md"
@@ -179,27 +177,6 @@ def _tried_before(task: Task) -> str:
         ]
         lines += [f"- {name} {line}; not measured here" for line in claims(state)]
     return "\n".join(lines) or "No campaign of this task is recorded."
-
-
-def worth(task: Task) -> str:
-    """What of a model's step the task's rows are, as far as a record says."""
-    folder = find_folder()
-    records = read(log(folder), StepRecord) if folder is not None else []
-    lines = []
-    for record in records:
-        if record.profile is None or task.folder not in record.profile.upstream.by_kind:
-            continue
-        share = record.profile.upstream.by_kind[task.folder] / record.profile.upstream.total_us
-        lines.append(
-            f"- {record.model} ({record.release}, run {record.run_id}): {share:.1%} of the GPU's time of a step with "
-            f"upstream's "
-            f"ops; twice as fast here makes the step {1 / (1 - share / 2):.3f} times as fast"
-        )
-    users = sorted({model for row in task.workloads for model in row.models})
-    told = f"Rows come from {', '.join(users) or 'no named model'}."
-    return "\n".join(
-        [told, *lines] if lines else [told, "No measured step of a model is recorded that has this task in it."]
-    )
 
 
 def _slowest(task: Task) -> list[str]:

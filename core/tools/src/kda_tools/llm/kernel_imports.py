@@ -34,7 +34,14 @@ class Finder(standins.Finder):
             },
             "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": standins.no},
             "sglang.srt.layers.moe.utils": {"get_moe_padding_size": lambda _: 0},  # of FP8, which no capture runs
+            OPS + "quantization": {"sgl_per_token_quant_fp8": _no_capture_runs_fp8},
+            OPS + "quantization.per_tensor_quant_fp8": {"per_tensor_quant_fp8": _no_capture_runs_fp8},
+            OPS + "quantization.per_token_group_quant": {"per_token_group_quant": _no_capture_runs_fp8},
         }
+
+
+def _no_capture_runs_fp8(*_: object, **__: object) -> None:
+    raise UpstreamError("a quantisation to FP8 was called: expected a step in bfloat16, which has none")
 
 
 def load(tree: Path, version: str, names: tuple[str, ...]) -> list[ModuleType]:

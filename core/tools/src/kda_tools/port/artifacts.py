@@ -12,11 +12,11 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.run_record import Basis, Metric, RunRecord
-from kda_tools.campaign.prompt import worth
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
 from kda_tools.models import denoise_compare
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
+from kda_tools.models.task_share import share_of_steps
 from kda_tools.port.layouts import DIFFUSION, Layout, Tree
 from kda_tools.port.package_files import SWITCH, TIERS, is_gated_by_bits
 from kda_tools.port.package_files import tier as tier_of
@@ -217,7 +217,7 @@ def _outdated(task: Task, profile: ProfileRecord) -> str:
 
 def _models(task: Task, given: Given, made: Artifacts) -> str:
     """Whole requests as given, and what the records of models' steps say of the task."""
-    return f"{_requests(given, made)}\n{worth(task)}\n"
+    return f"{_requests(given, made)}\n{share_of_steps(task)}\n"
 
 
 def _requests(given: Given, made: Artifacts) -> str:
