@@ -59,7 +59,8 @@ def test_a_step_calls_every_op_of_our_tasks_and_computes_the_same(monkeypatch, c
     assert counts["silu_and_mul"] == counts["fused_inplace_qknorm_rope_kv_store"] == record.layers
     assert phase.checked.difference is not None
     assert phase.checked.difference < 1e-6
-    assert phase.checked.same_token == 1
+    assert phase.checked.same_token == phase.checked.plain_same_token == 1
+    assert phase.checked.plain_difference == 0  # upstream's place is PyTorch's without a GPU
     assert (phase.modes, phase.checked.profile, record.machine.kind) == ({}, None, "cpu")
     assert set(record.hashes) == {"step", *(call.task for call in phase.checked.calls)}
 
@@ -157,6 +158,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, ours: float = 0.9, calls: tuple[Ca
         "calls": [call.model_dump() for call in calls],
         "difference": 1e-3,
         "same_token": 1.0,
+        "plain_difference": 2e-3,
+        "plain_same_token": 0.5,
         "profile": {"upstream": share, "subject": less},
     }
 
@@ -202,6 +205,8 @@ def test_the_page_compares_the_step_with_the_sum_of_its_rows(monkeypatch, rows):
     assert "the step saves more than the sum by rows; by the profiles, all kernels together save 80.0 us" in text
     assert "and `gemm` changes by -10.0 us" in text
     assert "| eager | does not run: no |" in text
+    assert "ours to upstream's: relative error 1.00e-03; the likeliest token is the same in 100%" in text
+    assert "PyTorch's to upstream's: relative error 2.00e-03; the likeliest token is the same in 50%" in text
     assert "**stale**" not in text
 
 

@@ -119,11 +119,15 @@ def step_facts(phase: PhaseStep) -> Iterator[str]:
     known = sum(call.count for call in found.calls if call.row)
     yield f"calls of the tasks' ops: {sum(call.count for call in found.calls)}, {known} of them with a row's shapes"
     yield from (f"fallback: {one.task} {one.op}, {one.count} calls: {one.reason}" for one in found.fallbacks)
-    if found.difference is not None and found.same_token is not None:
-        yield (
-            f"probabilities: relative error of ours to upstream's {found.difference:.2e}; the likeliest token is the "
-            f"same in {found.same_token:.0%} of the sequences"
-        )
+    for whose, apart, same in (
+        ("ours", found.difference, found.same_token),
+        ("PyTorch's", found.plain_difference, found.plain_same_token),
+    ):
+        if apart is not None and same is not None:
+            yield (
+                f"probabilities, {whose} to upstream's: relative error {apart:.2e}; the likeliest token is the same in "
+                f"{same:.0%} of the sequences"
+            )
     if (profile := found.profile) is not None:
         yield f"GPU time of all kernels: {profile.upstream.total_us:.1f} -> {profile.subject.total_us:.1f} us"
         changed = {

@@ -57,6 +57,9 @@ class Checked(Strict):
     """Relative error of the solution's probabilities to upstream's."""
     same_token: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the sequences whose likeliest token is the same with both arms."""
+    plain_difference: Amount | None = None
+    """As `difference`, of the same step with PyTorch's own norms, activations and rope: what roundings alone do."""
+    plain_same_token: Annotated[float, Field(ge=0, le=1)] | None = None
     profile: Profile | None = None
     """GPU time of a step, by the step's operations; None without a GPU."""
 

@@ -89,12 +89,13 @@ def _checked(served: ServedStep, step: Step, arms: dict[str, StepOps]) -> Checke
     log, tasks = Log(), step_tasks()
     served.ops = arms[UPSTREAM]
     theirs = step()
+    served.ops = _in_pytorch(arms[UPSTREAM])
+    plain = step()
     served.ops = SolutionOps(arms[UPSTREAM], functions(tasks, log))
     ours = step()
-    apart = drift.relative(ours, theirs)
-    if apart is None:
+    apart, usual = drift.relative(ours, theirs), drift.relative(plain, theirs)
+    if apart is None or usual is None:
         raise ArmFailed("one step: the probabilities of an arm are not finite")
-    same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
     profile = None
     if served.device.type == "cuda":
         shares: dict[str, list[Share]] = {arm: [] for arm in arms}
@@ -111,9 +112,22 @@ def _checked(served: ServedStep, step: Step, arms: dict[str, StepOps]) -> Checke
         calls=log.calls(Rows(tasks)),
         fallbacks=log.fallbacks(),
         difference=apart,
-        same_token=same,
+        same_token=_same_token(ours, theirs),
+        plain_difference=usual,
+        plain_same_token=_same_token(plain, theirs),
         profile=profile,
     )
+
+
+def _in_pytorch(base: StepOps) -> StepOps:
+    """Norms, activations and rope in PyTorch; the experts' GEMMs, which take long there, stay `base`'s."""
+    plain = PlainOps()
+    plain.moe_align, plain.moe_gemm, plain.moe_block = base.moe_align, base.moe_gemm, base.moe_block  # type: ignore[method-assign]
+    return plain
+
+
+def _same_token(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one.argmax(-1) == other.argmax(-1)).float().mean().item()
 
 
 if __name__ == "__main__":
