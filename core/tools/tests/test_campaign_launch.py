@@ -17,6 +17,7 @@ from core.tools.tests.every_task import TASKS, every_task
 from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_task
+from kda_judge.evidence import ledger
 from kda_tools.campaign import agents, bash, confine, launch, place, prompt
 from kda_tools.campaign.events import Ended
 from kda_tools.campaign.journal import entries
@@ -368,8 +369,9 @@ def test_a_prompt_of_a_real_task_is_whole(campaign: place.Campaign, monkeypatch:
     monkeypatch.setattr(prompt.why, "missing_rows", lambda _: [])
     rows = " ".join(f"{one.title} {one.text}" for one in prompt.sections(real, campaign.state(), []))
     assert all(row.id in rows for row in task.workloads if row.production), "rows without their own section are named"
+    for budget in (3_000, 5_000, 8_000, 24_000):
+        assert tokens(compose(made, budget)) <= budget
     whole = compose(made, 24_000)
-    assert tokens(whole) <= 24_000
     assert (task.path / "prompt.md").read_text().strip() in whole
     small = compose(made, 4_000)
     assert tokens(small) <= 4_000
@@ -389,6 +391,16 @@ def test_passages_that_fit_the_kernel_come_first(tmp_path: Path) -> None:
     assert found[0] == ("docs/skills/norms/SKILL.md", "RMSNorm and rope of query and key")
     assert not any("Sorting" in title for _, title in found)
     assert passages(tmp_path / "nowhere", task) == []
+
+
+def test_rows_that_a_run_lacks_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = find_task(str(ROOT / "diffusion" / "k03_qknorm_rope"))
+    production = [row.id for row in task.workloads if row.production]
+    record = next(one for one in reversed(ledger.read(task.ledger)) if set(production) <= {row.id for row in one.rows})
+    last = next(row for row in record.rows if row.id == production[-1])
+    assert last.attained
+    monkeypatch.setattr(prompt.ledger, "read", lambda _: [record.model_copy(update={"rows": (last,)})])
+    assert prompt._slowest(task) == [production[-1], *production[:-1]]
 
 
 def test_rules_name_the_key_that_is_wrong(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from math import log
+from math import fsum, log
 from pathlib import Path
 
 from kda_judge.contract.tasks import Task
@@ -33,7 +33,7 @@ def passages(root: Path, task: Task) -> list[Passage]:
     has = [(passage, set(WORD.findall(f"{passage.title} {passage.text}".lower())) & wanted) for passage in every]
     spread = Counter(word for _, words in has for word in words)
     worth = [
-        (sum(log(1 + len(every) / spread[word]) for word in words), passage)
+        (fsum(log(1 + len(every) / spread[word]) for word in words), passage)  # the same in any order of the words
         for passage, words in has
         if len(words) >= LEAST_WORDS
     ]

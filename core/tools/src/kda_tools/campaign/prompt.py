@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 from kda_judge.contract.tasks import Task
@@ -29,8 +29,10 @@ from kda_tools.publish.task_notes import HOW_TO_WORK
 
 CHARACTERS = 4
 """Of a token."""
-RESERVE = 300
-"""Tokens kept for the list of what was left out."""
+RESERVE = 10
+"""Tokens for the marks of the last heading, and for the word that stands there when nothing was left out."""
+LONGEST = "cut, 100% of it is above"
+"""What the list of what was left out says of a section at most."""
 LEAST = 80
 """Tokens: a shorter piece of a section is not worth having."""
 MOST_WHYS = 6
@@ -57,26 +59,28 @@ def tokens(text: str) -> int:
 
 def compose(sections: Sequence[Section], budget: int) -> str:
     """The prompt: sections in order, cut to the budget, and at the end what was cut or left out."""
-    left = budget - RESERVE - sum(tokens(_shown(one.title, one.text)) for one in sections if one.must)
+    last = f"Left out of this prompt (budget {budget} tokens)"
+    needed = [last, *(_absent(one, LONGEST) for one in sections if not one.must)]
+    needed += [_shown(one.title, one.text) for one in sections if one.must]
+    left = budget - sum(tokens(f"{text}\n") for text in needed) - RESERVE
     parts, absent = [], []
     for one in sections:
         whole = _shown(one.title, one.text)
+        room = left + tokens(_absent(one, LONGEST))  # what is whole is not listed
         if one.must:
             parts.append(whole)
-        elif tokens(whole) <= left:
+        elif tokens(f"{whole}\n") <= room:
             parts.append(whole)
-            left -= tokens(whole)
+            left = room - tokens(f"{whole}\n")
         else:
             piece = _cut(one.text, left - tokens(_shown(one.title, "")) - 20)
             kept = tokens(piece) >= LEAST
             if kept:
                 part = _shown(one.title, f"{piece}\n\n(cut here)")
                 parts.append(part)
-                left -= tokens(part)
-            share = f"cut, {len(piece) / len(one.text):.0%} of it is above" if kept else "left out"
-            absent.append(f"- {one.title}: {share}; all of it: {one.where}")
-    told = "\n".join(absent) or "Nothing."
-    return "\n".join([*parts, _shown(f"Left out of this prompt (budget {budget} tokens)", told)])
+                left -= tokens(f"{part}\n")
+            absent.append(_absent(one, f"cut, {len(piece) / len(one.text):.0%} of it is above" if kept else "left out"))
+    return "\n".join([*parts, _shown(last, "\n".join(absent) or "Nothing.")])
 
 
 def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iterator[Section]:
@@ -180,12 +184,13 @@ def _tried_before(task: Task) -> str:
 
 
 def _slowest(task: Task) -> list[str]:
-    """Without a published run or a miss: the production rows, furthest from their limit first where a run says so."""
+    """All production rows: those of the last measured run first, the furthest from its limit before the others."""
+    attained: dict[str, float] = {}
     for record in reversed(ledger.read(task.ledger)):
-        rows = [row for row in record.rows if row.production and row.verdict in MEASURED and row.attained]
-        if rows:
-            return [row.id for row in sorted(rows, key=lambda row: row.attained or 0.0)]
-    return [row.id for row in task.workloads if row.production]
+        attained = {row.id: row.attained for row in record.rows if row.verdict in MEASURED and row.attained}
+        if attained:
+            break
+    return sorted((row.id for row in task.workloads if row.production), key=lambda name: attained.get(name, inf))
 
 
 def _read(folder: Path, name: str) -> str:
@@ -195,6 +200,10 @@ def _read(folder: Path, name: str) -> str:
 
 def _shown(title: str, text: str) -> str:
     return f"# {title}\n\n{text.strip()}\n"
+
+
+def _absent(section: Section, share: str) -> str:
+    return f"- {section.title}: {share}; all of it: {section.where}"
 
 
 def _cut(text: str, budget: int) -> str:
