@@ -169,7 +169,7 @@ def test_a_changed_harness_is_refused_and_recorded(campaign: Campaign, name: str
     assert why in state.refused[0].reason
 
 
-@pytest.mark.parametrize("name", ["helper.py", "kernels.cubin", "build/made.py"])
+@pytest.mark.parametrize("name", ["helper.py", "kernels.cubin", "build/made.py", "__pycache__/made.py"])
 def test_files_that_git_ignores_are_refused(campaign: Campaign, name: str) -> None:
     """A candidate that imports one would be kept, and its commit would lack the file."""
     folder = campaign.task.path / "solution"
@@ -180,7 +180,7 @@ def test_files_that_git_ignores_are_refused(campaign: Campaign, name: str) -> No
     (folder / "__pycache__" / "helper.pyc").write_text("")
     with pytest.raises(UsageError, match=rf"solution/{name}: added; .gitignore hides it, so no commit would have it"):
         run(campaign, 1.1)
-    assert "__pycache__" not in campaign.state().refused[0].reason
+    assert "helper.pyc" not in campaign.state().refused[0].reason
     (folder / name).unlink()
     assert run(campaign, 1.1).decision is Decision.KEEP
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false")
 """No hook of the worktree runs where a record is made."""
 WITHOUT_IGNORES = ("-c", "core.excludesFile=/dev/null")
+BYTECODE = re.compile(r"(^|/)__pycache__/[^/]+\.pyc(\.\d+)?$")
+"""No other file of that folder: a source there can be imported."""
 NAME = "kda campaign"
 EMAIL = "campaign@kda.invalid"
 """Who commits where git knows nobody."""
@@ -98,11 +101,11 @@ class Repository:
             return found | dict.fromkeys(filter(None, new), "A")
 
     def ignored(self, commit: str, folder: str) -> list[str]:
-        """New files below `folder` that a `.gitignore` hides from `changed`, but for Python's bytecode."""
+        """New files below `folder` that a `.gitignore` hides from `changed`, but for the bytecode of `__pycache__`."""
         with self.index(commit) as env:
             words = ("ls-files", "--others", "--ignored", "--exclude-per-directory=.gitignore", "-z", "--", folder)
             found = self.run(*WITHOUT_IGNORES, *words, env=env).split("\0")
-        return [path for path in found if path and "__pycache__" not in path.split("/")]
+        return [path for path in found if path and BYTECODE.search(path) is None]
 
     def tree(self, commit: str, paths: Iterable[str]) -> str:
         """A tree: `commit`, and of the worktree these paths (changed, new or gone)."""
