@@ -158,7 +158,11 @@ def test_in_a_campaigns_worktree_the_claims_join_its_record(task: Task, ako: Pat
     monkeypatch.setenv("KDA_WORKTREES", str(ako.parent / "trees"))
     monkeypatch.setenv("KDA_NO_CLAUDE", "1")
     campaign = launch.prepare(task.path.parents[1], task, "h200", "command", "true").campaign
+    clean = git(campaign.repository.root, "status", "--porcelain")
     monkeypatch.chdir(campaign.repository.root)
+    with campaign.alone(), pytest.raises(UsageError, match="another command writes to it"):
+        bring_back(campaign.task, ako)
+    assert git(campaign.repository.root, "status", "--porcelain") == clean
     bring_back(campaign.task, ako)
     state = campaign.state()
     assert [(one.iteration, one.taken) for one in state.claimed] == [(2, True)]

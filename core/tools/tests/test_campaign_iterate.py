@@ -412,7 +412,7 @@ def test_an_unfinished_line_is_set_aside(campaign: Campaign) -> None:
 
 def test_two_at_once_are_refused(campaign: Campaign) -> None:
     speed(campaign, 1.1)
-    with campaign.alone(), pytest.raises(UsageError, match="another iteration, review or promotion is running"):
+    with campaign.alone(), pytest.raises(UsageError, match="another command writes to it"):
         iterate.iterate(campaign, HYPOTHESIS)
 
 

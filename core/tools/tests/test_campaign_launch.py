@@ -183,9 +183,19 @@ def test_it_begins_from_the_base_branch_and_goes_on(checkout: Path, monkeypatch:
     launch.prepare(checkout, task, "h200", "claude")
     launch.prepare(checkout, task, "h200", "claude")
     assert first.campaign.state().agents == ["command", "claude"], "another agent is recorded, once"
+    with first.campaign.alone(), pytest.raises(UsageError, match="another command writes to it"):
+        launch.prepare(checkout, task, "h200", "command", "true")
     monkeypatch.setenv(launch.BASE, "main")
     with pytest.raises(UsageError, match="KDA_BASE_BRANCH=main: campaign k90_h200_axpy began from older"):
         launch.prepare(checkout, task, "h200", "claude")
+
+
+def test_a_campaign_goes_on_by_the_rules_of_its_launch(campaign: place.Campaign, checkout: Path) -> None:
+    task = Task(checkout / "toys" / "k90_axpy")
+    (task.path / "campaign.toml").write_text("trys = 3\n")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "-m", "wrong rules")
+    assert launch.prepare(checkout.resolve(), task, "h200", "command", "true").resumed
 
 
 def test_the_agent_gets_the_prompt_and_its_surroundings(campaign: place.Campaign, tmp_path: Path) -> None:

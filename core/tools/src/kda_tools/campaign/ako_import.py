@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
@@ -41,9 +42,15 @@ def bring_back(task: Task, folder: Path) -> list[Claimed]:
     `docs/iterations.jsonl`.
 
     Raises:
-        UsageError: no export of this task, one of another solution, a changed library, a log that does not parse, or
-            a best iteration without a commit. Nothing is written then.
+        UsageError: no export of this task, one of another solution, a changed library, a log that does not parse, a
+            best iteration without a commit, or another command that writes to the campaign. Nothing is written then.
     """
+    campaign = _campaign(task)
+    with campaign.alone() if campaign else nullcontext():
+        return _bring_back(task, folder, campaign)
+
+
+def _bring_back(task: Task, folder: Path, campaign: Campaign | None) -> list[Claimed]:
     mark = _mark(task, folder)
     log_file = folder / "ITERATIONS.md"
     if not log_file.is_file():
@@ -72,14 +79,19 @@ def bring_back(task: Task, folder: Path) -> list[Claimed]:
         else one
         for one in found
     ]
-    _record(task, mark, made)
+    _record(task, mark, made, campaign)
     return made
 
 
-def _record(task: Task, mark: Exported, made: Sequence[Claimed]) -> None:
+def _campaign(task: Task) -> Campaign | None:
+    """The campaign whose worktree this is."""
     repository = Repository((checkout_root() or task.path).resolve())
-    if (name := campaign_of(repository)) is not None:
-        campaign = Campaign(name, Task(task.path.resolve()), repository)
+    name = campaign_of(repository)
+    return Campaign(name, Task(task.path.resolve()), repository) if name else None
+
+
+def _record(task: Task, mark: Exported, made: Sequence[Claimed], campaign: Campaign | None) -> None:
+    if campaign is not None:
         for one in made:
             campaign.journal.append(one)
         campaign.sync(campaign.state())

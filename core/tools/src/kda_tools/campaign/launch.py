@@ -71,7 +71,8 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
         given: the command of the agent `command`.
 
     Raises:
-        UsageError: the tree is dirty, the base branch or the target is missing, the campaign has ended.
+        UsageError: the tree is dirty, the base branch or the target is missing, the campaign has ended, another
+            command writes to it.
         MissingRequirement: Bash is too old, the agent is not installed.
     """
     demand_target(task, target)
@@ -86,9 +87,10 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
     if not prepare_only():
         agents.demand_installed(agent, command)
     lacking = [check for check in doctor.kernel_checks([task]) if not check.ok]
-    rules = _rules(repository, task, base)
+    new = repository.commit_of(f"refs/heads/{branch_of(name)}") is None
+    rules = _rules(repository, task, base) if new else None
     campaign, resumed = _opened(repository, task, name, base)
-    if not resumed:
+    if rules is not None:
         campaign.journal.append(
             Launched(
                 target=target,
@@ -114,9 +116,10 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
             f"another one: git worktree remove {campaign.repository.root} && git branch -D {campaign.branch} "
             f"{campaign.best_branch}"
         )
-    if agent != state.agents[-1]:
-        campaign.journal.append(Continued(agent=agent, confined=confine.can_confine()))
-    campaign.sync(state)
+    with campaign.alone():
+        if agent != state.agents[-1]:
+            campaign.journal.append(Continued(agent=agent, confined=confine.can_confine()))
+        campaign.sync(state)
     path = repository.common / STATE_FOLDER / f"{name}.prompt.md"
     text = prompt.compose(list(prompt.sections(campaign, state, lacking)), state.launched.rules.prompt_tokens)
     path.write_text(text, encoding="utf-8")

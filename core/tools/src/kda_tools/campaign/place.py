@@ -88,7 +88,7 @@ class Campaign:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
-                    f"campaign {self.name}: another iteration, review or promotion is running; wait for its end"
+                    f"campaign {self.name}: another command writes to it, for example iterate; wait for its end"
                 ) from None
             yield
 
