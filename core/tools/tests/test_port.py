@@ -18,6 +18,7 @@ from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, all_tasks, checkout_root, find_task
 from kda_judge.contract.workloads import Workload
+from kda_judge.evidence import provenance
 from kda_tools import cli
 from kda_tools.port import (
     check_port,
@@ -787,6 +788,8 @@ def test_upstreams_tests_run_the_port_and_say_whose_calls_they_were(
 def test_checks_are_kept_for_the_same_patch_alone(
     tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The patch names the commit, and whether files were changed since: an edit while this runs makes it another patch.
+    monkeypatch.setattr(provenance, "git_state", lambda _: provenance.GitState("0" * 40, dirty=False))
     file = tmp_path / "checks.json"
     command = ["port", "qknorm_rope", "--sglang", str(tree.root), "--rows", "qwen-19x*", "--checks", str(file)]
     assert kda(capsys, monkeypatch, *command)[0] == ExitCode.OK
