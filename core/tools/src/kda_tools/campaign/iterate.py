@@ -246,7 +246,7 @@ def _demand_clean(campaign: Campaign, state: State, hypothesis: str) -> None:
     """Refuse, and record, what was changed beside what may be."""
     bad = [f"{campaign.copy}: holds lines that were never recorded"] if campaign.edited(state) else []
     bad += allowed.sorted_changes(campaign.repository, campaign.task, state.launched.base)[1]
-    bad = bad or allowed.moved(campaign.task, dict(state.launched.hashes))  # no hash has files of such names
+    bad = bad or allowed.moved(campaign.task, dict(state.launched.hashes))  # which cannot hash names beyond UTF-8
     if not bad:
         return
     more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []

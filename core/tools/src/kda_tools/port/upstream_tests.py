@@ -87,7 +87,7 @@ class UpstreamTest(Strict):
 def find_tests(port: Port) -> list[Path]:
     """The tree's test files of the port's functions: beside the port's own test, and unit tests of diffusion's models.
 
-    A file is one that imports such a function from SGLang, or replaces it by its name.
+    A file counts if it imports such a function from SGLang, or names it in a string to replace it.
     """
     tree = port.tree
     folders = [tree.test(port.task).parent]
