@@ -204,6 +204,45 @@ def test_bulk_copies_keep_tiles_on_their_way():
             assert not re.findall(r"(ld|st)\.global", made.asm["ptx"])
 
 
+class TimedGraph:
+    """Instead of a CUDA graph: a stream is a function of the number of calls that says how long they take."""
+
+    def __init__(self, stream, calls, _scalars):
+        self.calls, self._stream = len(calls), stream
+
+    def replay(self, times):
+        took = sum(self._stream(self.calls) for _ in range(times))
+        return took, took
+
+
+@pytest.mark.parametrize("megabytes", [1, 1000])
+def test_a_stream_that_is_fast_in_short_trials_alone_is_not_the_limit(megabytes, monkeypatch):
+    monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(L2_cache_size=50 << 20))
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: torch.zeros(1))
+    slow = [lambda count, us=us: us * count for us in range(20, 60)]
+    lucky = lambda count: (9 if count <= limit_arm.TRIAL_CALLS else 11) * count  # noqa: E731
+    best = lambda count: 10 * count  # noqa: E731
+    row = SimpleNamespace(traffic=Traffic(read=megabytes << 20, written=megabytes << 20, in_place=False))
+    streams = [*slow[:20], lucky, *slow[20:], best]
+    assert streams[limit_arm.fastest(row, streams)] is best
+    assert streams[min(range(len(streams)), key=lambda number: limit_arm.trial(streams[number]))] is lucky
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_the_chosen_stream_is_no_slower_than_all_others():
+    traffic = Traffic(read=200 << 20, written=100 << 20, in_place=False)
+    streams = limit_arm.all_streams(traffic)
+    chosen = limit_arm.fastest(SimpleNamespace(traffic=traffic), streams)
+
+    def sampled(stream):
+        graph = limit_arm.Graph(stream, [()] * 100, {})
+        return min(graph.replay(1)[1] for _ in range(3))
+
+    assert sampled(streams[chosen]) <= 1.01 * min(map(sampled, streams))
+
+
 @pytest.mark.gpu
 def test_the_host_floor_on_a_gpu_is_below_one_launch_of_pytorch():
     places = (Place(offset=0, shape=(64, 64), stride=(64, 1), dtype="float16"),)

@@ -118,7 +118,7 @@ def step_facts(phase: PhaseStep) -> Iterator[str]:
     found = phase.checked
     known = sum(call.count for call in found.calls if call.row)
     yield f"calls of the tasks' ops: {sum(call.count for call in found.calls)}, {known} of them with a row's shapes"
-    yield from (f"fallback: {one.task} {one.op}, {one.count} calls: {one.reason}" for one in found.fallbacks)
+    yield from fallback_lines(phase)
     for whose, apart, same in (
         ("ours", found.difference, found.same_token),
         ("PyTorch's", found.plain_difference, found.plain_same_token),
@@ -136,3 +136,9 @@ def step_facts(phase: PhaseStep) -> Iterator[str]:
         }
         parts = (f"{kind} {before:.1f} -> {after:.1f}" for kind, (before, after) in changed.items())
         yield f"by operation, us: {', '.join(parts)}"
+
+
+def fallback_lines(phase: PhaseStep) -> Iterator[str]:
+    """Calls for which a solution takes its plain path."""
+    for one in phase.checked.fallbacks:
+        yield f"fallback: {one.task} {one.op}, {one.count} calls: {one.reason}"

@@ -129,4 +129,9 @@ def _interval(values: np.ndarray, statistic: object) -> Interval:
 
 def interval_text(interval: Interval | None) -> str:
     """Estimate and interval; a dash where there is none."""
-    return "-" if interval is None else f"{interval.estimate:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+    if interval is None:
+        return "-"
+    first, low, high = (
+        f"{one:.4g}" if one < 1000 else f"{one:.0f}" for one in (interval.estimate, interval.low, interval.high)
+    )
+    return f"{first} [{low}, {high}]"

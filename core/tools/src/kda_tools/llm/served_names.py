@@ -8,6 +8,8 @@ STAND_IN = "stand-in"
 """In the name of what no server runs like this."""
 STAND_INS = (f"attention ({STAND_IN})", f"{STAND_IN} multinomial")
 """All of them."""
+SAME_IN_BOTH = (*STAND_INS, "gemm", "moe_gemm", "embedding")
+"""Operations that no task of ours replaces."""
 
 
 def is_stand_in(name: str) -> bool:

@@ -8,8 +8,9 @@ from pathlib import Path
 from kda_judge.contract.errors import LedgerError
 from kda_judge.evidence import record_log, stats
 from kda_tools.llm import step_protocol
-from kda_tools.llm.llm_views import step_facts, tokens_per_s
+from kda_tools.llm.llm_views import fallback_lines, tokens_per_s
 from kda_tools.llm.run_step import hashes
+from kda_tools.llm.served_names import SAME_IN_BOTH
 from kda_tools.llm.solution_ops import step_tasks
 from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
 from kda_tools.llm.step_worth import RecordedRows, saving
@@ -18,10 +19,17 @@ from kda_tools.publish import report
 NOT_MEASURED = "Not measured: no step on a GPU is recorded for this model.\n"
 STALE = {"step": "the code or the settings of the run"}
 """What a record's hash is of, where its name does not say it."""
-INTRODUCTION = """One step with random weights, once with upstream's kernels and once with our solutions at the same
-calls. Both arms are interleaved in each of several processes; brackets hold 95% intervals. A/A is upstream against
-itself in the same processes. *By rows* is the sum of what each call saves by our recorded rows, for rows that were
-recorded on such a GPU. All else is the same in both arms.
+MOST_NAMES = 8
+"""Of rows in one line."""
+INTRODUCTION = """One step with random weights, once with upstream's kernels and once with our solutions at the
+same calls. Both arms are interleaved in each of several processes; brackets hold 95% intervals. A/A is upstream against
+itself in the same processes.
+
+- *By rows* is the sum of what every call saves by our recorded rows.
+- GPU times by operation come from profiles of single steps, launched one kernel after the other. In a CUDA graph a
+  kernel may begin while the one before it ends, so a step can save more than the profiles say.
+- With random weights a single rounding can send a token to other experts. So compare how far our probabilities are from
+  upstream's with how far those of PyTorch's own norms, activations and rope are.
 
 """
 
@@ -83,13 +91,19 @@ def _run(record: LlmStepRecord, folder: Path) -> Iterator[str]:
     yield from (f"- **disturbed**: {reason}\n" for reason in record.noisy)
     yield f"- stand-ins, the same in both arms: {', '.join(record.stand_ins)}\n"
     rows = RecordedRows(tasks, gpu, record.kernels)
+    unknown = [call for phase in record.phases if (found := saving(phase, rows)) for call in found.unknown]
+    if unknown:
+        names = dict.fromkeys(call.row or f"a new shape of {call.op}" for call in unknown)
+        told = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} rows and shapes"
+        yield f"- not in the sums by rows, since no run on such a GPU has them: {told}\n"
+    for phase in record.phases:
+        yield from (f"- {phase.name}: {line}\n" for line in _notes(phase, rows))
     yield "\n| phase | mode | upstream, us | ours, us | speedup | A/A | tokens/s | saved, us | by rows, us |\n"
     yield "|---|---|---|---|---|---|---|---|---|\n"
     for phase in record.phases:
         yield from _times(phase, rows)
-    yield "\n"
-    for phase in record.phases:
-        yield from (f"- {phase.name}: {line}\n" for line in _notes(phase, rows))
+    yield from _operations(record)
+    yield from _numerics(record)
     yield "\n"
 
 
@@ -101,37 +115,68 @@ def _times(phase: PhaseStep, rows: RecordedRows) -> Iterator[str]:
         before, after = (stats.summarise(samples).median for samples in (mode.upstream, mode.subject))
         saved = by_rows = report.NONE
         if name == "graph" and (found := saving(phase, rows)) is not None:
-            saved, by_rows = f"[{found.low:.1f}, {found.high:.1f}]", f"{found.by_rows:.1f}"
+            saved = f"[{found.low:.1f}, {found.high:.1f}]"
+            if len(found.unknown) < len(phase.checked.calls):
+                by_rows = f"{found.by_rows:.1f}{' of some calls' if found.unknown else ''}"
         rates = " -> ".join(f"{tokens_per_s(phase, us):.0f}" for us in (before, after))
         ratios = f"{report.interval(mode.speedup)} | {report.interval(mode.noise)}"
         yield f"| {phase.name} | {name} | {before:.1f} | {after:.1f} | {ratios} | {rates} | {saved} | {by_rows} |\n"
 
 
 def _notes(phase: PhaseStep, rows: RecordedRows) -> Iterator[str]:
-    yield from step_facts(phase)
+    """What is not as it should be."""
+    if phase.left_out is not None:
+        yield f"left out: {phase.left_out}"
+    yield from fallback_lines(phase)
     found = saving(phase, rows)
-    if found is None:
-        return
-    if found.unknown:
-        names = ", ".join(sorted({call.row or f"{call.op}, a new shape" for call in found.unknown}))
-        yield f"without a record on this GPU, and so not in the sum by rows: {names}"
-    if not found.agree:
+    if found is not None and found.agrees is False:
         apart = "more" if found.low > found.by_rows else "less"
-        why = _elsewhere(phase)
-        yield f"the step saves {apart} than the sum by rows{why}"
+        yield f"the step saves {apart} than the sum by rows{_elsewhere(phase)}"
 
 
 def _elsewhere(phase: PhaseStep) -> str:
-    """What the profile says of the difference: operations that no task replaces, and what they took."""
+    """What the profiles say of the difference: all kernels, and the operation that changes most of those we leave."""
     profile = phase.checked.profile
     if profile is None:
         return ""
-    same = set(profile.upstream.by_kind) & set(profile.subject.by_kind)
-    ours = {call.op for call in phase.checked.calls}
-    changes = {
-        kind: profile.subject.by_kind[kind] - profile.upstream.by_kind[kind] for kind in same if kind not in ours
-    }
+    before, after = profile.upstream.by_kind, profile.subject.by_kind
+    changes = {kind: after[kind] - before[kind] for kind in SAME_IN_BOTH if kind in before and kind in after}
+    text = f"; by the profiles, all kernels together save {profile.upstream.total_us - profile.subject.total_us:.1f} us"
     worst = max(changes, key=lambda kind: abs(changes[kind]), default=None)
-    total = profile.upstream.total_us - profile.subject.total_us
-    text = f"; by the profiles, all kernels together save {total:.1f} us"
     return text if worst is None else f"{text}, and `{worst}` changes by {changes[worst]:+.1f} us"
+
+
+def _operations(record: LlmStepRecord) -> Iterator[str]:
+    """GPU time by operation, a column for each phase."""
+    profiles = {phase.name: phase.checked.profile for phase in record.phases if phase.checked.profile}
+    if not profiles:
+        return
+    yield f"\n| GPU time, us: upstream -> ours | {' | '.join(profiles)} |\n|---|{'---|' * len(profiles)}\n"
+    kinds = dict.fromkeys(
+        kind for profile in profiles.values() for kind in (*profile.upstream.by_kind, *profile.subject.by_kind)
+    )
+    for kind in sorted(kinds):
+        pairs = ((one.upstream.by_kind.get(kind), one.subject.by_kind.get(kind)) for one in profiles.values())
+        cells = (" -> ".join(report.NONE if us is None else f"{us:.1f}" for us in pair) for pair in pairs)
+        yield f"| {kind} | {' | '.join(cells)} |\n"
+    totals = (f"{one.upstream.total_us:.1f} -> {one.subject.total_us:.1f}" for one in profiles.values())
+    yield f"| all kernels | {' | '.join(totals)} |\n"
+
+
+def _numerics(record: LlmStepRecord) -> Iterator[str]:
+    """How far the probabilities are from upstream's."""
+    shown = [phase for phase in record.phases if phase.checked.difference is not None]
+    if not shown:
+        return
+    columns = (
+        "probabilities to upstream's",
+        "relative error: ours, PyTorch's",
+        "same likeliest token: ours, PyTorch's",
+    )
+    yield f"\n| {' | '.join(columns)} |\n"
+    yield "|---|---|---|\n"
+    for phase in shown:
+        found = phase.checked
+        errors = (report.NONE if one is None else f"{one:.2e}" for one in (found.difference, found.plain_difference))
+        same = (report.NONE if one is None else f"{one:.0%}" for one in (found.same_token, found.plain_same_token))
+        yield f"| {phase.name} | {', '.join(errors)} | {', '.join(same)} |\n"

@@ -27,9 +27,9 @@ class Saving:
     """Interval of what the step saved."""
 
     @property
-    def agree(self) -> bool:
-        """Whether the sum lies within the interval."""
-        return self.low <= self.by_rows <= self.high
+    def agrees(self) -> bool | None:
+        """Whether the sum lies within the interval; None where some calls are not in the sum."""
+        return None if self.unknown else self.low <= self.by_rows <= self.high
 
 
 class RecordedRows:
