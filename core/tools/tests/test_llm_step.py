@@ -14,7 +14,7 @@ from core.tools.tests.test_llm import kda
 from kda_judge.contract.errors import ArmFailed, LedgerError
 from kda_judge.evidence import provenance, record_log
 from kda_judge.evidence.run_record import Metric
-from kda_tools.llm import known_llms, run_step, step_page, step_protocol, step_worker
+from kda_tools.llm import known_llms, readme_block, run_step, step_page, step_protocol, step_worker
 from kda_tools.llm.served_step import ServedStep
 from kda_tools.llm.solution_ops import NAMES, SolutionOps, functions, step_tasks
 from kda_tools.llm.step_ops import PlainOps
@@ -183,7 +183,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, ours: float = 0.9, calls: tuple[Ca
     plan = run_step.StepPlan(
         "qwen3-8b", None, (PHASE.model_copy(update={"batch": 16}),), run_step.MODES, 3, 3, 0, True, True, "kda llm step"
     )
-    return run_step.run(plan, KNOWN, FOLDER, lambda _: None)
+    return run_step.run(plan, KNOWN, FOLDER, lambda _: None).model_copy(update={"dirty": False})
 
 
 @pytest.fixture
@@ -223,6 +223,20 @@ def test_a_step_that_agrees_with_its_rows_says_nothing_of_it(monkeypatch, rows):
     assert Saving(90.0, (), 89.0, 91.0).agrees is True
     assert Saving(90.0, (), 91.0, 92.0).agrees is False
     assert Saving(90.0, (NEW,), 91.0, 92.0).agrees is None
+
+
+def test_the_readme_shows_the_latest_clean_run_of_each_model(monkeypatch):
+    assert readme_block.steps_md([], FOLDER) == readme_block.NOTHING
+    record = measured(monkeypatch)
+    disturbed = record.model_copy(update={"noisy": ("busy",)})
+    assert readme_block.steps_md([disturbed], FOLDER) == readme_block.NOTHING
+    old = measured(monkeypatch, ours=0.5).model_copy(update={"layers": 2})
+    head, _, row, _, where = readme_block.steps_md([old, record, disturbed], FOLDER).splitlines()
+    assert head == "| model | decode-b2-kv8 |"
+    assert row.endswith("#the-step-with-our-kernels) | 1.111 [1.111, 1.111]<br>1.00 → 0.90 ms |")
+    assert "NVIDIA H200" in where
+    stale = old.model_copy(update={"hashes": {"step": "0" * 64}})
+    assert ", 2 of 36 layers (stale) | 2.000" in readme_block.steps_md([record, stale], FOLDER)
 
 
 def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):

@@ -213,6 +213,7 @@ def publish(
     from kda_tools.knowledge import catalogue_pages
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
+    from kda_tools.llm import readme_block as llm_readme
     from kda_tools.models import page, readme_block
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
@@ -220,11 +221,12 @@ def publish(
     from kda_tools.publish import hardware_page
     from kda_tools.publish.generate import publish as generate
 
-    models = find_folder()
-    changed = generate(all_tasks(), check=check, readme_blocks=readme_block.block(models) if models else {})
+    models, llms = find_folder(), known_llms.find_folder()
+    blocks = (readme_block.block(models) if models else {}) | (llm_readme.block(llms) if llms else {})
+    changed = generate(all_tasks(), check=check, readme_blocks=blocks)
     if models is not None:
         changed += page.publish(models, check=check)
-    if (llms := known_llms.find_folder()) is not None:
+    if llms is not None:
         changed += llm_page.publish(llms, check=check)
     changed += ports_page.publish(all_tasks(), check=check)
     changed += launch_scripts.publish(all_tasks(), check=check)

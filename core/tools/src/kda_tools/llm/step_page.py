@@ -16,6 +16,7 @@ from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
 from kda_tools.llm.step_worth import RecordedRows, saving
 from kda_tools.publish import report
 
+HEADING = "The step with our kernels"
 NOT_MEASURED = "Not measured: no step on a GPU is recorded for this model.\n"
 STALE = {"step": "the code or the settings of the run"}
 """What a record's hash is of, where its name does not say it."""
@@ -64,9 +65,15 @@ def chosen(records: Sequence[LlmStepRecord]) -> list[LlmStepRecord]:
     return list(found.values())
 
 
+def outdated(record: LlmStepRecord, folder: Path) -> list[str]:
+    """What decided the run and is another one now."""
+    now = hashes(step_tasks(), [call for phase in record.phases for call in phase.checked.calls], folder)
+    return [part for part, digest in record.hashes.items() if now.get(part) != digest]
+
+
 def section(records: Sequence[LlmStepRecord], folder: Path) -> Iterator[str]:
     """The heading, then a table for each GPU."""
-    yield "## The step with our kernels\n\n"
+    yield f"## {HEADING}\n\n"
     shown = chosen(records)
     if not shown:
         yield NOT_MEASURED
@@ -80,10 +87,8 @@ def _run(record: LlmStepRecord, folder: Path) -> Iterator[str]:
     assert record.machine.before is not None
     gpu, tasks = record.machine.before.name, step_tasks()
     yield f"{gpu}, {record.utc[:10]}, commit `{record.commit[:10]}`, `{record.command}`\n\n"
-    calls = [call for phase in record.phases for call in phase.checked.calls]
-    now = hashes(tasks, calls, folder)
-    if outdated := [STALE.get(part, part) for part, digest in record.hashes.items() if now.get(part) != digest]:
-        yield f"- **stale**: {', '.join(outdated)} changed since\n"
+    if parts := outdated(record, folder):
+        yield f"- **stale**: {', '.join(STALE.get(part, part) for part in parts)} changed since\n"
     if record.dirty:
         yield "- **from a checkout with changes that no commit holds**\n"
     if record.layers != record.layers_of_model:

@@ -1,0 +1,53 @@
+"""What the README says of language models: a step of each measured one before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kda_judge.evidence import stats
+from kda_tools.llm.known_llms import FOLDER
+from kda_tools.llm.step_page import HEADING, outdated, read
+from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
+from kda_tools.publish.report import NONE, STALE, interval, line
+
+NAME = "llm-steps"
+"""Of the generated block."""
+NOTHING = "No step of a language model is recorded on a GPU yet; `kda llm step MODEL --record` adds one.\n"
+
+
+def block(folder: Path) -> dict[str, str]:
+    """The block, from the records of the language models in `folder`."""
+    return {NAME: steps_md(read(folder), folder)}
+
+
+def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
+    """A line for each model, a column for each phase: the latest run on a GPU that nothing disturbed."""
+    fit = [one for one in records if one.machine.before and not one.noisy and not one.dirty]
+    latest = {record.model: record for record in fit}
+    if not latest:
+        return NOTHING
+    names = list(dict.fromkeys(phase.name for record in latest.values() for phase in record.phases))
+    lines = []
+    for record in latest.values():
+        found = {phase.name: _cell(phase) for phase in record.phases}
+        page = f"{FOLDER.as_posix()}/docs/{record.model}.md#{HEADING.lower().replace(' ', '-')}"
+        whole = (
+            "" if record.layers == record.layers_of_model else f", {record.layers} of {record.layers_of_model} layers"
+        )
+        stale = STALE * bool(outdated(record, folder))
+        lines.append(line(f"[{record.model}]({page}){whole}{stale}", *(found.get(name, NONE) for name in names)))
+    gpus = dict.fromkeys(record.machine.before.name for record in latest.values() if record.machine.before)
+    return (
+        f"{line('model', *names)}{'|---' * (1 + len(names))}|\n{''.join(lines)}\n"
+        f"Steps of language models on {' and '.join(gpus)} as CUDA graphs, in a server's structure, with random weights "
+        "and PyTorch's attention. A decode step makes a token for each of b sequences of kv tokens.\n"
+    )
+
+
+def _cell(phase: PhaseStep) -> str:
+    mode = phase.modes.get("graph")
+    if mode is None or mode.speedup is None:
+        return NONE
+    before, after = (stats.summarise(samples).median / 1000 for samples in (mode.upstream, mode.subject))
+    return f"{interval(mode.speedup)}<br>{before:.2f} → {after:.2f} ms"
