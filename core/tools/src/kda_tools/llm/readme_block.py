@@ -40,8 +40,8 @@ def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
     gpus = " and ".join(dict.fromkeys(one.machine.before.name for one in latest.values() if one.machine.before))
     return (
         f"{line('model', *names)}{'|---' * (1 + len(names))}|\n{''.join(lines)}\n"
-        f"Steps of language models on {gpus} as CUDA graphs, in a server's structure, with random weights and PyTorch's "
-        "attention. A decode step makes a token for each of b sequences of kv tokens.\n"
+        f"Steps of language models on {gpus} as CUDA graphs, in a server's structure, with random weights and "
+        "PyTorch's attention. A decode step makes a token for each of b sequences of kv tokens.\n"
     )
 
 
