@@ -161,9 +161,10 @@ class Sampler:
             late, claims = (of.get(metric, [])[-count:] for of in (arm.protocol_us, arm.claimed_us))
             if not claims or not suspect(late, short, claims, lasting):
                 continue
-            shares, more = [], longer(claims)
-            calls, times = case.most_calls(more * arm.calls), 1 if case.row.restore else more * arm.replays
-            for _ in range(LOOPS):
+            shares = []
+            for number in range(LOOPS):
+                more = longer(claims) << number
+                calls, times = case.most_calls(more * arm.calls), 1 if case.row.restore else more * arm.replays
                 case.restore()
                 wall = {"count": calls, "canary": self._canary(case, calls)}
                 asked = wall if metric is Metric.WALL else {"times": times, "kind": HOT}
