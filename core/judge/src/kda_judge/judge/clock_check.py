@@ -20,8 +20,8 @@ LONGER, LONG_US = 6, 120_000
 """Such a loop makes at least so many times the calls of a sample, and lasts so long: what the host does in between
 differs by a millisecond. An honest arm that is suspect all the same makes one loop a generation."""
 LOOPS = 5
-"""All of which have to take longer than claimed: on a busy host the judge may come late, but not each time. Each loop is
-twice as long as the one before, so that a few milliseconds of a busy host are ever less of it."""
+"""All of which have to take longer than claimed: on a busy host the judge may come late, but not each time. Each loop
+is twice as long as the one before, so that a few milliseconds of a busy host are ever less of it."""
 LEAST_US = 1_000
 """Of shorter samples the clock says nothing. A CPU makes one call, of which nothing is kept."""
 
