@@ -115,6 +115,14 @@ def test_an_honest_arm_whose_replies_come_late_is_asked_until_one_does_not():
     assert hold(1.0, [4_000.0, 5_000.0, 0.0]) == (None, thrice)
 
 
+def test_loops_of_an_arm_that_shaves_much_stay_as_long_as_they_are():
+    """The loop that it claims to be 120 ms long lasts far longer, and has to end before the worker's time is up."""
+    fault, asked = hold(0.5)
+    assert fault.verdict is Verdict.INVALID
+    assert len(set(asked)) == 1
+    assert len(asked) == LOOPS
+
+
 def test_a_host_that_is_late_by_the_same_each_time_is_no_shaved_time():
     """As on a busy machine: of loops that grow, five milliseconds are less and less."""
     assert hold(1.0, [5_000.0] * LOOPS)[0] is None

@@ -20,8 +20,10 @@ LONGER, LONG_US = 6, 120_000
 """Such a loop makes at least so many times the calls of a sample, and lasts so long: what the host does in between
 differs by a millisecond. An honest arm that is suspect all the same makes one loop a generation."""
 LOOPS = 5
-"""All of which have to take longer than claimed: on a busy host the judge may come late, but not each time. Each loop
-is twice as long as the one before, so that a few milliseconds of a busy host are ever less of it."""
+"""All of which have to take longer than claimed: on a busy host the judge may come late, but not each time."""
+LATE = 0.1
+"""Share of a loop's time that a busy host may be late by. The loop behind such a one is twice as long, so that a few
+milliseconds are ever less of it. More than that an arm has shaved, and longer loops would only take longer."""
 LEAST_US = 1_000
 """Of shorter samples the clock says nothing. A CPU makes one call, of which nothing is kept."""
 

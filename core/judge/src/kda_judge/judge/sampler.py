@@ -11,7 +11,7 @@ from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import CHANGED, COLD, HOT, Called, Captured, Ready, Timed
 from kda_judge.evidence.run_record import LIMIT_ARM, Metric, OutputError, Verdict
 from kda_judge.judge.checker import Checker
-from kda_judge.judge.clock_check import LEAST_US, LOOPS, SHAVED, claimed_us, longer, suspect
+from kda_judge.judge.clock_check import LATE, LEAST_US, LOOPS, SHAVED, claimed_us, longer, suspect
 from kda_judge.judge.idle_arms import alone, busy, watched
 from kda_judge.judge.open_row import Case
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
@@ -161,9 +161,8 @@ class Sampler:
             late, claims = (of.get(metric, [])[-count:] for of in (arm.protocol_us, arm.claimed_us))
             if not claims or not suspect(late, short, claims, lasting):
                 continue
-            shares = []
-            for number in range(LOOPS):
-                more = longer(claims) << number
+            shares, more = [], longer(claims)
+            for _ in range(LOOPS):
                 calls, times = case.most_calls(more * arm.calls), 1 if case.row.restore else more * arm.replays
                 case.restore()
                 wall = {"count": calls, "canary": self._canary(case, calls)}
@@ -172,6 +171,7 @@ class Sampler:
                 shares.append(1 - claimed_us(timed, metric) / (elapsed * 1e6 - short))
                 if shares[-1] <= SHAVED:
                     break
+                more *= 2 if shares[-1] < LATE else 1
             else:
                 text = f"claims {min(shares):.1%} less time than passed by the judge's clock, in each of {LOOPS} loops"
                 raise process.give_up(Verdict.INVALID, f"{metric.value}: {text}")
