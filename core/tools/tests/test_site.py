@@ -258,12 +258,12 @@ def test_a_rows_page_has_its_samples_and_its_history(made: tuple[Path, RunRecord
 
 def test_filters_leave_the_rows_that_were_asked_for(real: Path, browser: "Browser") -> None:
     """By model, dtype, GPU, verdict and task; the address keeps the choice."""
-    measured = [task for task in find_tasks() if report.published(task, read(task.ledger))]
-    frozen = {row.id: row for task in measured for row in task.workloads}
+    runs = [(task, run) for task in find_tasks() for run in report.published(task, read(task.ledger)).values()]
+    frozen = {row.id: row for task, _ in runs for row in task.workloads}
     tab = opened(browser, real / "rows.html")
     form = tab.locator(".kda-filters")
     every = shown_rows(tab)
-    assert len(every) == sum(row.production for row in frozen.values())
+    assert every == [row.id for _, run in runs for row in run.rows]
     form.get_by_label("model").select_option("qwen-edit")
     asked = [row for row in every if "qwen-edit" in frozen[row].models]
     assert 0 < len(asked) < len(every)
@@ -287,13 +287,17 @@ def test_two_runs_stand_side_by_side(real: Path, browser: "Browser") -> None:
     tool = tab.locator(".kda-compare")
     tool.get_by_label("times of").select_option("upstream_latest wall")
 
-    def medians(run: RunRecord) -> list[float]:
-        return [row.arms["upstream_latest"].summary[Metric.WALL].median for row in run.rows]
+    def medians(run: RunRecord) -> dict[str, float]:
+        return {row.id: row.arms["upstream_latest"].summary[Metric.WALL].median for row in run.rows}
 
     cells = [line.split("\t") for line in tool.locator("tbody tr").all_inner_texts()]
-    pairs = zip(newest.rows, medians(before), medians(newest), strict=True)
-    for (name, *times, change), (row, a, b) in zip(cells, pairs, strict=True):
-        assert name == row.id
+    earlier, later = medians(before), medians(newest)
+    assert [name for name, *_ in cells] == list(later)
+    for name, *times, change in cells:
+        b = later[name]
+        if (a := earlier.get(name)) is None:
+            assert (times[0], change) == ("-", "-")
+            continue
         assert [float(time) for time in times] == pytest.approx([a, b], abs=0.006)
         assert float(change) == pytest.approx(b / a, abs=1e-3)
     tool.get_by_label("run A").select_option(index=0)

@@ -116,7 +116,7 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
         for patterns in (GUIDES, SKILLS, (LLMS,))
     )
     staged = {path: _text(root / path) for path in (*guides, *skills, *llms)}
-    staged |= {path: wide(staged[path]) for path in guides if WIDE_TABLE.search(staged[path])}
+    staged |= {path: wide(staged[path]) for path in (*guides, *llms) if WIDE_TABLE.search(staged[path])}
     shelves = {}
     for family in sorted({task.family for task, _ in ledgers}):
         members = [(task, records) for task, records in ledgers if task.family == family]
