@@ -54,6 +54,10 @@ hit: dict[str, set[str]] = {}
 """Kind -> listed fields that could be forged."""
 
 
+LAST_OF_VERSION_2 = 7
+"""Line of k04's ledger: later ones have the columns of today, which `cut` adds."""
+
+
 def line_of(op: str, log: str, number: int) -> dict[str, Any]:
     path = find_task(op).path / "docs" / f"{log}.jsonl"
     return json.loads(path.read_text().splitlines()[number])
@@ -108,8 +112,8 @@ def as_it_was(made: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
 
 
 LINES: dict[str, tuple[str, dict[str, Any]]] = {
-    "ledger": ("norm_tanh_mul_add", line_of("norm_tanh_mul_add", "ledger", -1)),
-    "ledger of older files": ("norm_tanh_mul_add", line_of("norm_tanh_mul_add", "ledger", -1)),
+    "ledger": ("norm_tanh_mul_add", line_of("norm_tanh_mul_add", "ledger", LAST_OF_VERSION_2)),
+    "ledger of older files": ("norm_tanh_mul_add", line_of("norm_tanh_mul_add", "ledger", LAST_OF_VERSION_2)),
     "ledger v1": ("qknorm_rope", line_of("qknorm_rope", "ledger", 0)),
     "grid": ("group_norm_silu", line_of("group_norm_silu", "grid", 0)),
     "sanitize": ("group_norm_silu", line_of("group_norm_silu", "sanitize", 0)),

@@ -107,7 +107,9 @@ def recorded(task: Task, rules: Rules) -> Noise | None:
                 runs.append(record.run_id)
     if not levels:
         return None
-    level, spread = np.concatenate(levels), np.concatenate(within)  # [generations, rows], [generations, rows, samples]
+    fewest = min(one.shape[2] for one in within)  # runs had other numbers of samples
+    level = np.concatenate(levels)  # [generations, rows]
+    spread = np.concatenate([one[:, :, :fewest] for one in within])  # [generations, rows, samples]
 
     def draw(rng: np.random.Generator, tries: int) -> Floats:
         which = rng.integers(len(level), size=(tries, rules.generations))
