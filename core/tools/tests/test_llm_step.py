@@ -15,10 +15,11 @@ from kda_judge.contract.errors import ArmFailed, LedgerError
 from kda_judge.evidence import provenance, record_log
 from kda_judge.evidence.run_record import Metric
 from kda_tools.llm import known_llms, readme_block, run_step, step_page, step_protocol, step_worker
+from kda_tools.llm.served_phase import Phase
 from kda_tools.llm.served_step import ServedStep
 from kda_tools.llm.solution_ops import NAMES, SolutionOps, functions, step_tasks
 from kda_tools.llm.step_ops import PlainOps
-from kda_tools.llm.step_protocol import LlmStepRecord, Phase, PhaseAnswer, StepAnswer
+from kda_tools.llm.step_protocol import LlmStepRecord, PhaseAnswer, StepAnswer
 from kda_tools.llm.step_worth import RecordedRows, Saving
 from kda_tools.models.calls import Call, Rows
 from kda_tools.models.protocol import Timed
@@ -30,7 +31,7 @@ TASKS = step_tasks()
 PHASE = Phase(name="decode-b2-kv8", batch=2, new_tokens=1, kv_tokens=8)
 NEVER_STALE = {
     *("protocol", "step_record", "step_protocol", "known_llms", "known_models", "capture_record", "capture"),
-    *("served_names", "trace_events", "trace_places", "trace_read"),
+    *("served_names", "served_phase", "trace_events", "trace_places", "trace_read"),
 }
 """Modules that say what data looks like and how it is named, or only whether memory was short."""
 

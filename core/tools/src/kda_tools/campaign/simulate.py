@@ -108,8 +108,8 @@ def recorded(task: Task, rules: Rules) -> Noise | None:
     if not levels:
         return None
     fewest = min(one.shape[2] for one in within)  # runs had other numbers of samples
-    level = np.concatenate(levels)  # [generations, rows]
-    spread = np.concatenate([one[:, :, :fewest] for one in within])  # [generations, rows, samples]
+    level: Floats = np.concatenate(levels)  # [generations, rows]
+    spread: Floats = np.concatenate([one[:, :, :fewest] for one in within])  # [generations, rows, samples]
 
     def draw(rng: np.random.Generator, tries: int) -> Floats:
         which = rng.integers(len(level), size=(tries, rules.generations))

@@ -1,4 +1,4 @@
-"""`kda llm capture`, `inventory` and `cards`: which kernels a model's steps need, and which are worth a task."""
+"""`kda llm capture`, `step`, `inventory` and `cards`: what a model's steps run, and which kernels are worth a task."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,27 +16,32 @@ if TYPE_CHECKING:
 
 LONGEST = 1 << 20
 """Tokens of a sequence."""
+Layers = Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")]
+Prefill = Annotated[
+    list[int] | None, typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated.")
+]
+Decode = Annotated[
+    list[int] | None, typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated.")
+]
+Kv = Annotated[int | None, typer.Option("--kv", min=2, max=LONGEST, help="Tokens of each sequence in decode steps.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=1 << 30)]
+Offline = Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")]
+AllowBusy = Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")]
 
 
 @app.command()
 def capture(
     model: ModelName,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder for traces and capture.json.")],
-    layers: Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")] = None,
-    prefill: Annotated[
-        list[int] | None, typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated.")
-    ] = None,
-    decode: Annotated[
-        list[int] | None, typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated.")
-    ] = None,
-    kv: Annotated[
-        int | None, typer.Option("--kv", min=2, max=LONGEST, help="Tokens of each sequence in decode steps.")
-    ] = None,
+    layers: Layers = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    kv: Kv = None,
     steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="In a trace.")] = 3,
     samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Times of a step.")] = 20,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30)] = 0,
-    offline: Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")] = False,
-    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")] = False,
+    seed: Seed = 0,
+    offline: Offline = False,
+    allow_busy: AllowBusy = False,
 ) -> None:
     """Run a model's steps here, with random weights, in a server's structure. Without a GPU: tiny, untimed."""
     from kda_judge.evidence import gpu_state
@@ -73,22 +78,16 @@ def capture(
 @app.command()
 def step(
     model: ModelName,
-    layers: Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")] = None,
-    prefill: Annotated[
-        list[int] | None, typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated.")
-    ] = None,
-    decode: Annotated[
-        list[int] | None, typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated.")
-    ] = None,
-    kv: Annotated[
-        int | None, typer.Option("--kv", min=2, max=LONGEST, help="Tokens of each sequence in decode steps.")
-    ] = None,
+    layers: Layers = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    kv: Kv = None,
     mode: Annotated[list[str] | None, typer.Option("--mode", help="graph, eager; may be repeated.")] = None,
     processes: Annotated[int, typer.Option("--processes", min=1, max=MOST, help="Fresh ones, one by one.")] = 3,
     samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Of each arm, process and mode.")] = 12,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=1 << 30)] = 0,
-    offline: Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")] = False,
-    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")] = False,
+    seed: Seed = 0,
+    offline: Offline = False,
+    allow_busy: AllowBusy = False,
     record: Record = False,
     json: JsonFile = None,
 ) -> None:
@@ -97,6 +96,7 @@ def step(
     from kda_tools.llm import run_step, step_protocol
     from kda_tools.llm.known_llms import folder, load_llms
     from kda_tools.llm.llm_views import step_lines
+    from kda_tools.llm.served_phase import phases
 
     writable(json)
     gpu = gpu_state.has_gpu()
@@ -104,7 +104,7 @@ def step(
     plan = run_step.StepPlan(
         model=model,
         layers=layers,
-        phases=run_step.phases(*asked, kv or (2048 if gpu else 32)),
+        phases=phases(*asked, kv or (2048 if gpu else 32)),
         modes=tuple(mode or run_step.MODES),
         processes=processes,
         samples=samples,

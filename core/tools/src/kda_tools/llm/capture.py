@@ -23,6 +23,7 @@ from kda_judge.evidence.gpu_state import GpuState
 from kda_tools.llm.capture_record import FILE, CapturedPhase, CaptureRecord, OperationCall, TensorOf
 from kda_tools.llm.known_llms import KnownLlms, Llm
 from kda_tools.llm.served_names import is_stand_in
+from kda_tools.llm.served_phase import phases
 from kda_tools.llm.served_step import Calls, ServedStep, Signature
 from kda_tools.llm.step_ops import PlainOps, StepOps, UpstreamOps
 
@@ -136,13 +137,9 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, report: Calla
 
 
 def _phases(plan: CapturePlan, served: ServedStep, report: Callable[[str], None]) -> Iterator[CapturedPhase]:
-    kinds = [(f"prefill-{tokens}", 1, tokens, tokens) for tokens in plan.prefill]
-    kinds += [(f"decode-b{batch}-kv{plan.kv}", batch, 1, plan.kv) for batch in plan.decode]
-    for name, batch, new, kv in kinds:
-        report(f"{plan.model} {name}")
-        empty = CapturedPhase(
-            name=name, batch=batch, new_tokens=new, kv_tokens=kv, steps=plan.steps, calls=(), trace=None
-        )
+    for kind in phases(plan.prefill, plan.decode, plan.kv):
+        report(f"{plan.model} {kind.name}")
+        empty = CapturedPhase(**kind.model_dump(), steps=plan.steps, calls=(), trace=None)
         try:
             yield _phase(plan, served, empty)
         except RuntimeError as error:

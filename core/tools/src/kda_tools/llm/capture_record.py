@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, validate
+from kda_tools.llm.served_phase import Phase
 
 SCHEMA_VERSION: Final = 1
 FILE = "capture.json"
@@ -31,16 +32,9 @@ class OperationCall(Strict):
     calls_a_step: Amount
 
 
-class CapturedPhase(Strict):
-    """Steps of one kind."""
+class CapturedPhase(Phase):
+    """What was captured of one kind of step."""
 
-    name: str
-    """`prefill-4096`, `decode-b16-kv2048`."""
-    batch: Count
-    new_tokens: Count
-    """Of each sequence."""
-    kv_tokens: Count
-    """Of each sequence, the new ones among them."""
     steps: Count
     calls: tuple[OperationCall, ...]
     trace: str | None

@@ -10,7 +10,8 @@ from kda_tools.llm.inventory import Inventory
 from kda_tools.llm.kernel_cards import Worth
 from kda_tools.llm.known_llms import KnownLlms
 from kda_tools.llm.load_record import LoadRecord
-from kda_tools.llm.step_protocol import LlmStepRecord, Phase, PhaseStep
+from kda_tools.llm.served_phase import Phase
+from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
 from kda_tools.models.views import timing
 
 UNTIMED = "without a GPU nothing was timed: what follows is what operations are called with"

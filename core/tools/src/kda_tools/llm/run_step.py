@@ -17,11 +17,11 @@ from kda_judge.evidence import gpu_state, provenance
 from kda_tools.llm.capture import prepare
 from kda_tools.llm.known_llms import KnownLlms
 from kda_tools.llm.served_names import STAND_INS
+from kda_tools.llm.served_phase import Phase
 from kda_tools.llm.solution_ops import step_tasks
 from kda_tools.llm.step_protocol import (
     Checked,
     LlmStepRecord,
-    Phase,
     PhaseAnswer,
     PhaseStep,
     StepAnswer,
@@ -56,15 +56,6 @@ class StepPlan:
     offline: bool
     allow_busy: bool
     command: str
-
-
-def phases(prefill: Sequence[int], decode: Sequence[int], kv: int) -> tuple[Phase, ...]:
-    """Prefill of one sequence of so many tokens, then decode steps of so many sequences of `kv` tokens."""
-    found = [Phase(name=f"prefill-{new}", batch=1, new_tokens=new, kv_tokens=new) for new in prefill]
-    return (
-        *found,
-        *(Phase(name=f"decode-b{batch}-kv{kv}", batch=batch, new_tokens=1, kv_tokens=kv) for batch in decode),
-    )
 
 
 def run(plan: StepPlan, known: KnownLlms, folder: Path, show: Callable[[str], None]) -> LlmStepRecord:

@@ -41,18 +41,13 @@ def read(folder: Path) -> list[LlmStepRecord]:
     Raises:
         LedgerError: a broken line, or one whose intervals do not follow from its samples.
     """
-    records = record_log.read(step_protocol.log(folder), LlmStepRecord)
+    log = step_protocol.log(folder)
+    records = record_log.read(log, LlmStepRecord)
     for record in records:
         for phase in record.phases:
             for name, mode in phase.modes.items():
-                if mode.refused is None and (
-                    mode.speedup != stats.speedup(mode.upstream, mode.subject)
-                    or mode.noise != stats.speedup(mode.upstream, mode.again)
-                ):
-                    raise LedgerError(
-                        f"{step_protocol.log(folder)}: run {record.run_id}: {phase.name}, modes.{name}: its intervals "
-                        "are not those of its samples"
-                    )
+                if wrong := mode.wrong():
+                    raise LedgerError(f"{log}: run {record.run_id}: {phase.name}, modes.{name}: {wrong}")
     return records
 
 

@@ -12,24 +12,13 @@ from pydantic import Field
 
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
 from kda_judge.evidence.run_record import Machine
+from kda_tools.llm.served_phase import Phase as Phase  # noqa: PLC0414  # exported: the worker takes it from here
 from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.protocol import Timed
 from kda_tools.models.step_record import Mode, Profile
 from kda_tools.models.worker_process import WorkerAnswer, WorkerRequest
 
 SCHEMA_VERSION: Final = 1
-
-
-class Phase(Strict):
-    """Steps of one kind."""
-
-    name: str
-    """`prefill-4096`, `decode-b16-kv2048`."""
-    batch: Count
-    new_tokens: Count
-    """Of each sequence."""
-    kv_tokens: Count
-    """Of each sequence, the new ones among them."""
 
 
 class StepRequest(WorkerRequest):

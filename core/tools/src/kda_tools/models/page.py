@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kda_judge.contract.errors import LedgerError
 from kda_judge.contract.tasks import find_tasks
-from kda_judge.evidence import record_log, stats
+from kda_judge.evidence import record_log
 from kda_tools.models import drift, known_models
 from kda_tools.models.run_step import hashes
 from kda_tools.models.step_record import BOUND, StepRecord, log
@@ -62,11 +62,8 @@ def publish(folder: Path, check: bool) -> list[str]:
 def claims(record: StepRecord) -> str | None:
     """What in a record does not follow from its own samples; None where everything does."""
     for name, mode in record.modes.items():
-        if mode.refused is None and (
-            mode.speedup != stats.speedup(mode.upstream, mode.subject)
-            or mode.noise != stats.speedup(mode.upstream, mode.again)
-        ):
-            return f"modes.{name}: its intervals are not those of its samples"
+        if wrong := mode.wrong():
+            return f"modes.{name}: {wrong}"
     if (found := record.drift) is not None:
         last = (curve.relative[-1] for curve in (found.solution_eager, found.upstream_eager, found.rounding))
         if (found.ratio, found.within) != drift.judge(*last):

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
+from kda_judge.evidence import stats
 from kda_judge.evidence.run_record import Interval, Machine
 from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.known_models import Sizes
@@ -37,6 +38,13 @@ class Mode(Strict):
     speedup: Interval | None = None
     noise: Interval | None = None
     """A/A: upstream over upstream, 1 but for noise."""
+
+    def wrong(self) -> str | None:
+        """That the intervals do not follow from the samples; None where they do."""
+        if self.refused is not None:
+            return None
+        expected = (stats.speedup(self.upstream, self.subject), stats.speedup(self.upstream, self.again))
+        return None if (self.speedup, self.noise) == expected else "its intervals are not those of its samples"
 
 
 class Share(Strict):
