@@ -3,9 +3,9 @@
 - The host's floor: a C loop (`host_floor.c`) that allocates the op's outputs and launches an empty kernel. No call that
   returns new tensors and launches anything can cost the host less.
 - The device's floor: a stream that reads and writes as many bytes as the op must, in place for in-place ops, the
-  fastest of `streams` and `bulk_streams` at that very size. It is timed as a CUDA graph like the arms, so the fixed
-  cost of a kernel is in it, and it reads the row's own inputs as they do. A plain copy is no ceiling for an op that
-  reads more than it writes, and `Tensor.copy_` is none at all.
+  fastest of `streams` and `bulk_streams` at that very size and of several places in memory. It is timed as a CUDA graph
+  like the arms, so a kernel's fixed cost is in it, and it reads the row's own inputs as they do. A plain copy is no
+  ceiling for an op that reads more than it writes, and `Tensor.copy_` is none at all.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import ctypes
 import itertools
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,9 +50,14 @@ SHARED_BYTES = 224 << 10
 """Of a multiprocessor since Hopper, less what programs need besides."""
 MOST_TILES = 4
 """Tiles that a program copies, at most, so that reads and writes are shared out evenly in their ratio."""
+SHIFTS = (0, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)
+"""Bytes by which what a stream writes is moved away from where it is allocated. Reads and writes that meet in one bank
+of the GPU's memory wait for each other: at one place all streams of a size took 8% longer than the op's kernel."""
 TRIAL_CALLS = 10
 TRIAL_US, MOST_REPLAYS, TRIALS = 200, 20, 3
 """A trial is so long, or so many replays; the shortest of so many counts."""
+PLACED = 4
+"""So many forms are tried at every place."""
 FINALISTS, FINAL_US, MOST_FINAL_CALLS, ROUNDS = 8, 3000, 300, 5
 """So many of the fastest trials are timed again for as long as a part of a sample, in turn; the best median wins."""
 MOST_OUTPUTS = 16
@@ -140,34 +146,41 @@ def _turn(  # type: ignore[no-untyped-def]
     reads,
     writes,
     p,
+    turns,
+    apart,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
     READ: tl.constexpr,
     WRITTEN: tl.constexpr,
     HINT: tl.constexpr,
 ):
-    """Turn p of all: copy so many tiles, read so many besides, and write so many besides."""
+    """Turn p of all: copy so many tiles, read so many besides, and write so many besides.
+
+    A turn's tiles lie side by side or, where `apart` is not 0, one in each of as many equal parts of the memory, as in
+    an op that reads several tensors.
+    """
     lane = tl.arange(0, BLOCK)
+    step = tl.where(apart, turns, 1).to(tl.int64) * BLOCK
     # `zero` is only known at run time: a store of what was just loaded would be compiled away in place. That is what is
     # stored all the same, so that a stream in place changes nothing.
     more = tl.zeros((BLOCK,), tl.int32) ^ zero
     for i in tl.static_range(READ):
-        at = both + (p * READ + i) * BLOCK + lane
+        at = both + tl.where(apart, p, p * READ) * BLOCK + i * step + lane
         more ^= tl.load(src + at, mask=at < reads, other=0, eviction_policy=HINT)
     loaded = ()
     for i in tl.static_range(COPIED):
-        at = (p * COPIED + i) * BLOCK + lane
+        at = tl.where(apart, p, p * COPIED) * BLOCK + i * step + lane
         loaded += (tl.load(src + at, mask=at < both, other=0, eviction_policy=HINT),)  # type: ignore[assignment]
     more &= zero
     for i in tl.static_range(COPIED):
-        at = (p * COPIED + i) * BLOCK + lane
+        at = tl.where(apart, p, p * COPIED) * BLOCK + i * step + lane
         tl.store(dst + at, loaded[i] ^ more, mask=at < both, eviction_policy=HINT)
     for i in tl.static_range(WRITTEN):
-        at = both + (p * WRITTEN + i) * BLOCK + lane
+        at = both + tl.where(apart, p, p * WRITTEN) * BLOCK + i * step + lane
         tl.store(dst + at, loaded[i % COPIED] ^ more, mask=at < writes, eviction_policy=HINT)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["apart"])  # type: ignore[untyped-decorator]
 def _stream(  # type: ignore[no-untyped-def]
     dst,
     src,
@@ -176,6 +189,7 @@ def _stream(  # type: ignore[no-untyped-def]
     reads,
     writes,
     turns,
+    apart,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
     READ: tl.constexpr,
@@ -191,9 +205,9 @@ def _stream(  # type: ignore[no-untyped-def]
     p = tl.program_id(0).to(tl.int64)
     if PERSISTENT:
         for turn in range(p, turns, tl.num_programs(0)):
-            _turn(dst, src, zero, both, reads, writes, turn, BLOCK, COPIED, READ, WRITTEN, HINT)
+            _turn(dst, src, zero, both, reads, writes, turn, turns, apart, BLOCK, COPIED, READ, WRITTEN, HINT)
     else:
-        _turn(dst, src, zero, both, reads, writes, p, BLOCK, COPIED, READ, WRITTEN, HINT)
+        _turn(dst, src, zero, both, reads, writes, p, turns, apart, BLOCK, COPIED, READ, WRITTEN, HINT)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -231,49 +245,70 @@ def _bulk(  # type: ignore[no-untyped-def]
             dst.store([both + (turn * WRITTEN + i) * BLOCK, 0], loaded)
 
 
-def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, list[Op]]:
+def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, Streams]:
     """The host's floor, a function of a number of calls, and calls of which the fastest is the device's.
 
     `arena` is the row's memory, bytes. Its first input set is what the device's calls read.
     """
     start = min(place.offset for place in row.sets[0].values() if place is not None)
     inputs = arena[start : start + (arena.numel() - start) // WORD * WORD].view(torch.int32)
-    return host_floor(row.outputs, arena.device), all_streams(row.traffic, inputs)
+    return host_floor(row.outputs, arena.device), Streams(row.traffic, inputs)
 
 
-def fastest_stream(traffic: Traffic, plain: bool = False) -> Op:
-    """The fastest of `all_streams`."""
-    return min(all_streams(traffic, plain=plain), key=trial)
+def fastest_stream(traffic: Traffic) -> Op:
+    """The fastest of the `plain` streams, where they are allocated."""
+    return min(Streams(traffic, plain=True).forms(), key=trial)
 
 
-def all_streams(traffic: Traffic, inputs: torch.Tensor | None = None, plain: bool = False) -> list[Op]:
+class Streams:
     """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
 
-    Always in the same order; they ignore their arguments. The few `plain` ones copy single tiles without hints: to try
-    all takes seconds. They read `inputs`, whose values stay, if these are large enough, else memory of their own.
+    Always in the same order: every form as it is allocated, then every form at the second of `places`, and so on. They
+    ignore their arguments. The few `plain` ones copy single tiles without hints: to try all takes seconds. They read
+    `inputs`, whose values stay, if these are large enough, else memory of their own.
     """
-    # Triton makes 16-byte loads only where it knows that numbers of words divide by 16.
-    reads, writes = (max(size // EVEN * EVEN, EVEN) // WORD for size in (traffic.read, traffic.written))
-    words = max(reads, writes if traffic.in_place else 0)
-    if inputs is not None and inputs.numel() >= words and not (traffic.in_place and writes > reads):
-        source = inputs[:words]
-    else:
-        source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
-    target = source if traffic.in_place else source.new_empty(writes)
-    # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
-    hopper = torch.cuda.get_device_capability()[0] >= 9
-    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
-    sizes = (min(reads, writes), reads, writes)
-    tried = [
-        _call(_stream, programs, (target, source, 0, *sizes, turns), constants, hopper)
-        for programs, turns, constants in streams(reads, writes, multiprocessors)
-        if not plain or is_plain(constants)
-    ]
-    bulk = bulk_streams(reads, writes, multiprocessors) if hopper and not plain else ()
-    for programs, both, turns, constants in bulk:
-        tensors = (lines(tensor, size, constants["BLOCK"]) for tensor, size in ((target, writes), (source, reads)))
-        tried.append(_call(_bulk, programs, (*tensors, 0, both, turns), constants, hopper))
-    return tried
+
+    def __init__(self, traffic: Traffic, inputs: torch.Tensor | None = None, plain: bool = False) -> None:
+        # Triton makes 16-byte loads only where it knows that numbers of words divide by 16.
+        reads, writes = (max(size // EVEN * EVEN, EVEN) // WORD for size in (traffic.read, traffic.written))
+        words = max(reads, writes if traffic.in_place else 0)
+        if inputs is not None and inputs.numel() >= words and not (traffic.in_place and writes > reads):
+            source = inputs[:words]
+        else:
+            source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
+        self._sizes, self._source = (reads, writes), source
+        shifts = (0,) if traffic.in_place else SHIFTS
+        self._target = source if traffic.in_place else source.new_empty(writes + max(shifts) // WORD)
+        self.places = tuple(itertools.product(shifts, (0,) if reads == writes else (0, 1)))
+        """Bytes by which the target is moved, and whether a turn's tiles are apart."""
+        # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
+        self._pdl = torch.cuda.get_device_capability()[0] >= 9
+        multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+        self._loads = [one for one in streams(reads, writes, multiprocessors) if not plain or is_plain(one[-1])]
+        self._bulk = list(bulk_streams(reads, writes, multiprocessors)) if self._pdl and not plain else []
+        self._count = len(self._loads) + len(self._bulk)
+
+    def forms(self) -> list[Op]:
+        """Every kernel, as it is allocated."""
+        return [self[number] for number in range(self._count)]
+
+    def alike(self, form: int) -> range:
+        """The numbers of a form at every place."""
+        return range(form, self._count * len(self.places), self._count)
+
+    def __getitem__(self, number: int) -> Op:
+        place, form = divmod(number, self._count)
+        shift, apart = self.places[place]
+        source, target, (reads, writes) = self._source, self._target, self._sizes
+        if target is not source:
+            target = target[shift // WORD :][:writes]
+        if form < len(self._loads):
+            programs, turns, constants = self._loads[form]
+            sizes = (min(reads, writes), reads, writes, turns)
+            return _call(_stream, programs, (target, source, 0, *sizes, apart), constants, self._pdl)
+        programs, both, turns, named = self._bulk[form - len(self._loads)]
+        tensors = (lines(*of, named["BLOCK"]) for of in ((target, writes), (source, reads)))
+        return _call(_bulk, programs, (*tensors, 0, both, turns), named, self._pdl)
 
 
 def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: Mapping[str, Any], pdl: bool) -> Op:
@@ -299,7 +334,7 @@ def trial(stream: Op, other: torch.Tensor | None = None) -> float:
     return min(timed() for _ in range(TRIALS))
 
 
-def fastest(row: RowSpec, streams: Sequence[Op]) -> int:
+def fastest(row: RowSpec, streams: Streams) -> int:
     """Which of the streams is the fastest for the row, beside other data where a cache may hold the row's.
 
     A trial is short, for there are hundreds of streams. Its winner may be lucky, and slower than an arm in samples.
@@ -307,11 +342,13 @@ def fastest(row: RowSpec, streams: Sequence[Op]) -> int:
     cache = torch.cuda.get_device_properties().L2_cache_size
     held = row.traffic.read <= 2 * cache
     other = torch.empty(2 * cache, dtype=torch.uint8, device="cuda") if held else None
-    times = [trial(stream, other) for stream in streams]
-    finalists = sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
+    times = [trial(form, other) for form in streams.forms()]
+    best = sorted(range(len(times)), key=times.__getitem__)[:PLACED]
+    placed = {number: trial(streams[number], other) for form in best for number in streams.alike(form)}
+    finalists = sorted(placed, key=placed.__getitem__)[:FINALISTS]
     graphs = {}
     for number in finalists:
-        count = max(TRIAL_CALLS, min(round(FINAL_US * TRIAL_CALLS / times[number]), MOST_FINAL_CALLS))
+        count = max(TRIAL_CALLS, min(round(FINAL_US * TRIAL_CALLS / placed[number]), MOST_FINAL_CALLS))
         graphs[number] = Graph(streams[number], [()] * count, {})
     found: dict[int, list[float]] = {number: [] for number in finalists}
     for _ in range(ROUNDS):
@@ -369,7 +406,8 @@ def shares(reads: int, writes: int) -> list[tuple[int, int, int]]:
     both, more = min(reads, writes), abs(reads - writes)
     found = []
     for copied in range(1, MOST_TILES + 1):
-        besides = min(-(-more * copied // both), 2 * MOST_TILES)
+        # A table that is read beside five tensors is no reason for one more tile in every turn.
+        besides = min(max(ceil(more * copied / both - 0.01), more > 0), 2 * MOST_TILES)
         found.append((copied, besides, 0) if reads > writes else (copied, 0, besides))
     # The turns that it takes, in tiles: where the ratio does not fit, some have nothing to do.
     idle = [abs(share[1] + share[2] - more * share[0] / both) / share[0] for share in found]

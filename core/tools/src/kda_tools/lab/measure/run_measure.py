@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kda_judge import __version__
 from kda_judge.arms.clocks import Graph
-from kda_judge.arms.limit_arm import WORD, all_streams, bulk_streams, host_floor, trial
+from kda_judge.arms.limit_arm import WORD, Streams, bulk_streams, host_floor, trial
 from kda_judge.arms.protocol import Place, Traffic
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.tasks import checkout_root
@@ -132,7 +132,7 @@ def _device_us(op: Callable[..., Any]) -> float:
 
 def _copy(half: int, multiprocessors: int) -> Copy:
     """The fastest stream that reads and writes so many bytes each, and the fastest of the copy engine's."""
-    streams = all_streams(Traffic(read=half, written=half))
+    streams = Streams(Traffic(read=half, written=half)).forms()
     words = half // WORD
     bulk = len(list(bulk_streams(words, words, multiprocessors))) if torch.cuda.get_device_capability()[0] >= 9 else 0
     groups = (streams[: len(streams) - bulk], streams[len(streams) - bulk :])  # the copy engine's are the last

@@ -99,7 +99,7 @@ class GraphWatch:
         """The judge's own."""
         from kda_judge.arms.limit_arm import fastest_stream
 
-        return self.capture(fastest_stream(moved, plain=True), [()])
+        return self.capture(fastest_stream(moved), [()])
 
     def wall(self, call: Callable[..., Any], sets: Sequence[Arguments], device_us: float) -> float:
         """Calls back to back, with the judge's clock for the column `wall`."""
