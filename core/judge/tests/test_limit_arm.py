@@ -97,10 +97,10 @@ from kda_judge.arms import limit_arm
 
 for reads, writes in ((5000, 5000), (6400, 5000), (5000, 9004), (9000, 8)):
     source, tried = torch.arange(1, reads + 1, dtype=torch.int32), 0
-    for number, (programs, turns, constants) in enumerate(list(limit_arm.streams(reads, writes, 1))[::7]):
+    for programs, turns, constants in list(limit_arm.streams(reads, writes, 1))[::7]:
         target = torch.zeros(writes + 1, dtype=torch.int32)
         missing = source.clone()
-        sizes = (min(reads, writes), reads, writes, turns, number % 2)
+        sizes = (min(reads, writes), reads, writes, turns)
         limit_arm._stream[programs,](target, missing, 0, *sizes, PDL=False, **constants)
         assert (target[:-1] != 0).all() and target[-1] == 0, (reads, writes, constants)
         if reads == writes:
@@ -172,12 +172,8 @@ def test_a_stream_reads_the_rows_own_inputs_where_they_are_enough(monkeypatch, r
     given = []
     monkeypatch.setattr(limit_arm, "_call", lambda _kernel, _programs, arguments, *_: given.append(arguments[:2]))
     inputs = torch.zeros(words, dtype=torch.int32)
-    streams = limit_arm.Streams(Traffic(read=reads, written=writes, in_place=in_place), inputs)
-    for form in range(len(streams.forms())):
-        for number in streams.alike(form):
-            streams[number]
-    assert len(given) >= len(streams.forms()) * len(streams.places)
-    assert len({target.data_ptr() for target, _ in given}) == (1 if in_place else len(limit_arm.SHIFTS))
+    limit_arm.all_streams(Traffic(read=reads, written=writes, in_place=in_place), inputs)
+    assert given
     for target, source in given:
         assert (source.data_ptr() != inputs.data_ptr()) == own
         assert (target is source) == in_place
@@ -220,51 +216,55 @@ class TimedGraph:
         return took, took
 
 
-class AtPlaces:
-    """`Streams` of two places."""
+class Cache:
+    """An L2: `zero_` fills it, as another arm does."""
 
-    def __init__(self, first, second):
-        self._first, self._all = first, [*first, *second]
+    full = False
 
-    def forms(self):
-        return self._first
-
-    def alike(self, form):
-        return range(form, len(self._all), len(self._first))
-
-    def __getitem__(self, number):
-        return self._all[number]
+    def zero_(self):
+        self.full = True
 
 
-@pytest.mark.parametrize("megabytes", [1, 1000])
-def test_a_stream_that_is_fast_in_short_trials_alone_is_not_the_limit(megabytes, monkeypatch):
+def test_a_stream_that_is_fast_in_short_trials_alone_is_not_the_limit(monkeypatch):
     monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(L2_cache_size=50 << 20))
-    monkeypatch.setattr(torch, "empty", lambda *_, **__: torch.zeros(1))
+    monkeypatch.setattr(limit_arm, "more_than_l2", Cache)
     slow = [lambda count, us=us: us * count for us in range(20, 60)]
     lucky = lambda count: (9 if count <= limit_arm.TRIAL_CALLS else 11) * count  # noqa: E731
     best = lambda count: 10 * count  # noqa: E731
-    row = SimpleNamespace(traffic=Traffic(read=megabytes << 20, written=megabytes << 20, in_place=False))
-    forms = [*slow[:20], lucky, *slow[20:], best]
-    assert forms[limit_arm.fastest(row, AtPlaces(forms, forms))] is best
-    assert forms[min(range(len(forms)), key=lambda number: limit_arm.trial(forms[number]))] is lucky
-    better = lambda count: 5 * count  # noqa: E731
-    streams = AtPlaces(forms, [*slow, lucky, better])
-    assert streams[limit_arm.fastest(row, streams)] is better, "it is the best form, at another place"
+    streams = [*slow[:20], lucky, *slow[20:], best]
+    assert streams[limit_arm.fastest(streams)] is best
+    assert streams[min(range(len(streams)), key=lambda number: limit_arm.trial(streams[number], Cache()))] is lucky
+
+
+def test_a_stream_that_is_fast_while_no_other_data_fill_the_l2_is_not_the_limit(monkeypatch):
+    cache = Cache()
+    monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
+    monkeypatch.setattr(limit_arm, "more_than_l2", lambda: cache)
+
+    def plain(count):
+        cache.full = False
+        return 10 * count
+
+    def evict_first(count):
+        return (11 if cache.full else 9) * count
+
+    assert limit_arm.fastest([evict_first, plain]) == 1
+    assert limit_arm.fastest([plain, evict_first]) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_the_chosen_stream_is_no_slower_than_all_others():
     traffic = Traffic(read=200 << 20, written=100 << 20, in_place=False)
-    streams = limit_arm.Streams(traffic)
-    chosen = limit_arm.fastest(SimpleNamespace(traffic=traffic), streams)
+    streams = limit_arm.all_streams(traffic)
+    chosen, other = limit_arm.fastest(streams), limit_arm.more_than_l2()
 
     def sampled(stream):
         graph = limit_arm.Graph(stream, [()] * 100, {})
+        other.zero_()
         return min(graph.replay(1)[1] for _ in range(3))
 
-    assert sampled(streams[chosen]) <= 1.01 * min(map(sampled, streams.forms()))
+    assert sampled(streams[chosen]) <= 1.01 * min(map(sampled, streams))
 
 
 @pytest.mark.gpu

@@ -55,8 +55,8 @@ class OpenRow:
     op: Any
     device_op: Any
     """What the CUDA graph captures: the op, or for the limits' worker the stream that was chosen."""
-    streams: Any
-    """What the limits' worker chooses from, `limit_arm.Streams`; None of other workers."""
+    streams: list[Any]
+    """What the limits' worker chooses from."""
     graphs: dict[str, Any] = field(default_factory=dict)
     """By what their inputs are."""
     last: Any = None
@@ -124,7 +124,7 @@ class Worker:
             op, streams = floors(spec, self._arena)
         else:
             found = callable_of(self._module, self._spec, spec.op)
-            op, streams = tensors_first(found, tuple(spec.sets[0]), spec.by_name), None
+            op, streams = tensors_first(found, tuple(spec.sets[0]), spec.by_name), []
         self._open = OpenRow(spec, sets, canary, slices, op, op, streams)
         return Ready()
 
@@ -132,7 +132,7 @@ class Worker:
         """One call that nobody looks at, for what the first one compiles; of the streams all, or the known one."""
         row = self._opened()
         if self._spec.limit:
-            for one in row.streams.forms() if stream is None else [row.streams[stream]]:
+            for one in row.streams if stream is None else [row.streams[stream]]:
                 one()
         else:
             row.op(*row.sets[0], **row.spec.scalars)
@@ -146,7 +146,7 @@ class Worker:
 
         row = self._opened()
         if stream is None:
-            stream = fastest(row.spec, row.streams)
+            stream = fastest(row.streams)
         row.device_op = row.streams[stream]
         return Chosen(stream=stream)
 

@@ -3,9 +3,9 @@
 - The host's floor: a C loop (`host_floor.c`) that allocates the op's outputs and launches an empty kernel. No call that
   returns new tensors and launches anything can cost the host less.
 - The device's floor: a stream that reads and writes as many bytes as the op must, in place for in-place ops, the
-  fastest of `streams` and `bulk_streams` at that very size and of several places in memory. It is timed as a CUDA graph
-  like the arms, so a kernel's fixed cost is in it, and it reads the row's own inputs as they do. A plain copy is no
-  ceiling for an op that reads more than it writes, and `Tensor.copy_` is none at all.
+  fastest of `streams` and `bulk_streams` at that very size. It is timed as a CUDA graph like the arms, so the fixed
+  cost of a kernel is in it, and it reads the row's own inputs as they do. A plain copy is no ceiling for an op that
+  reads more than it writes, and `Tensor.copy_` is none at all.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import ctypes
 import itertools
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -37,7 +37,7 @@ SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8), (8192
 """Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. A norm's program holds a row of up to 32 KB,
 and reads all of it before it writes."""
 HINTS = ("", "evict_first")
-"""Of loads and stores; evict-first helps beyond L2. Within, other data that the L2 holds may keep such lines out."""
+"""Of loads and stores; evict-first helps beyond L2. What other kernels left there may keep such lines out."""
 PERSISTENT = (0, 4, 8)
 """Programs per multiprocessor that take tiles in turn, which helps where the L2 holds everything; 0: one per tile."""
 LINE = 32
@@ -50,14 +50,9 @@ SHARED_BYTES = 224 << 10
 """Of a multiprocessor since Hopper, less what programs need besides."""
 MOST_TILES = 4
 """Tiles that a program copies, at most, so that reads and writes are shared out evenly in their ratio."""
-SHIFTS = (0, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)
-"""Bytes by which what a stream writes is moved away from where it is allocated. Reads and writes that meet in one bank
-of the GPU's memory wait for each other: at one place all streams of a size took 8% longer than the op's kernel."""
 TRIAL_CALLS = 10
 TRIAL_US, MOST_REPLAYS, TRIALS = 200, 20, 3
 """A trial is so long, or so many replays; the shortest of so many counts."""
-PLACED = 4
-"""So many forms are tried at every place."""
 FINALISTS, FINAL_US, MOST_FINAL_CALLS, ROUNDS = 8, 3000, 300, 5
 """So many of the fastest trials are timed again for as long as a part of a sample, in turn; the best median wins."""
 MOST_OUTPUTS = 16
@@ -146,41 +141,34 @@ def _turn(  # type: ignore[no-untyped-def]
     reads,
     writes,
     p,
-    turns,
-    apart,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
     READ: tl.constexpr,
     WRITTEN: tl.constexpr,
     HINT: tl.constexpr,
 ):
-    """Turn p of all: copy so many tiles, read so many besides, and write so many besides.
-
-    A turn's tiles lie side by side or, where `apart` is not 0, one in each of as many equal parts of the memory, as in
-    an op that reads several tensors.
-    """
+    """Turn p of all: copy so many tiles, read so many besides, and write so many besides."""
     lane = tl.arange(0, BLOCK)
-    step = tl.where(apart, turns, 1).to(tl.int64) * BLOCK
     # `zero` is only known at run time: a store of what was just loaded would be compiled away in place. That is what is
     # stored all the same, so that a stream in place changes nothing.
     more = tl.zeros((BLOCK,), tl.int32) ^ zero
     for i in tl.static_range(READ):
-        at = both + tl.where(apart, p, p * READ) * BLOCK + i * step + lane
+        at = both + (p * READ + i) * BLOCK + lane
         more ^= tl.load(src + at, mask=at < reads, other=0, eviction_policy=HINT)
     loaded = ()
     for i in tl.static_range(COPIED):
-        at = tl.where(apart, p, p * COPIED) * BLOCK + i * step + lane
+        at = (p * COPIED + i) * BLOCK + lane
         loaded += (tl.load(src + at, mask=at < both, other=0, eviction_policy=HINT),)  # type: ignore[assignment]
     more &= zero
     for i in tl.static_range(COPIED):
-        at = tl.where(apart, p, p * COPIED) * BLOCK + i * step + lane
+        at = (p * COPIED + i) * BLOCK + lane
         tl.store(dst + at, loaded[i] ^ more, mask=at < both, eviction_policy=HINT)
     for i in tl.static_range(WRITTEN):
-        at = both + tl.where(apart, p, p * WRITTEN) * BLOCK + i * step + lane
+        at = both + (p * WRITTEN + i) * BLOCK + lane
         tl.store(dst + at, loaded[i % COPIED] ^ more, mask=at < writes, eviction_policy=HINT)
 
 
-@triton.jit(do_not_specialize=["apart"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def _stream(  # type: ignore[no-untyped-def]
     dst,
     src,
@@ -189,7 +177,6 @@ def _stream(  # type: ignore[no-untyped-def]
     reads,
     writes,
     turns,
-    apart,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
     READ: tl.constexpr,
@@ -205,9 +192,9 @@ def _stream(  # type: ignore[no-untyped-def]
     p = tl.program_id(0).to(tl.int64)
     if PERSISTENT:
         for turn in range(p, turns, tl.num_programs(0)):
-            _turn(dst, src, zero, both, reads, writes, turn, turns, apart, BLOCK, COPIED, READ, WRITTEN, HINT)
+            _turn(dst, src, zero, both, reads, writes, turn, BLOCK, COPIED, READ, WRITTEN, HINT)
     else:
-        _turn(dst, src, zero, both, reads, writes, p, turns, apart, BLOCK, COPIED, READ, WRITTEN, HINT)
+        _turn(dst, src, zero, both, reads, writes, p, BLOCK, COPIED, READ, WRITTEN, HINT)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -245,70 +232,49 @@ def _bulk(  # type: ignore[no-untyped-def]
             dst.store([both + (turn * WRITTEN + i) * BLOCK, 0], loaded)
 
 
-def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, Streams]:
+def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, list[Op]]:
     """The host's floor, a function of a number of calls, and calls of which the fastest is the device's.
 
     `arena` is the row's memory, bytes. Its first input set is what the device's calls read.
     """
     start = min(place.offset for place in row.sets[0].values() if place is not None)
     inputs = arena[start : start + (arena.numel() - start) // WORD * WORD].view(torch.int32)
-    return host_floor(row.outputs, arena.device), Streams(row.traffic, inputs)
+    return host_floor(row.outputs, arena.device), all_streams(row.traffic, inputs)
 
 
 def fastest_stream(traffic: Traffic) -> Op:
-    """The fastest of the `plain` streams, where they are allocated."""
-    return min(Streams(traffic, plain=True).forms(), key=trial)
+    """The fastest of the plain ones of `all_streams`."""
+    return min(all_streams(traffic, plain=True), key=partial(trial, other=more_than_l2()))
 
 
-class Streams:
+def all_streams(traffic: Traffic, inputs: torch.Tensor | None = None, plain: bool = False) -> list[Op]:
     """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
 
-    Always in the same order: every form as it is allocated, then every form at the second of `places`, and so on. They
-    ignore their arguments. The few `plain` ones copy single tiles without hints: to try all takes seconds. They read
-    `inputs`, whose values stay, if these are large enough, else memory of their own.
+    Always in the same order; they ignore their arguments. The few `plain` ones copy single tiles without hints: to try
+    all takes seconds. They read `inputs`, whose values stay, if these are large enough, else memory of their own.
     """
-
-    def __init__(self, traffic: Traffic, inputs: torch.Tensor | None = None, plain: bool = False) -> None:
-        # Triton makes 16-byte loads only where it knows that numbers of words divide by 16.
-        reads, writes = (max(size // EVEN * EVEN, EVEN) // WORD for size in (traffic.read, traffic.written))
-        words = max(reads, writes if traffic.in_place else 0)
-        if inputs is not None and inputs.numel() >= words and not (traffic.in_place and writes > reads):
-            source = inputs[:words]
-        else:
-            source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
-        self._sizes, self._source = (reads, writes), source
-        shifts = (0,) if traffic.in_place else SHIFTS
-        self._target = source if traffic.in_place else source.new_empty(writes + max(shifts) // WORD)
-        self.places = tuple(itertools.product(shifts, (0,) if reads == writes else (0, 1)))
-        """Bytes by which the target is moved, and whether a turn's tiles are apart."""
-        # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
-        self._pdl = torch.cuda.get_device_capability()[0] >= 9
-        multiprocessors = torch.cuda.get_device_properties().multi_processor_count
-        self._loads = [one for one in streams(reads, writes, multiprocessors) if not plain or is_plain(one[-1])]
-        self._bulk = list(bulk_streams(reads, writes, multiprocessors)) if self._pdl and not plain else []
-        self._count = len(self._loads) + len(self._bulk)
-
-    def forms(self) -> list[Op]:
-        """Every kernel, as it is allocated."""
-        return [self[number] for number in range(self._count)]
-
-    def alike(self, form: int) -> range:
-        """The numbers of a form at every place."""
-        return range(form, self._count * len(self.places), self._count)
-
-    def __getitem__(self, number: int) -> Op:
-        place, form = divmod(number, self._count)
-        shift, apart = self.places[place]
-        source, target, (reads, writes) = self._source, self._target, self._sizes
-        if target is not source:
-            target = target[shift // WORD :][:writes]
-        if form < len(self._loads):
-            programs, turns, constants = self._loads[form]
-            sizes = (min(reads, writes), reads, writes, turns)
-            return _call(_stream, programs, (target, source, 0, *sizes, apart), constants, self._pdl)
-        programs, both, turns, named = self._bulk[form - len(self._loads)]
-        tensors = (lines(*of, named["BLOCK"]) for of in ((target, writes), (source, reads)))
-        return _call(_bulk, programs, (*tensors, 0, both, turns), named, self._pdl)
+    # Triton makes 16-byte loads only where it knows that numbers of words divide by 16.
+    reads, writes = (max(size // EVEN * EVEN, EVEN) // WORD for size in (traffic.read, traffic.written))
+    words = max(reads, writes if traffic.in_place else 0)
+    if inputs is not None and inputs.numel() >= words and not (traffic.in_place and writes > reads):
+        source = inputs[:words]
+    else:
+        source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
+    target = source if traffic.in_place else source.new_empty(writes)
+    # Programmatic dependent launch sets a grid up while the one before drains; kernels under test may use it too.
+    hopper = torch.cuda.get_device_capability()[0] >= 9
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+    sizes = (min(reads, writes), reads, writes)
+    tried = [
+        _call(_stream, programs, (target, source, 0, *sizes, turns), constants, hopper)
+        for programs, turns, constants in streams(reads, writes, multiprocessors)
+        if not plain or is_plain(constants)
+    ]
+    bulk = bulk_streams(reads, writes, multiprocessors) if hopper and not plain else ()
+    for programs, both, turns, constants in bulk:
+        tensors = (lines(tensor, size, constants["BLOCK"]) for tensor, size in ((target, writes), (source, reads)))
+        tried.append(_call(_bulk, programs, (*tensors, 0, both, turns), constants, hopper))
+    return tried
 
 
 def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: Mapping[str, Any], pdl: bool) -> Op:
@@ -316,45 +282,43 @@ def _call(kernel: Any, programs: int, arguments: tuple[object, ...], constants: 
     return lambda *_, **__: kernel[programs,](*arguments, PDL=pdl, launch_pdl=pdl, **constants)
 
 
-def trial(stream: Op, other: torch.Tensor | None = None) -> float:
-    """Microseconds of `TRIAL_CALLS` calls in a CUDA graph.
+def more_than_l2() -> torch.Tensor:
+    """Memory of twice the L2's size."""
+    return torch.empty(2 * torch.cuda.get_device_properties().L2_cache_size, dtype=torch.uint8, device="cuda")
 
-    `other` is memory larger than the L2. With it, the L2 holds `other` before each trial, as it does after another arm.
-    """
+
+def trial(stream: Op, other: torch.Tensor) -> float:
+    """Microseconds of `TRIAL_CALLS` calls in a CUDA graph, after `other` has filled the L2, as another arm does."""
     graph = Graph(stream, [()] * TRIAL_CALLS, {})
     graph.replay(1)
     times = min(max(round(TRIAL_US / graph.replay(1)[1]), 1), MOST_REPLAYS)
 
     def timed() -> float:
-        if other is not None:
-            other.zero_()
-            graph.replay(1)
+        other.zero_()
+        graph.replay(1)
         return graph.replay(times)[1] / times
 
     return min(timed() for _ in range(TRIALS))
 
 
-def fastest(row: RowSpec, streams: Streams) -> int:
-    """Which of the streams is the fastest for the row, beside other data where a cache may hold the row's.
+def fastest(streams: Sequence[Op]) -> int:
+    """Which of the streams is the fastest, when other kernels' data fill the L2.
 
-    A trial is short, for there are hundreds of streams. Its winner may be lucky, and slower than an arm in samples.
+    Such data hold an evict-first stream up by 7%, also one that moves ten times what the L2 holds: alone it is the
+    fastest, between other arms it is not. A trial is short, for there are hundreds of streams. Its winner may be lucky,
+    and slower than an arm in samples.
     """
-    cache = torch.cuda.get_device_properties().L2_cache_size
-    held = row.traffic.read <= 2 * cache
-    other = torch.empty(2 * cache, dtype=torch.uint8, device="cuda") if held else None
-    times = [trial(form, other) for form in streams.forms()]
-    best = sorted(range(len(times)), key=times.__getitem__)[:PLACED]
-    placed = {number: trial(streams[number], other) for form in best for number in streams.alike(form)}
-    finalists = sorted(placed, key=placed.__getitem__)[:FINALISTS]
+    other = more_than_l2()
+    times = [trial(stream, other) for stream in streams]
+    finalists = sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
     graphs = {}
     for number in finalists:
-        count = max(TRIAL_CALLS, min(round(FINAL_US * TRIAL_CALLS / placed[number]), MOST_FINAL_CALLS))
+        count = max(TRIAL_CALLS, min(round(FINAL_US * TRIAL_CALLS / times[number]), MOST_FINAL_CALLS))
         graphs[number] = Graph(streams[number], [()] * count, {})
     found: dict[int, list[float]] = {number: [] for number in finalists}
     for _ in range(ROUNDS):
         for number, graph in graphs.items():
-            if other is not None:
-                other.zero_()
+            other.zero_()
             graph.replay(1)
             found[number].append(graph.replay(1)[1] / graph.calls)
     return min(finalists, key=lambda number: median(found[number]))
@@ -406,7 +370,7 @@ def shares(reads: int, writes: int) -> list[tuple[int, int, int]]:
     both, more = min(reads, writes), abs(reads - writes)
     found = []
     for copied in range(1, MOST_TILES + 1):
-        # A table that is read beside five tensors is no reason for one more tile in every turn.
+        # A small table beside large tensors is no reason for one more tile in every turn.
         besides = min(max(ceil(more * copied / both - 0.01), more > 0), 2 * MOST_TILES)
         found.append((copied, besides, 0) if reads > writes else (copied, 0, besides))
     # The turns that it takes, in tiles: where the ratio does not fit, some have nothing to do.

@@ -103,14 +103,14 @@ def main(op: str, *ids: str) -> None:
     """Launch every stream of the limits' worker once, for each of these rows."""
     import torch
 
-    from kda_judge.arms.limit_arm import Streams
+    from kda_judge.arms.limit_arm import all_streams
 
     task = find_task(op)
     reference = load_reference(task)
     for row in task.workloads:
         if row.id in ids:
             moved = traffic(task.config.ops[row.op], row, reference)
-            for stream in Streams(moved).forms():
+            for stream in all_streams(moved):
                 stream()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import triton.language as tl
 
 from kda_judge import __version__
 from kda_judge.arms.clocks import Graph
-from kda_judge.arms.limit_arm import WORD, Streams, bulk_streams, host_floor, trial
+from kda_judge.arms.limit_arm import WORD, all_streams, bulk_streams, host_floor, more_than_l2, trial
 from kda_judge.arms.protocol import Place, Traffic
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.tasks import checkout_root
@@ -132,11 +133,12 @@ def _device_us(op: Callable[..., Any]) -> float:
 
 def _copy(half: int, multiprocessors: int) -> Copy:
     """The fastest stream that reads and writes so many bytes each, and the fastest of the copy engine's."""
-    streams = Streams(Traffic(read=half, written=half)).forms()
+    streams = all_streams(Traffic(read=half, written=half))
     words = half // WORD
     bulk = len(list(bulk_streams(words, words, multiprocessors))) if torch.cuda.get_device_capability()[0] >= 9 else 0
     groups = (streams[: len(streams) - bulk], streams[len(streams) - bulk :])  # the copy engine's are the last
-    vectors, engine = (_device_us(min(some, key=trial)) if some else None for some in groups)
+    tried = partial(trial, other=more_than_l2())
+    vectors, engine = (_device_us(min(some, key=tried)) if some else None for some in groups)
     return Copy(bytes=2 * half, us=min(filter(None, (vectors, engine))), bulk_us=engine)
 
 
