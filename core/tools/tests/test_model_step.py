@@ -563,6 +563,14 @@ def test_all_files_that_a_worker_computes_with_make_a_run_stale():
     assert computed_with("kda_tools.models.worker", ("models", "traces"), NEVER_STALE) == set(run_step.DECIDING)
 
 
+def test_a_run_is_stale_by_its_own_models_entry_alone():
+    flux = known_models.load_models().models["flux"]
+    other = flux.model_copy(update={"tokens": flux.tokens + 1})
+    found = [run_step.deciding_hash(run_step.DECIDING, model) for model in (flux, other, None)]
+    assert len(set(found)) == 3
+    assert found[0] == hashes([], [], flux)["models"]
+
+
 def measured(**changed) -> StepRecord:
     times = [[100.0, 101.0, 99.0], [102.0, 100.0, 101.0], [98.0, 99.0, 100.0]]
     parts = [
@@ -570,7 +578,6 @@ def measured(**changed) -> StepRecord:
         for one in times
     ]
     flat = {"relative": (1e-3, 2e-3), "psnr_db": (60.0, 54.0)}
-    folder = ROOT / known_models.FOLDER
     call = {"task": "k05_norm_scale_shift", "op": "fused_norm_scale_shift", "inputs": {"x": "1x2x3:bfloat16"}}
     share = Share(total_us=100.0, by_kind={"gemm": 60.0, "k05_norm_scale_shift": 40.0}, launches=3)
     data = {
@@ -589,7 +596,7 @@ def measured(**changed) -> StepRecord:
         "seed": 0,
         "commit": "0" * 40,
         "dirty": False,
-        "hashes": hashes([K05], [], folder),
+        "hashes": hashes([K05], [], known_models.load_models().models["flux"]),
         "wheel": "sglang 0.5.23 0",
         "files": "0" * 64,
         "versions": {},

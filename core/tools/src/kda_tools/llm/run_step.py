@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import kda_tools
 from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import gpu_state, provenance
 from kda_tools.llm.capture import prepare
-from kda_tools.llm.known_llms import KnownLlms
+from kda_tools.llm.known_llms import KnownLlms, Llm
 from kda_tools.llm.served_names import STAND_INS
 from kda_tools.llm.served_phase import Phase
 from kda_tools.llm.solution_ops import step_tasks
@@ -28,7 +27,7 @@ from kda_tools.llm.step_protocol import (
     StepRequest,
 )
 from kda_tools.models.calls import Call
-from kda_tools.models.run_step import FEWEST_PROCESSES, joined, solution_hashes
+from kda_tools.models.run_step import FEWEST_PROCESSES, deciding_hash, joined, solution_hashes
 from kda_tools.models.worker_process import answers_of
 
 WORKER = "kda_tools.llm.step_worker"
@@ -110,7 +109,7 @@ def run(plan: StepPlan, known: KnownLlms, folder: Path, show: Callable[[str], No
         kernels=kernels(pin) if gpu else "PyTorch",
         files=hashlib.sha256((folder / pin.files).read_bytes()).hexdigest() if gpu else None,
         stand_ins=STAND_INS,
-        hashes=hashes(step_tasks(), [call for step in steps for call in step.checked.calls], folder),
+        hashes=hashes(step_tasks(), [call for step in steps for call in step.checked.calls], model),
         commit=git.commit,
         dirty=git.dirty,
         versions=provenance.versions(found.before.driver if found.before else None),
@@ -136,8 +135,6 @@ def kernels(pin: Pin) -> str:
     return f"{pin.package} {pin.version} {pin.wheel_sha256}"
 
 
-def hashes(tasks: Sequence[Task], calls: Sequence[Call], folder: Path) -> dict[str, str]:
-    """sha256 of what decides a run: the solutions that were called, `DECIDING`, and the known models."""
-    room = provenance.content_hash(Path(kda_tools.__file__).parent, DECIDING)
-    data = provenance.content_hash(folder, ["models.toml"])
-    return solution_hashes(tasks, calls) | {"step": hashlib.sha256(f"{room} {data}".encode()).hexdigest()}
+def hashes(tasks: Sequence[Task], calls: Sequence[Call], model: Llm | None) -> dict[str, str]:
+    """sha256 of what decides a run: the solutions that were called, `DECIDING`, and what is known of the model."""
+    return solution_hashes(tasks, calls) | {"step": deciding_hash(DECIDING, model)}

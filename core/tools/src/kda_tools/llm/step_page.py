@@ -7,7 +7,9 @@ from pathlib import Path
 
 from kda_judge.contract.errors import LedgerError
 from kda_judge.evidence import record_log, stats
+from kda_tools import checkout_folder
 from kda_tools.llm import step_protocol
+from kda_tools.llm.known_llms import load_llms
 from kda_tools.llm.llm_views import fallback_lines, tokens_per_s
 from kda_tools.llm.run_step import hashes
 from kda_tools.llm.served_names import SAME_IN_BOTH
@@ -62,7 +64,8 @@ def chosen(records: Sequence[LlmStepRecord]) -> list[LlmStepRecord]:
 
 def outdated(record: LlmStepRecord, folder: Path) -> list[str]:
     """What decided the run and is another one now."""
-    now = hashes(step_tasks(), [call for phase in record.phases for call in phase.checked.calls], folder)
+    model = load_llms(folder / checkout_folder.FILE).models.get(record.model)
+    now = hashes(step_tasks(), [call for phase in record.phases for call in phase.checked.calls], model)
     return [part for part, digest in record.hashes.items() if now.get(part) != digest]
 
 

@@ -97,7 +97,8 @@ class LlmStepRecord(Strict):
     stand_ins: tuple[str, ...]
     """Operations that no server runs like this; both arms run them."""
     hashes: dict[str, Digest]
-    """Task folder -> its solution with what it imports of kda_runtime; `step` -> the files that run the step."""
+    """Task folder -> its solution with what it imports of kda_runtime; `step` -> the files that run the step
+    and the model's entry."""
     commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
     dirty: bool
     versions: dict[str, str]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kda_judge.contract.errors import LedgerError
 from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence import record_log
+from kda_tools import checkout_folder
 from kda_tools.models import drift, known_models
 from kda_tools.models.run_step import hashes
 from kda_tools.models.step_record import BOUND, StepRecord, log
@@ -152,7 +153,8 @@ def section_md(record: StepRecord, stale_parts: Sequence[str]) -> str:
 def stale(record: StepRecord, folder: Path) -> list[str]:
     """What decided the run and is another one now."""
     tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
-    now = hashes(tasks, record.calls, folder)
+    known = known_models.load_models(folder / checkout_folder.FILE)
+    now = hashes(tasks, record.calls, known.models.get(record.model))
     return [part for part, digest in record.hashes.items() if now.get(part) != digest]
 
 

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import kda_tools
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
+from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state, provenance, stats
 from kda_tools.models import known_models
 from kda_tools.models.calls import Call
-from kda_tools.models.known_models import KnownModels, Sizes
+from kda_tools.models.known_models import KnownModels, Model, Sizes
 from kda_tools.models.protocol import Answer, Census, Request, Timed
 from kda_tools.models.step_record import Mode, StepRecord
 from kda_tools.models.worker_process import answers_of
@@ -131,7 +132,7 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
         seed=plan.seed,
         commit=git.commit,
         dirty=git.dirty,
-        hashes=hashes(tasks, first.calls, folder),
+        hashes=hashes(tasks, first.calls, model),
         wheel=f"{pin.package} {pin.version} {pin.wheel_sha256}",
         files=hashlib.sha256((folder / pin.files).read_bytes()).hexdigest(),
         versions=provenance.versions(before.driver if before else None) | _needed_versions(),
@@ -213,11 +214,16 @@ def ask(request: Request) -> Answer:
     return found
 
 
-def hashes(tasks: Sequence[Task], calls: Sequence[Call], folder: Path) -> dict[str, str]:
-    """sha256 of what decides a run: the solutions that were called, `DECIDING`, and the known models."""
-    room = provenance.content_hash(Path(kda_tools.__file__).parent, DECIDING)
-    data = provenance.content_hash(folder, ["models.toml"])
-    return solution_hashes(tasks, calls) | {"models": hashlib.sha256(f"{room} {data}".encode()).hexdigest()}
+def hashes(tasks: Sequence[Task], calls: Sequence[Call], model: Model | None) -> dict[str, str]:
+    """sha256 of what decides a run: the solutions that were called, `DECIDING`, and what is known of the model."""
+    return solution_hashes(tasks, calls) | {"models": deciding_hash(DECIDING, model)}
+
+
+def deciding_hash(files: Sequence[str], model: Strict | None) -> str:
+    """sha256 of files of the tools and of a model's entry; None: no model of that name is known any more."""
+    room = provenance.content_hash(Path(kda_tools.__file__).parent, files)
+    entry = model.model_dump_json(exclude_unset=True) if model else ""
+    return hashlib.sha256(f"{room} {entry}".encode()).hexdigest()
 
 
 def solution_hashes(tasks: Sequence[Task], calls: Sequence[Call]) -> dict[str, str]:

@@ -109,7 +109,7 @@ class StepRecord(Strict):
     commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
     dirty: bool
     hashes: dict[str, Digest]
-    """Task folder -> its solution with what it imports of kda_runtime; `models` -> this room and the known models."""
+    """Task folder -> its solution with what it imports of kda_runtime; `models` -> this room and the model's entry."""
     wheel: str
     """Package, version and sha256."""
     files: Digest
