@@ -29,3 +29,15 @@ def test_parts_are_counted_once_the_device_is_idle():
     assert waited == [1]
     total, each = map(float, re.match(r"([\d.]+) s, ([\d.]+) s a row and arm: ", line).groups())
     assert total / 10 == pytest.approx(each, abs=0.02)
+
+
+def test_loops_against_the_clock_are_no_samples():
+    spent = Spent()
+    with spent.commands_as("holding to the clock"):
+        begin = time.perf_counter()
+        time.sleep(0.05)
+        spent.answered("wall", begin)
+    begin = time.perf_counter()
+    time.sleep(0.01)
+    spent.answered("wall", begin)
+    assert re.search(r"holding to the clock (\d+)%, timing (\d+)%", spent.line(1, 1))

@@ -74,7 +74,8 @@ class Sampler:
                 return
         for name, arm in notes.usable(self._setup.arms, *clocked):
             if name != LIMIT_ARM:
-                with notes.arms[name].noting(), alone(name, self._setup.arms):
+                spent = self._setup.spent.commands_as("holding to the clock")
+                with notes.arms[name].noting(), alone(name, self._setup.arms), spent:
                     self._hold_to_clock(case, notes, notes.arms[name], arm)
 
     def _metrics(self, name: str) -> list[Metric]:

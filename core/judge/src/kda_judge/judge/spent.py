@@ -12,8 +12,8 @@ COMMANDS: Mapping[str, str] = {
     "hello": "starting workers",
     "warm": "first calls",
     "verify": "verifying",
-    "choose": "timing",
-    "capture": "timing",
+    "choose": "choosing limits",
+    "capture": "capturing graphs",
     "wall": "timing",
     "latency": "timing",
     "replay": "timing",
@@ -31,6 +31,7 @@ class Spent:
         self._finish = finish
         self._begin = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._commands: str | None = None
 
     @contextmanager
     def on(self, part: str) -> Iterator[None]:
@@ -42,9 +43,18 @@ class Spent:
         finally:
             self._seconds[part] += time.perf_counter() - begin
 
+    @contextmanager
+    def commands_as(self, part: str) -> Iterator[None]:
+        """Count all workers' commands of the block as `part`, whatever they are."""
+        self._commands = part
+        try:
+            yield
+        finally:
+            self._commands = None
+
     def answered(self, command: str, begin: float) -> None:
         """Count the time since `begin` as a worker's, for this command."""
-        self._seconds[COMMANDS.get(command, OTHER_COMMANDS)] += time.perf_counter() - begin
+        self._seconds[self._commands or COMMANDS.get(command, OTHER_COMMANDS)] += time.perf_counter() - begin
 
     def line(self, rows: int, arms: int) -> str:
         """`12.3 s, 0.6 s a row and arm: timing 61%, oracle 20%, ...`, the largest part first."""
