@@ -17,6 +17,11 @@ from kda_tools.models.stepping import Stepper
 STEPS = 3
 
 
+def set_to_bits(function) -> bool:
+    op = function.kda_op
+    return op.exact is not None and (op.plan, op.plain) == op.exact
+
+
 def main() -> None:
     torch.set_num_threads(1)
     known = known_models.load_models()
@@ -54,6 +59,11 @@ def main() -> None:
             latents[arm] = stepper.denoise(STEPS)
         found[name] = drift.drift(latents).model_dump()
         seams.restore()
+    exact = Seams(tasks, "0.5.12.post1", right, cpu, exact=True)
+    found["exact"] = {
+        seam.op: seam.arms["solution"] is not seam.arms["upstream"] and set_to_bits(getattr(seam.solution, seam.op))
+        for seam in exact.seams
+    }
     print(json.dumps(found))
 
 

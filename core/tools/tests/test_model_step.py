@@ -804,6 +804,13 @@ def test_a_wrong_solution_shows_in_the_drift(narrow):
     assert narrow["right"]["rounding"]["relative"][-1] > 0
 
 
+def test_the_exact_arm_has_ops_that_give_upstreams_bits_and_upstreams_own_for_the_others(narrow):
+    found = narrow["exact"]
+    assert {op for op, ours in found.items() if ours} >= {"apply_rotary_embedding", "fuse_scale_shift_kernel"}
+    assert not found["fused_norm_scale_shift"]
+    assert not found["fused_inplace_qknorm_rope"]
+
+
 def test_calls_of_a_real_class_reach_the_ops(narrow):
     calls = {call["op"]: call for call in narrow["calls right"]}
     assert {"fused_norm_scale_shift", "fused_scale_residual_norm_scale_shift", "fused_inplace_qknorm_rope"} <= set(

@@ -29,6 +29,7 @@ class Arm(str, Enum):
     UPSTREAM = "upstream"
     SOLUTION = "solution"
     PORTABLE = "portable"
+    EXACT = "exact"
 
 
 @app.command()
@@ -36,7 +37,11 @@ def step(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `kda model list` shows.")],
     arm: Annotated[
         Arm,
-        typer.Option("--arm", help="What to compare with upstream: the solutions, their plain exports, or nothing."),
+        typer.Option(
+            "--arm",
+            help="What to compare with upstream: the solutions, their plain exports, "
+            "those that can give upstream's bits, or nothing.",
+        ),
     ] = Arm.SOLUTION,
     release: Annotated[
         str | None,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
 
 from kda_judge.contract.strict_models import Amount, Count, Strict
 from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.known_models import Sizes
-from kda_tools.models.step_record import Drift, Profile
+from kda_tools.models.step_record import Drift, Profile, StepArm
 from kda_tools.models.worker_process import WorkerAnswer, WorkerRequest
 
 
@@ -28,7 +27,7 @@ class Request(WorkerRequest):
     sizes: Sizes
     layers: dict[str, Count]
     seed: Count
-    arm: Literal["upstream", "solution", "portable"]
+    arm: StepArm
     exports: dict[str, str]
     """Task folder -> package of its export, of the arm `portable`."""
     check: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import kda_tools
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
@@ -22,7 +22,7 @@ from kda_tools.models import known_models
 from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels, Model, Sizes
 from kda_tools.models.protocol import Answer, Census, Request, Timed
-from kda_tools.models.step_record import Mode, StepRecord
+from kda_tools.models.step_record import Mode, StepArm, StepRecord
 from kda_tools.models.worker_process import answers_of
 
 FEWEST_PROCESSES = 3
@@ -40,7 +40,7 @@ class Plan:
 
     model: str
     release: str
-    arm: Literal["upstream", "solution", "portable"] = "solution"
+    arm: StepArm = "solution"
     layers: int | None = None
     """None: all of them on a GPU, two without one."""
     seed: int = 0

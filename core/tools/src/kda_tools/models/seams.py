@@ -1,7 +1,8 @@
 """The places in SGLang's loaded modules that hold the tasks' ops, and the arms that can be put there.
 
 `upstream`  the release's own functions. On the CPU, where they cannot run, the tasks' eager modules stand for them.
-`solution`  the tasks' solutions; `portable`: their exports, which need torch and triton alone.
+`solution`  the tasks' solutions; `portable`: their exports, which need torch and triton alone; `exact`: the solutions'
+            ops that can give upstream's bits, set to them, and upstream's own functions for the others.
 `eager`     upstream's native PyTorch paths: layers run `forward_native`, no fusion is mounted, the ops are eager.
 `plain`     as `upstream`, but the tasks' ops are eager; `rounded`: the same, with one more rounding of every output
             of these ops. What these two are apart is what a single rounding of them does to a model.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -25,6 +27,7 @@ from kda_tools.models.calls import Log
 from kda_tools.models.chain_sites import Site, blocks, sites_of
 from kda_tools.models.deferred_gelu import chain, defer, original
 from kda_tools.models.fitting import fitted, named
+from kda_tools.project.export.sources import exact_ops
 
 ARMS = ("upstream", "solution", "eager", "plain", "rounded")
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
@@ -51,9 +54,14 @@ class Seams:
     """All seams of a release; `use` puts an arm there."""
 
     def __init__(
-        self, tasks: Sequence[Task], release: str, solutions: Mapping[str, ModuleType], device: torch.device
+        self,
+        tasks: Sequence[Task],
+        release: str,
+        solutions: Mapping[str, ModuleType],
+        device: torch.device,
+        exact: bool = False,
     ) -> None:
-        self.device = device
+        self.device, self._exact = device, exact
         self.natives = natives.Natives(device)
         self.seams: list[Seam] = []
         self._noise = torch.Generator(device=device)
@@ -85,8 +93,9 @@ class Seams:
             if not callable(getattr(module, op, None)):
                 raise UsageError(f"{task.folder}: its {name} has no {op}, which upstream's arm has")
         signature = named(upstream, getattr(solution, op))
+        bits = not self._exact or self._gives_bits(task, getattr(solution, op))
         if upstream is deferred_slices.refuse:  # the chain's own ops are seams of other tasks
-            arms = dict.fromkeys((*ARMS, "original"), upstream) | {"solution": getattr(solution, op)}
+            arms = dict.fromkeys((*ARMS, "original"), upstream) | ({"solution": getattr(solution, op)} if bits else {})
             return Seam(task, op, arms, solution, signature, site=site)
         plain = fitted(getattr(eager, op), upstream)
         arms = {
@@ -97,7 +106,16 @@ class Seams:
             "plain": plain,
             "rounded": self._rounding(task, op, plain, signature),
         }
+        arms |= {} if bits else {"solution": arms["upstream"]}
         return Seam(task, op, arms, solution, signature, site=site)
+
+    def _gives_bits(self, task: Task, solution: Any) -> bool:
+        """Have a solution's op give upstream's bits; False where it cannot."""
+        with suppress(UsageError):
+            if getattr(solution, "kda_op", None) and solution.kda_op.name in exact_ops(task):
+                solution.kda_op.set_exact()
+                return True
+        return False
 
     def find_places(self) -> None:
         """Look through all loaded modules of SGLang; again after a class was imported, and after its first step.
@@ -137,7 +155,7 @@ class Seams:
             if call is deferred_slices.refuse:
                 self._defer(seam, call)
                 continue
-            if log is not None:
+            if log is not None and not (self._exact and call is seam.arms["upstream"]):
                 call = log.wrap(seam.task, seam.op, call, seam.signature, seam.solution if arm == "solution" else None)
             if annotate:
                 call = _annotated(f"kda::{seam.task.folder}", call)

@@ -17,6 +17,7 @@ from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.known_models import Sizes
 
 SCHEMA_VERSION: Final = 1
+StepArm = Literal["upstream", "solution", "portable", "exact"]
 BOUND: Final = 1.5
 """How much further from eager the solution may end than the larger of upstream and one rounding of each output."""
 Samples = tuple[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], ...]
@@ -97,7 +98,7 @@ class StepRecord(Strict):
     command: str
     model: str
     release: str
-    arm: Literal["upstream", "solution", "portable"]
+    arm: StepArm
     """What stands against upstream; `upstream`: nothing, the run shows what upstream's step is made of."""
     sizes: Sizes
     tiny: bool

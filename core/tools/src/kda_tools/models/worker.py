@@ -50,7 +50,7 @@ def answer(request: Request) -> Answer:
     solutions = solutions_of(tasks, request.exports)
     boot.load(model.class_)
     await_turn()
-    seams = Seams(tasks, request.release, solutions, device)
+    seams = Seams(tasks, request.release, solutions, device, exact=request.arm == "exact")
     if request.census:
         real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
         as_on_gpu = request.census is Census.AS_ON_GPU
