@@ -78,11 +78,17 @@ def step(
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the run's record there.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Keep a profile of upstream's step, for `kda model trace`."),
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Keep a profile of upstream's step, for `kda model trace`; --record also records its hotspots.",
+        ),
     ] = None,
 ) -> None:
     """Run one denoising step with random weights, with upstream's ops and ours. Without a GPU: tiny, not timed."""
+    from kda_judge.contract.tasks import checkout_root
     from kda_judge.evidence.record_log import append
+    from kda_tools.models import step_hotspots
     from kda_tools.models.known_models import folder, load_models
     from kda_tools.models.run_step import MODES, Plan, run
     from kda_tools.models.step_record import log
@@ -117,6 +123,10 @@ def step(
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     if record:
         append(log(folder()), found)
+    if record and trace is not None:
+        root = checkout_root()
+        assert root is not None, "the known models were read from it"
+        append(step_hotspots.log(folder()), step_hotspots.read_trace(trace, found, root))
     if json is not None:
         json.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
     print_step(found)

@@ -214,7 +214,7 @@ def publish(
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
     from kda_tools.llm import readme_block as llm_readme
-    from kda_tools.models import page, readme_block
+    from kda_tools.models import ceilings_page, page, readme_block
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
     from kda_tools.project import launch_scripts
@@ -226,6 +226,7 @@ def publish(
     changed = generate(all_tasks(), check=check, readme_blocks=blocks)
     if models is not None:
         changed += page.publish(models, check=check)
+        changed += ceilings_page.publish(models, check=check)
     if llms is not None:
         changed += llm_page.publish(llms, check=check)
     changed += ports_page.publish(all_tasks(), check=check)

@@ -51,6 +51,7 @@ SWEEPS = "tuning.md"
 PICTURE = re.compile(r"^!\[(?P<says>[^\]]*)\]\((?P<target>plots/campaigns/(?P<name>[^)]*)\.svg)\)$", re.MULTILINE)
 """A plot of a campaign."""
 STEPS = Path("diffusion/models/docs/steps.md")
+CEILINGS = STEPS.with_name("ceilings.md")
 NO_STEPS = "No step of a model is recorded on a GPU yet; `kda model step MODEL --record` adds the first."
 STATIC = Path(__file__).parent / "static"
 SETTINGS: dict[str, Any] = {
@@ -136,19 +137,18 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
             staged[page], places = wide(text) + _contents("", places), [page]
         shelves[family.capitalize()] = places
     steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
-    if (root / STEPS).is_file():
-        staged[STEPS] = wide(_text(root / STEPS))
+    steps_pages = [path for path in (STEPS, CEILINGS) if (root / path).is_file()]
+    staged |= {path: wide(_text(root / path)) for path in steps_pages}
     known = {path.stem: f"[What its step is made of](../{path})." for path in llms}
     found = overview_pages.model_pages(ledgers, steps, known)
     models = {Path("models") / f"{name}.md": text for name, text in found.items()}
     staged |= {**models, ROWS: overview_pages.rows_page(ledgers)}
     start = replace_block(_text(root / START), "results", overview_pages.landing(ledgers))
-    steps_page = [STEPS] * (STEPS in staged)
     shelves = {
         "Results": [ROWS],
         **shelves,
         "Guides": guides,
-        "Models": [*models, *steps_page, *(path for path in llms if path.parts[0].capitalize() not in shelves)],
+        "Models": [*models, *steps_pages, *(path for path in llms if path.parts[0].capitalize() not in shelves)],
         "Skills": skills,
     }
     for caption, places in shelves.items():

@@ -1,0 +1,76 @@
+"""`diffusion/models/docs/ceilings.md`: what faster kernels could give each model's step, from recorded profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kda_judge.contract.tasks import find_tasks
+from kda_judge.evidence import record_log
+from kda_tools.models.page import HEADER
+from kda_tools.models.step_hotspots import StepHotspots, ceiling, log
+from kda_tools.publish.report import NONE, line
+from kda_tools.publish.write_pages import write_pages
+from kda_tools.traces.copy_limit import CopyLimit, copy_limit
+
+MOST_SPOTS = 10
+INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with random weights and the layers that are named.
+
+- **Bound by bytes**: the share of GPU time in all kernels but attention, GEMM and communication.
+- **At the limit**: how much faster the step's kernels are if each of those takes the time that its bytes need. The
+  limits are those that the judge measured on that GPU in the newest clean runs of the tasks. Bytes follow from a call's
+  inputs; calls whose bytes are unknown gain nothing here.
+- **Without them**: the same if none of those kernels were left. No fusion gives more.
+
+Both are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.
+"""
+
+
+def publish(folder: Path, check: bool) -> list[str]:
+    """Write the page of the profiles in `folder`, if there are any; what changed, or with `check` what differs."""
+    records = record_log.read(log(folder), StepHotspots)
+    if not records:
+        return []
+    limits = {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
+    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits)}, check)
+
+
+def page_md(records: Sequence[StepHotspots], limits: dict[str, CopyLimit]) -> str:
+    """A line for each model, release and GPU, then the hotspots of each: of its newest undisturbed profile."""
+    fit = [one for one in records if not one.noisy and not one.dirty] or records
+    latest = list({(one.model, one.release, one.gpu): one for one in fit}.values())
+    head = ("model", "sglang", "layers", "GPU", "GPU ms a step", "bound by bytes", "at the limit", "without them")
+    parts = [
+        f"{HEADER}\n# What faster kernels could give a model's step\n\n{INTRODUCTION}\n",
+        line(*head),
+        "|---" * len(head) + "|\n",
+        *(_summary(one, limits) for one in latest),
+    ]
+    for one in latest:
+        parts += _section(one, limits.get(one.gpu))
+    return "".join(parts)
+
+
+def _summary(one: StepHotspots, limits: dict[str, CopyLimit]) -> str:
+    found = ceiling(one, limits)
+    bound = sum(spot.us for spot in one.spots) / one.gpu_us
+    ratios = (
+        (NONE, NONE)
+        if found is None
+        else (f"{found.gpu_us / found.at_limit_us:.3f}x", f"{found.gpu_us / found.without_us:.3f}x")
+    )
+    layers = f"{one.layers} of {one.layers_of_model}"
+    return line(one.model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios)
+
+
+def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
+    yield f"\n## {one.model}, sglang {one.release}, {one.gpu}\n\n"
+    yield f"Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`. "
+    yield f"Limits: runs {', '.join(f'`{run}`' for run in limit.runs)}.\n\n" if limit else "No limit is known.\n\n"
+    head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
+    yield line(*head) + "|---" * len(head) + "|\n"
+    gains = {id(spot): spot.gain_us(limit) if limit else 0.0 for spot in one.spots}
+    for spot in sorted(one.spots, key=lambda spot: (-gains[id(spot)], -spot.us))[:MOST_SPOTS]:
+        gain = gains[id(spot)]
+        numbers = (f"{spot.us:.1f}", f"{gain:.1f}" if limit else NONE, f"{gain / one.gpu_us:.2%}" if limit else NONE)
+        yield line(f"`{spot.name}`", spot.module or NONE, spot.kind.value, spot.status.value, *numbers)

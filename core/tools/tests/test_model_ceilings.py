@@ -1,0 +1,61 @@
+"""Recorded hotspots of a step, and the page of ceilings that follows from them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from core.tools.tests.test_model_cards import LIMIT, ROOT, judged
+from core.tools.tests.trace_factory import two_steps
+from kda_judge.evidence import provenance, record_log
+from kda_tools.models import ceilings_page, step_hotspots
+from kda_tools.traces.ceiling import ceiling
+from kda_tools.traces.trace_events import collect
+from kda_tools.traces.trace_profile import profile
+from kda_tools.traces.trace_read import TraceFile
+
+
+def recorded(folder: Path, **changed: object) -> step_hotspots.StepHotspots:
+    facts = {
+        "run_id": provenance.run_id(),
+        "utc": provenance.utc(),
+        "model": "flux",
+        "release": "0.5.23",
+        "layers": 2,
+        "layers_of_model": 57,
+        "commit": "0" * 40,
+        "dirty": False,
+        "noisy": (),
+    }
+    return step_hotspots.read_trace(two_steps().write(folder / "t.json"), SimpleNamespace(**facts | changed), ROOT)
+
+
+def test_the_ceiling_of_recorded_hotspots_is_that_of_the_trace(tmp_path: Path) -> None:
+    record = recorded(tmp_path)
+    found = profile(collect(TraceFile(tmp_path / "t.json")), None)
+    expected = ceiling(found, judged(found), LIMIT)
+    made = step_hotspots.ceiling(record, {LIMIT.gpu: LIMIT})
+    assert made is not None
+    assert made.gpu_us == pytest.approx(expected.gpu_us)
+    assert made.gpu_us - made.at_limit_us == pytest.approx(expected.gain_us)
+    assert made.gpu_us - made.without_us == pytest.approx(sum(spot.us for spot in expected.spots))
+    assert sum(record.by_class.values()) == pytest.approx(record.gpu_us)
+    assert step_hotspots.ceiling(record, {}) is None
+
+
+def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings_page, "copy_limit", lambda gpu, _tasks: LIMIT if gpu == LIMIT.gpu else None)
+    assert ceilings_page.publish(tmp_path, check=False) == []
+    for changed in ({"layers": 1}, {}, {"noisy": ("busy",), "layers": 3}, {"dirty": True, "layers": 4}):
+        record_log.append(step_hotspots.log(tmp_path), recorded(tmp_path, **changed))
+    assert ceilings_page.publish(tmp_path, check=False)
+    text = (tmp_path / "docs" / "ceilings.md").read_text()
+    (summary,) = [line for line in text.splitlines() if line.startswith("| flux |")]
+    made = step_hotspots.ceiling(recorded(tmp_path), {LIMIT.gpu: LIMIT})
+    assert made is not None
+    assert summary.startswith("| flux | 0.5.23 | 2 of 57 | NVIDIA H200 | 0.60 | ")
+    assert f" {made.gpu_us / made.at_limit_us:.3f}x | {made.gpu_us / made.without_us:.3f}x |" in summary
+    assert "## flux, sglang 0.5.23, NVIDIA H200" in text
+    assert ceilings_page.publish(tmp_path, check=True) == []
+    text = ceilings_page.page_md([recorded(tmp_path)], {})
+    assert "No limit is known." in text
