@@ -8,7 +8,9 @@ import pytest
 from core.tools.tests.test_model_cards import LIMIT, ROOT, judged
 from core.tools.tests.trace_factory import two_steps
 from kda_judge.evidence import provenance, record_log
-from kda_tools.models import ceilings_page, step_hotspots
+from kda_tools.models import ceilings_page, step_flow, step_hotspots
+from kda_tools.models.known_models import load_models
+from kda_tools.models.step_flow import StepFlow
 from kda_tools.traces.ceiling import ceiling
 from kda_tools.traces.trace_events import collect
 from kda_tools.traces.trace_profile import profile
@@ -54,8 +56,26 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
     made = step_hotspots.ceiling(recorded(tmp_path), {LIMIT.gpu: LIMIT})
     assert made is not None
     assert summary.startswith("| flux | 0.5.23 | 2 of 57 | NVIDIA H200 | 0.60 | ")
-    assert f" {made.gpu_us / made.at_limit_us:.3f}x | {made.gpu_us / made.without_us:.3f}x |" in summary
+    assert f" {made.gpu_us / made.at_limit_us:.3f}x | - | {made.gpu_us / made.without_us:.3f}x |" in summary
     assert "## flux, sglang 0.5.23, NVIDIA H200" in text
     assert ceilings_page.publish(tmp_path, check=True) == []
-    text = ceilings_page.page_md([recorded(tmp_path)], {})
+    flow = StepFlow(
+        run_id=provenance.run_id(),
+        utc=provenance.utc(),
+        command="kda model flow flux",
+        model="flux",
+        release="0.5.23",
+        sizes=load_models().model("flux").sizes,
+        layers=2,
+        layers_of_model=57,
+        commit="0" * 40,
+        dirty=False,
+        kernels=(4_000_000, 8_000_000),
+    )
+    record_log.append(step_flow.log(tmp_path), flow)
+    record_log.append(step_flow.log(tmp_path), flow.model_copy(update={"layers": 57, "kernels": (1,)}))
+    assert ceilings_page.publish(tmp_path, check=False)
+    left = made.without_us + 1 + 2  # microseconds, by LIMIT
+    assert f"x | {made.gpu_us / left:.3f}x | " in (tmp_path / "docs" / "ceilings.md").read_text()
+    text = ceilings_page.page_md([recorded(tmp_path)], {}, [])
     assert "No limit is known." in text

@@ -555,7 +555,7 @@ def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypat
     assert known.model("flux").dtype_on_cpu == "bfloat16"
 
 
-NEVER_STALE = {"census", "known_models", "protocol", "step_record"}
+NEVER_STALE = {"census", "dataflow", "known_models", "protocol", "step_record"}
 """Of the modules that a worker imports: they count calls, or say what data looks like, which every record holds."""
 
 

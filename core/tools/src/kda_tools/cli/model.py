@@ -172,6 +172,35 @@ def calls(
 
 
 @app.command()
+def flow(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `kda model list` shows.")],
+    release: Annotated[
+        str | None, typer.Option("--release", metavar="VERSION", help="Release of SGLang; by default the latest.")
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option("--layers", min=1, max=MOST, help="Layers, all kinds together; by default all."),
+    ] = None,
+    record: Annotated[bool, typer.Option("--record", help="Append it to the models' ledger of flows.")] = False,
+) -> None:
+    """Say what a step would move if it were fused as far as its dataflow allows. Computes nothing and needs no GPU."""
+    from kda_judge.evidence.record_log import append
+    from kda_tools.models import step_flow
+    from kda_tools.models.known_models import folder, load_models
+    from kda_tools.models.run_step import find_flow
+
+    known = load_models()
+    recordable(step_flow.log(folder()) if record else None)
+    found = find_flow(model, release or known.releases_of(model)[-1], layers, known, folder(), command_line())
+    if record:
+        append(step_flow.log(folder()), found)
+    typer.echo(
+        f"{model}, sglang {found.release}, {found.layers} of {found.layers_of_model} layers: {len(found.kernels)} "
+        f"kernels between products, convolutions and attention, {sum(found.kernels) / 1e9:.2f} GB"
+    )
+
+
+@app.command()
 def lock() -> None:
     """List the upstream files that the models may read, with their sha256."""
     from kda_judge.arms import upstream

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence import record_log
+from kda_tools.models import step_flow
 from kda_tools.models.page import HEADER
-from kda_tools.models.step_hotspots import StepHotspots, ceiling, log
+from kda_tools.models.step_flow import StepFlow
+from kda_tools.models.step_hotspots import StepCeiling, StepHotspots, ceiling, log
 from kda_tools.publish.report import NONE, line
 from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit
@@ -20,9 +22,12 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
 - **At the limit**: how much faster the step's kernels are if each of those takes the time that its bytes need. The
   limits are those that the judge measured on that GPU in the newest clean runs of the tasks. Bytes follow from a call's
   inputs; calls whose bytes are unknown gain nothing here.
-- **Without them**: the same if none of those kernels were left. No fusion gives more.
+- **Fused**: the same if, in their place, there were one kernel between two levels of products, convolutions and
+  attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere. `kda
+  model flow` finds these.
+- **Without them**: the same if none of those kernels were left.
 
-Both are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.
+All of them are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.
 """
 
 
@@ -32,33 +37,40 @@ def publish(folder: Path, check: bool) -> list[str]:
     if not records:
         return []
     limits = {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
-    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits)}, check)
+    flows = record_log.read(step_flow.log(folder), StepFlow)
+    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits, flows)}, check)
 
 
-def page_md(records: Sequence[StepHotspots], limits: dict[str, CopyLimit]) -> str:
+def page_md(records: Sequence[StepHotspots], limits: dict[str, CopyLimit], flows: Sequence[StepFlow]) -> str:
     """A line for each model, release and GPU, then the hotspots of each: of its newest undisturbed profile."""
     fit = [one for one in records if not one.noisy and not one.dirty] or records
     latest = list({(one.model, one.release, one.gpu): one for one in fit}.values())
-    head = ("model", "sglang", "layers", "GPU", "GPU ms a step", "bound by bytes", "at the limit", "without them")
+    head = (
+        "model",
+        "sglang",
+        "layers",
+        "GPU",
+        "GPU ms a step",
+        "bound by bytes",
+        "at the limit",
+        "fused",
+        "without them",
+    )
     parts = [
         f"{HEADER}\n# What faster kernels could give a model's step\n\n{INTRODUCTION}\n",
         line(*head),
         "|---" * len(head) + "|\n",
-        *(_summary(one, limits) for one in latest),
+        *(_summary(one, ceiling(one, limits, flows)) for one in latest),
     ]
     for one in latest:
         parts += _section(one, limits.get(one.gpu))
     return "".join(parts)
 
 
-def _summary(one: StepHotspots, limits: dict[str, CopyLimit]) -> str:
-    found = ceiling(one, limits)
+def _summary(one: StepHotspots, found: StepCeiling | None) -> str:
     bound = sum(spot.us for spot in one.spots) / one.gpu_us
-    ratios = (
-        (NONE, NONE)
-        if found is None
-        else (f"{found.gpu_us / found.at_limit_us:.3f}x", f"{found.gpu_us / found.without_us:.3f}x")
-    )
+    after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
+    ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
     layers = f"{one.layers} of {one.layers_of_model}"
     return line(one.model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios)
 

@@ -25,6 +25,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models import builders
 from kda_tools.models.calls import Call, Log, Rows
+from kda_tools.models.dataflow import Dataflow, fused
 from kda_tools.models.known_models import Model
 from kda_tools.models.seams import Seams
 from kda_tools.models.stepping import Stepper
@@ -61,6 +62,22 @@ def calls_of(
         seams.use("upstream", log=log)
         stepper.step()
     return log.calls(Rows(tasks))
+
+
+def flow_of(model: Model, request: builders.Request, layers: dict[str, int], seams: Seams) -> tuple[int, ...]:
+    """What `dataflow.fused` leaves of one step with upstream's eager operations."""
+    with FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
+        built = builders.build(model, layers, request, values=False)
+        seams.attach(built.module)
+        stepper = Stepper(built, request.device, request.dtype, model.under_autocast(request.release))
+        seams.use("eager")
+        stepper.step()
+        seams.find_places()
+        seams.use("eager")
+        with Dataflow() as flow:
+            result = stepper.step()
+        flow.hand_out(result)
+    return tuple(fused(flow.operations))
 
 
 def by_row(found: Iterable[Sequence[Call]]) -> dict[tuple[str, str], int]:

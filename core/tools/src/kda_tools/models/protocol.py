@@ -39,6 +39,8 @@ class Request(WorkerRequest):
     samples: Count
     trace: str | None = None
     """File for a profile of upstream's step, made after all timing."""
+    flow: bool = False
+    """Only find what a step has to move, at any size and without computing it."""
     census: Census | None = None
     """Only find the calls of a step, at any size and without computing it."""
 
@@ -56,6 +58,8 @@ class Answer(WorkerAnswer):
 
     parameters: Count = 0
     calls: tuple[Call, ...] = ()
+    flow: tuple[Count, ...] = ()
+    """Bytes of every kernel that `dataflow.fused` leaves."""
     as_on_gpu: bool = False
     """Of a census: what the model calls for tensors on a GPU is among the calls."""
     fallbacks: tuple[Fallback, ...] = ()

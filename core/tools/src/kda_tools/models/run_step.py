@@ -22,6 +22,7 @@ from kda_tools.models import known_models
 from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels, Model, Sizes
 from kda_tools.models.protocol import Answer, Census, Request, Timed
+from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_record import Mode, StepArm, StepRecord
 from kda_tools.models.worker_process import answers_of
 
@@ -207,9 +208,41 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
     return found
 
 
+def find_flow(name: str, release: str, layers: int | None, known: KnownModels, folder: Path, command: str) -> StepFlow:
+    """What a step with so many layers (None: all) has to move, fused as far as its dataflow allows.
+
+    Raises:
+        UsageError: an unknown model or release.
+        UpstreamError: the wheel is not what its pin says, or the class does not import.
+    """
+    from kda_tools.models.boot import obtain
+
+    model, pin = known.model(name), known.pin(name, release)
+    shortened = model.shortened(layers or 0)
+    unused: dict[str, Any] = {"exports": {}, "check": False, "denoise": 0, "modes": (), "samples": 1, "seed": 0}
+    named: dict[str, Any] = {"model": name, "release": release, "arm": "upstream", "flow": True}
+    tree = str(obtain(pin, folder / pin.files, offline=False))
+    git, run_id, utc = provenance.git_state(checkout_root()), provenance.run_id(), provenance.utc()
+    found = ask(Request(tree=tree, sizes=model.sizes, layers=shortened, **named, **unused))
+    return StepFlow(
+        run_id=run_id,
+        utc=utc,
+        command=command,
+        model=name,
+        release=release,
+        sizes=model.sizes,
+        layers=sum(shortened.values()),
+        layers_of_model=model.layers,
+        commit=git.commit,
+        dirty=git.dirty,
+        kernels=found.flow,
+    )
+
+
 def ask(request: Request) -> Answer:
     """The answer of one worker in a fresh process. Raises what `answers_of` does."""
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if request.census else None  # the same calls are found on every machine
+    # The same is found on every machine.
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if request.census or request.flow else None
     (found,) = answers_of(WORKER, Answer, [request], env=hidden)
     return found
 

@@ -6,7 +6,7 @@ recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
+from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_record import StepRecord
 from kda_tools.traces import catalogue
 from kda_tools.traces.cards import card
@@ -83,8 +84,10 @@ class StepCeiling:
     gpu_us: float
     at_limit_us: float
     """Every kernel that is bound by bytes takes what its bytes do."""
+    fused_us: float | None
+    """In their place are the kernels of `dataflow.fused`; None: nobody looked for them."""
     without_us: float
-    """None of them is left: more than any fusion of them gives."""
+    """None of them is left."""
 
 
 def log(folder: Path) -> Path:
@@ -128,11 +131,13 @@ def read_trace(trace: Path, step: StepRecord, root: Path) -> StepHotspots:
     )
 
 
-def ceiling(found: StepHotspots, limits: Mapping[str, CopyLimit]) -> StepCeiling | None:
+def ceiling(found: StepHotspots, limits: Mapping[str, CopyLimit], flows: Iterable[StepFlow] = ()) -> StepCeiling | None:
     """The ceilings of one profile; None where no limit of its GPU is known."""
     limit = limits.get(found.gpu)
     if limit is None:
         return None
     gained = sum(spot.gain_us(limit) for spot in found.spots)
-    bound = sum(spot.us for spot in found.spots)
-    return StepCeiling(found.gpu_us, found.gpu_us - gained, found.gpu_us - bound)
+    rest = found.gpu_us - sum(spot.us for spot in found.spots)
+    same = [one for one in flows if (one.model, one.release, one.layers) == (found.model, found.release, found.layers)]
+    fused = rest + sum(map(limit.us, same[-1].kernels)) if same else None
+    return StepCeiling(found.gpu_us, found.gpu_us - gained, fused, rest)

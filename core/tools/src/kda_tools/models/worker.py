@@ -51,8 +51,10 @@ def answer(request: Request) -> Answer:
     boot.load(model.class_)
     await_turn()
     seams = Seams(tasks, request.release, solutions, device, exact=request.arm == "exact")
+    real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
+    if request.flow:
+        return Answer(flow=census.flow_of(model, real, request.layers, seams))
     if request.census:
-        real = dataclasses.replace(asked, dtype=getattr(torch, model.dtype))
         as_on_gpu = request.census is Census.AS_ON_GPU
         return Answer(calls=census.calls_of(model, real, seams, tasks, as_on_gpu), as_on_gpu=as_on_gpu)
     needed = builders.weight_bytes(model, request.layers, asked)
