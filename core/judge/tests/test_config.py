@@ -136,6 +136,16 @@ def test_good_config_and_defaults(tmp_path: Path) -> None:
         ('upstream = "pkg-1.0"', 'upstream = "pkg-2.0"', r"\[arms.baseline\] upstream = 'pkg-2.0': no such"),
         ("[arms.solution]", "[arms.solutoin]", r"\[arms.solution\] is required, got arms \['baseline', 'solutoin'\]"),
         (
+            'module = "solution"',
+            'module = "solution"\nops = ["double"]',
+            r"\[arms.solution\] ops: expected none, since this arm has every op, got \['double'\]",
+        ),
+        (
+            "[arms.solution]",
+            '[arms.other]\nmodule = "other"\nops = ["double", "tripel"]\n\n[arms.solution]',
+            r"\[arms.other\] ops: expected ops of \['double'\], got \['tripel'\]",
+        ),
+        (
             'like = { y = "x" }',
             'like = { y = "x" }\ngpus = 8',
             "'ops.double': .*gpus = 8: expected 1; .* group of GPUs",

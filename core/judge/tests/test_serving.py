@@ -12,6 +12,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Verdict
 from kda_judge.session import Request, frozen_rows, open_session
+from kda_tools.lab.grid.grid_rows import grid_rows
 
 TOY = Path(__file__).parent / "data" / "k91_serving"
 WRONG = {
@@ -62,6 +63,19 @@ def test_every_rule_catches_what_it_is_for(serving):
         verdict, reason = said[row]
         assert verdict is Verdict.INCORRECT, (row, reason)
         assert re.search(f"^wrong: {words}", reason), (row, reason)
+
+
+@pytest.mark.parametrize("named", [{"subject": "wrong"}, {"against": ["wrong"]}], ids=["arm", "against"])
+def test_an_arm_of_few_ops_leaves_the_rows_of_others_out(serving, named):
+    config = serving.path / "config.toml"
+    config.write_text(config.read_text().replace('"faulty.wrong"', '"faulty.wrong"\nops = ["topk", "align"]'))
+    asked = {"task": Task(serving.path), "device": "cpu", **named}
+    assert {row.op for row in run(Request(**asked, generations=1), measure=False).rows} == {"topk", "align"}
+    assert [row.id for row in grid_rows(open_session(Request(**asked, rows=["topk-2", "mean"])), full=True)] == [
+        "topk-2"
+    ]
+    with pytest.raises(UsageError, match="ops that every arm has, got none: wrong has topk, align"):
+        frozen_rows(open_session(Request(**asked, rows=["mean"])))
 
 
 def test_in_place_every_timed_call_finds_what_was_drawn(serving):

@@ -108,7 +108,22 @@ def open_session(request: Request) -> Session:
 def frozen_rows(session: Session) -> tuple[Workload, ...]:
     """The frozen rows asked for, fit for the session's device."""
     task = session.request.task
-    return fit(session, select(task.workloads, session.request.rows), task.path / "bench" / "workloads.toml")
+    rows = offered(session, select(task.workloads, session.request.rows))
+    return fit(session, rows, task.path / "bench" / "workloads.toml")
+
+
+def offered(session: Session, rows: tuple[Workload, ...]) -> tuple[Workload, ...]:
+    """Those of `rows` whose op every arm of the session has.
+
+    Raises:
+        UsageError: that is none of them.
+    """
+    config = session.config
+    found = tuple(row for row in rows if all(row.op in config.ops_of(name) for name in session.arms))
+    if rows and not found:
+        few = [f"{name} has {', '.join(config.arms[name].ops)}" for name in session.arms if config.arms[name].ops]
+        raise UsageError(f"--rows: expected some of ops that every arm has, got none: {'; '.join(few)}")
+    return found
 
 
 def fit(session: Session, rows: tuple[Workload, ...], source: Path) -> tuple[Workload, ...]:

@@ -16,6 +16,8 @@ Goal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SHA256 = r"[0-9a-f]{64}"
 FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+!]*$"
 """A part of a wheel's file name, whose parts `-` divides."""
+WHOLE = ("baseline", "upstream_latest", "solution", "eager")
+"""Arms that run without being asked for: each has every op."""
 
 
 class Pin(Strict):
@@ -159,6 +161,8 @@ class Arm(Strict):
     devices: tuple[Device, ...] = ("cuda",)
     compiled: bool = False
     """Wrap every callable in torch.compile."""
+    ops: tuple[str, ...] = ()
+    """Those that it has, where it lacks some: a run with this arm leaves the others' rows out."""
 
 
 class Tolerance(Strict):
@@ -248,6 +252,10 @@ class Config(Strict):
         """What is compiled for, each once: several kinds of GPU may run the same machine code."""
         return list(dict.fromkeys(target.capability for target in self.targets.values()))
 
+    def ops_of(self, arm: str) -> tuple[str, ...]:
+        """The ops that an arm has."""
+        return self.arms[arm].ops or tuple(self.ops)
+
     @model_validator(mode="after")
     def _names_resolve(self) -> "Config":
         for needed in ("baseline", "solution"):
@@ -260,6 +268,9 @@ class Config(Strict):
                 raise ValueError(
                     f"[arms.{name}] upstream = {arm.upstream!r}: no such [upstream] table, got {sorted(self.upstream)}"
                 )
+            if foreign := sorted(set(arm.ops) - set(() if name in WHOLE else self.ops)):
+                known = "none, since this arm has every op" if name in WHOLE else f"ops of {sorted(self.ops)}"
+                raise ValueError(f"[arms.{name}] ops: expected {known}, got {foreign}")
         for name, target in self.targets.items():
             if foreign := sorted(target.ops_within_us.keys() - self.ops.keys()):
                 raise ValueError(f"[targets.{name}] ops_within_us: expected ops of {sorted(self.ops)}, got {foreign}")

@@ -78,7 +78,7 @@ def print_rows(task: Task) -> None:
     """The task's arms, then every frozen row: its id, the bytes of all tensors it touches, and below it the call."""
     out = console()
     out.print(Text(f"{task.op}: {task.config.task.title}"))
-    arms = [f"{name} ({', '.join(arm.devices)})" for name, arm in task.config.arms.items()]
+    arms = [f"{name} ({', '.join((*arm.devices, *arm.ops))})" for name, arm in task.config.arms.items()]
     out.print(Text(f"arms: {', '.join(arms)}\n"))
     width = max(len(row.id) for row in task.workloads)
     for row in task.workloads:

@@ -11,7 +11,7 @@ from pathlib import Path
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload, select
-from kda_judge.session import Session, fit
+from kda_judge.session import Session, fit, offered
 from kda_tools.lab.task_calls import answer
 
 
@@ -29,7 +29,7 @@ def grid_rows(session: Session, full: bool, thin: bool = False) -> tuple[Workloa
     """The frozen rows and the regression grid: on a GPU whole, or `thin`; on a CPU shrunken, and thinned or `full`."""
     task = session.request.task
     path = task.path / "bench" / "grid.py"
-    wanted = select(whole_grid(session, full, thin), session.request.rows)
+    wanted = offered(session, select(whole_grid(session, full, thin), session.request.rows))
     frozen = tuple(row for row in wanted if row in task.workloads)
     rest = tuple(row for row in wanted if row not in task.workloads)
     return (*fit(session, frozen, task.path / "bench" / "workloads.toml"), *fit(session, rest, path))

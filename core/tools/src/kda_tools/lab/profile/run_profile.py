@@ -17,7 +17,7 @@ from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.judge.open_row import traffic
 from kda_judge.judge.oracle import load_reference
-from kda_judge.session import Request, Session, arm_spec, fit, open_session
+from kda_judge.session import Request, Session, arm_spec, fit, offered, open_session
 from kda_tools.lab.inspect import cuda_tools
 from kda_tools.lab.inspect.arm_alone import Job
 from kda_tools.lab.profile import nsight
@@ -60,7 +60,7 @@ def profile(session: Session, row: Workload, reports: Path, command: str) -> Pro
         ArmFailed: an arm raised, or launched nothing.
     """
     task, settings = session.request.task, session.settings
-    (row,) = fit(session, (row,), task.path / "bench" / "workloads.toml")
+    (row,) = fit(session, offered(session, (row,)), task.path / "bench" / "workloads.toml")
     ncu = cuda_tools.find("ncu", nsight.INSTALL)
     started = datetime.now(timezone.utc)
     state = gpu_state.read_state(session.gpu or 0)
