@@ -1,1 +1,1 @@
-"""The upstream arm: SGLang has all three ops from one release on."""
+"""The upstream arms, one module per release: two releases are both called `sglang`, so each has its own process."""

@@ -1,0 +1,5 @@
+"""The alignment of SGLang 0.5.12.post1, which has only this one of the ops; import after `upstream.activate`."""
+
+from sglang.jit_kernel.moe_align import moe_align_block_size
+
+__all__ = ["moe_align_block_size"]
