@@ -30,7 +30,8 @@ itself in the same processes.
 
 - *By rows* is the sum of what every call saves by our recorded rows.
 - GPU times by operation come from profiles of single steps, launched one kernel after the other. In a CUDA graph a
-  kernel may begin while the one before it ends, so a step can save more than the profiles say.
+  kernel may begin while the one before it ends, so a step can save more than the profiles say. Such a kernel's own time
+  holds what it waits for, so in a profile it may look slower than upstream's.
 - With random weights a single rounding can send a token to other experts. So compare how far our probabilities are from
   upstream's with how far those of PyTorch's own norms, activations and rope are.
 
