@@ -237,7 +237,10 @@ def test_the_readme_shows_the_latest_clean_run_of_each_model(monkeypatch):
     assert row.endswith("#the-step-with-our-kernels) | 1.111 [1.111, 1.111]<br>1.00 → 0.90 ms |")
     assert "NVIDIA H200" in where
     stale = old.model_copy(update={"hashes": {"step": "0" * 64}})
-    assert ", 2 of 36 layers (stale) | 2.000" in readme_block.steps_md([record, stale], FOLDER)
+    shown = readme_block.steps_md([record, stale], FOLDER)
+    assert ", 2 of 36 layers (stale) | 2.000" in shown
+    assert shown.endswith("*Stale*: measured before the code, the shapes or a pin changed.\n")
+    assert "*Stale*" not in where
 
 
 def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):

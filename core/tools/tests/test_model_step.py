@@ -689,6 +689,9 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     assert where.endswith("[what a step is made of](diffusion/models/docs/steps.md).")
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
     assert f"| [flux]({there}) (stale) | {layers} | 0.10" in readme_block.steps_md([old], folder)
+    assert readme_block.steps_md([old], folder).endswith(
+        "*Stale*: measured before the code, the shapes or a pin changed.\n"
+    )
 
 
 def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):

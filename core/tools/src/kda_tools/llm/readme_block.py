@@ -9,7 +9,7 @@ from kda_judge.evidence import stats
 from kda_tools.llm.known_llms import FOLDER
 from kda_tools.llm.step_page import HEADING, outdated, read
 from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
-from kda_tools.publish.report import NONE, STALE, interval, line
+from kda_tools.publish.report import NONE, STALE, STALE_MEANS, interval, line
 
 NAME = "llm-steps"
 """Of the generated block."""
@@ -37,11 +37,13 @@ def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
         )
         stale = STALE * bool(outdated(record, folder))
         lines.append(line(f"[{record.model}]({page}){whole}{stale}", *(found.get(name, NONE) for name in names)))
+    told = STALE_MEANS * any(STALE in one for one in lines)
     gpus = " and ".join(dict.fromkeys(one.machine.before.name for one in latest.values() if one.machine.before))
     return (
         f"{line('model', *names)}{'|---' * (1 + len(names))}|\n{''.join(lines)}\n"
         f"Steps of language models on {gpus} as CUDA graphs, in a server's structure, with random weights and "
-        "PyTorch's attention. A decode step makes a token for each of b sequences of kv tokens.\n"
+        "PyTorch's attention. A decode step makes a token for each of b sequences of kv tokens."
+        f"{told}\n"
     )
 
 

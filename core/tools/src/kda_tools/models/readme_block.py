@@ -9,7 +9,7 @@ from kda_judge.evidence import record_log
 from kda_tools.models.known_models import FOLDER
 from kda_tools.models.page import anchor, stale
 from kda_tools.models.step_record import Samples, StepRecord, log
-from kda_tools.publish.report import NONE, STALE, interval, line
+from kda_tools.publish.report import NONE, STALE, STALE_MEANS, interval, line
 
 NAME = "steps"
 """Of the generated block."""
@@ -46,10 +46,11 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     ]
     gpus = dict.fromkeys(record.machine.before.name for record in latest.values() if record.machine.before)
     head = line("model", "layers", "ms a step", "speedup, eager", "speedup, CUDA graph")
+    told = STALE_MEANS * any(STALE in one for one in lines)
     where = f" on {' and '.join(gpus)}" if gpus else ""
     return (
         f"{head}{'|---' * 5}|\n{''.join(lines)}\n"
-        f"Steps of SGLang's own transformers{where}, each with the layers named: [what a step is made of]({PAGE}).\n"
+        f"Steps of SGLang's own transformers{where}, each with the layers named: [what a step is made of]({PAGE}).{told}\n"
     )
 
 

@@ -42,6 +42,8 @@ MARKS = (
 """How to read the picture of all tasks."""
 STALE = " (stale)"
 """Behind what was measured before the code, the rows or a pin changed."""
+STALE_MEANS = " *Stale*: measured before the code, the shapes or a pin changed."
+"""For whoever meets the word first."""
 NONE = "-"
 
 
