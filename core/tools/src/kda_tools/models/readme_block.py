@@ -50,7 +50,8 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     where = f" on {' and '.join(gpus)}" if gpus else ""
     return (
         f"{head}{'|---' * 5}|\n{''.join(lines)}\n"
-        f"Steps of SGLang's own transformers{where}, each with the layers named: [what a step is made of]({PAGE}).{told}\n"
+        f"Steps of SGLang's own transformers{where}, each with the layers named: [what a step is made of]({PAGE})."
+        f"{told}\n"
     )
 
 
