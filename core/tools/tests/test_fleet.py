@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from kda_judge.evidence import ledger
 from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.run_record import Metric, Repeat
-from kda_tools.fleet import drive, interference, ray_pool
+from kda_tools.fleet import interference, ray_pool
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
@@ -299,25 +300,50 @@ def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) 
         Driver(folder, FakePool([], None), ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_that_is_dropped_ends_the_loop_all_the_same(tmp_path: Path, number: signal.Signals) -> None:
-    """As in a destructor, in which Python prints the exception and goes on."""
+@pytest.fixture
+def as_kda() -> Iterator[None]:
+    """SIGTERM as the command line has it."""
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGTERM, usual)
 
-    class Drops(FakePool):
+
+@pytest.mark.usefixtures("as_kda")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_came_just_before_an_interrupt_is_kept(tmp_path: Path, number: signal.Signals) -> None:
+    class Signals(FakePool):
+        def wait(self, seconds: float) -> list[Came]:
+            found = super().wait(seconds)
+            signal.raise_signal(number)
+            return found
+
+    with RunFolder(tmp_path).open() as folder:
+        pool = Signals(workers(2), lambda *_: Answer(line="{}"))
+        assert not Driver(folder, pool, ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
+        assert folder.done == {"a", "b"}
+
+
+@pytest.mark.usefixtures("as_kda")
+def test_a_second_interrupt_ends_the_waiting_and_so_does_one_that_is_dropped(tmp_path: Path) -> None:
+    class Signals(FakePool):
         def wait(self, _seconds: float) -> list[Came]:
-            with suppress(KeyboardInterrupt):
-                signal.raise_signal(number)
+            signal.raise_signal(signal.SIGINT)
             return []
 
-    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `kda` has it
-    try:
-        with RunFolder(tmp_path).open() as folder, pytest.MonkeyPatch.context() as patched:
-            patched.setattr(drive, "GRACE_S", 0.0)
-            assert not Driver(folder, Drops(workers(1), None), ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
-        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGTERM, usual)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    class Drops(Signals):
+        """As in a destructor, in which Python prints the exception and goes on."""
+
+        def wait(self, seconds: float) -> list[Came]:
+            with suppress(KeyboardInterrupt):
+                super().wait(seconds)
+            return []
+
+    with RunFolder(tmp_path).open() as folder:
+        schedule = Schedule.of(PIECES, (), {}, limit=3)
+        assert not Driver(folder, Drops(workers(1), None), ask, 60.0).run(schedule)
+        with pytest.raises(KeyboardInterrupt):
+            Driver(folder, Signals(workers(2), None), ask, 60.0).run(schedule)
 
 
 @pytest.mark.parametrize(("address", "asked"), [(None, "local"), ("auto", "auto")])

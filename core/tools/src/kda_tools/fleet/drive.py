@@ -77,9 +77,9 @@ class Pool(Protocol):
 
 @contextmanager
 def interrupts() -> Iterator[Sequence[int]]:
-    """The signals among Ctrl-C and SIGTERM that came; they do what they did before, too.
+    """The signals among Ctrl-C and SIGTERM that came. The first is only noted; later ones also do what they did before.
 
-    Python drops an exception that is raised while an object is finalised, as those of Ray are at any time.
+    An exception may be raised between any two instructions, and would drop an answer that was just received.
     """
     seen: list[int] = []
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -87,8 +87,8 @@ def interrupts() -> Iterator[Sequence[int]]:
     def note(number: int, frame: Any) -> None:
         seen.append(number)
         handler = usual[signal.Signals(number)]
-        assert callable(handler)
-        handler(number, frame)
+        if len(seen) > 1 and callable(handler):
+            handler(number, frame)
 
     mine = threading.current_thread() is threading.main_thread()
     noted = [number for number, handler in usual.items() if mine and callable(handler)]
@@ -121,21 +121,19 @@ class Driver:
 
         Raises:
             ArmFailed: there is no worker any more, and none comes.
+            KeyboardInterrupt: a second Ctrl-C.
         """
         since: dict[str, float] = {}
-        try:
-            with interrupts() as seen:
-                self._loop(schedule, since, seen)
-        except KeyboardInterrupt:
-            self._gather(schedule, since)
-            return False
+        with interrupts() as seen:
+            self._loop(schedule, since, seen)
+            if not schedule.over:
+                self._gather(schedule, since, seen)
+                return False
         return True
 
     def _loop(self, schedule: Schedule, since: dict[str, float], interrupted: Sequence[int]) -> None:
         last = time.monotonic()
-        while not schedule.over:
-            if interrupted:
-                raise KeyboardInterrupt
+        while not schedule.over and not interrupted:
             self._hand_out(schedule, since)
             for came in self.pool.wait(POLL_S):
                 self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
@@ -201,11 +199,12 @@ class Driver:
                 self.pool.kill(worker)
                 self._lose(schedule, worker, f"no answer within {self.timeout_s:g} s", seconds)
 
-    def _gather(self, schedule: Schedule, since: dict[str, float]) -> None:
+    def _gather(self, schedule: Schedule, since: dict[str, float], interrupted: Sequence[int]) -> None:
         """Keep what the pieces that run have by now; a second Ctrl-C ends the waiting."""
         self.pool.interrupt()
         until = time.monotonic() + GRACE_S
-        while since and time.monotonic() < until:
+        # Python drops an exception that is raised while an object is finalised, as those of Ray are at any time.
+        while since and time.monotonic() < until and len(interrupted) == 1:
             for came in self.pool.wait(POLL_S):
                 self._take(schedule, came, time.monotonic() - since.pop(came.worker.name), "interrupted")
             self.look(schedule)
