@@ -1,6 +1,7 @@
 """The process of a piece in the tests of the fleet: as `piece_process`, but that it sleeps instead of working.
 
-Started as `python fleet_toy.py QUESTION ANSWER`. Of a piece `gate:FILE` the answer comes once that file is there.
+Started as `python fleet_toy.py DESCRIPTOR`, with the question on standard input.
+Of a piece `gate:FILE` the answer comes once that file is there.
 """
 
 import ctypes
@@ -51,6 +52,5 @@ if __name__ == "__main__":
         sys.exit("the actor has ended")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    fresh = Path(f"{sys.argv[2]}.new")
-    fresh.write_text(json.dumps(answer(json.loads(Path(sys.argv[1]).read_text()))))
-    fresh.replace(sys.argv[2])
+    with open(int(sys.argv[1]), "w") as file:  # noqa: PTH123  # it has no path
+        file.write(json.dumps(answer(json.load(sys.stdin))) + "\n")

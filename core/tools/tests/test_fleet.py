@@ -3,8 +3,10 @@
 import json
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ from kda_tools.fleet import interference, ray_pool
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
+from kda_tools.fleet.gpu_worker import GpuWorker
 from kda_tools.fleet.join_sweeps import joined
 from kda_tools.fleet.live_view import busy_s, line, summary
 from kda_tools.fleet.node_facts import odd, refuse_odd
@@ -360,6 +363,26 @@ def test_a_ray_of_its_own_is_started_whatever_else_runs_on_the_machine(
     with pytest.raises(MissingRequirement, match="not here"), ray_pool.cluster(address, 1, in_place()):
         pass
     assert seen == [asked]
+
+
+def test_a_question_leaves_no_file_behind_however_its_worker_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, gate = tmp_path / "temporary", tmp_path / "gate"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    worker = GpuWorker([str(Path(__file__).parent / "fleet_toy.py")], {}, [])
+    piece = Piece(id="a", subject="gate", items=(str(gate),))
+    question = Question(order=order(), piece=piece).model_dump_json()
+    with ThreadPoolExecutor() as beside:
+        answer = beside.submit(worker.run, question)
+        while worker._process is None:
+            time.sleep(0.01)
+        assert list(temporary.iterdir()) == [], "an actor is ended by SIGKILL, which removes nothing"
+        gate.touch()
+        assert Answer.model_validate_json(answer.result()).line is not None
+    broken = GpuWorker(["-c", "import sys; open(int(sys.argv[1]), 'w').write('{'); sys.exit('no more')"], {}, [])
+    assert Answer.model_validate_json(broken.run(question)).failed == "the process ended with 1: no more"
 
 
 # ---- workers that are not alike ---------------------------------------------------------------

@@ -38,22 +38,24 @@ class GpuWorker:
 
     def run(self, question: str) -> str:
         """The answer of a fresh process to a question, both as JSON; for one that died, how it did."""
-        with tempfile.TemporaryDirectory(prefix="kda-fleet-") as folder:
-            asked, answer, output = (Path(folder) / name for name in ("question", "answer", "output"))
-            asked.write_text(question, encoding="utf-8")
-            with output.open("wb") as said:
-                self._process = subprocess.Popen(
-                    [*self._command, str(asked), str(answer)],
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,  # Ctrl-C reaches the driver alone, which then asks for `interrupt`
-                )
-            code = self._process.wait()
-            if answer.is_file():
-                return answer.read_text(encoding="utf-8")
-            lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-SAID:]
+        # Neither file has a name, so that nothing of them stays when the actor is killed.
+        with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as output:
+            self._process = subprocess.Popen(
+                [*self._command, str(answer.fileno())],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=[answer.fileno()],
+                start_new_session=True,  # Ctrl-C reaches the driver alone, which then asks for `interrupt`
+            )
+            self._process.communicate(question.encode())
+            answer.seek(0)
+            if (text := answer.read().decode()).endswith("\n"):  # else it died before or while it wrote
+                return text
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()[-SAID:]
+            code = self._process.returncode
             return json.dumps({"failed": f"the process ended with {code}: {' | '.join(lines) or 'no output'}"})
 
     def interrupt(self) -> None:

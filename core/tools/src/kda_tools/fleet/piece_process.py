@@ -1,5 +1,6 @@
-"""The process of one piece: `python -m kda_tools.fleet.piece_process QUESTION ANSWER`.
+"""The process of one piece: `python -m kda_tools.fleet.piece_process DESCRIPTOR`.
 
+It reads its question from standard input, and writes its answer, one line, to the file that is open as DESCRIPTOR.
 In it work the same judge and the same workers as in the command that does the work on one GPU.
 """
 
@@ -22,15 +23,14 @@ SHOWN = 400
 """Characters of an error that nobody foresaw."""
 
 
-def main(asked: str, answer: str) -> None:
-    """Read the question, do the work, and write the answer in one step."""
+def main(descriptor: str) -> None:
+    """Read the question, do the work, and write the answer."""
     end_with_actor()
-    question = Question.model_validate_json(Path(asked).read_bytes())
+    question = Question.model_validate_json(sys.stdin.buffer.read())
     keep_to_share(question.slot, question.slots)
     text = found(question).model_dump_json(exclude_defaults=True)
-    fresh = Path(f"{answer}.new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(answer)
+    with open(int(descriptor), "w", encoding="utf-8") as answer:  # noqa: PTH123  # it has no path
+        answer.write(f"{text}\n")
 
 
 def end_with_actor() -> None:
