@@ -26,14 +26,14 @@ from kda_judge.evidence import ledger
 from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.run_record import Metric, Repeat
-from kda_tools.fleet import interference, ray_pool
+from kda_tools.fleet import interference, ray_pool, run_fleet
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
 from kda_tools.fleet.gpu_worker import GpuWorker
 from kda_tools.fleet.join_sweeps import joined
 from kda_tools.fleet.live_view import busy_s, line, summary
-from kda_tools.fleet.node_facts import odd, refuse_odd
+from kda_tools.fleet.node_facts import changed, odd, refuse_odd
 from kda_tools.fleet.pieces import Answer, Job, NodeFacts, Order, Piece, Question, Result, cut, remaining
 from kda_tools.fleet.places import kind_of, places
 from kda_tools.fleet.plan_pieces import names, plan
@@ -405,6 +405,18 @@ def test_an_odd_worker_is_refused_by_name(change: dict[str, Any], words: str) ->
         refuse_odd({**alike, "m/0": facts(**change)}, facts())
     assert str(refused.value).splitlines()[1:] == [f"m/0: {words}"]
     assert odd({}, facts()) == {}
+
+
+def test_of_a_worker_that_came_back_as_something_else_only_the_differences_are_told() -> None:
+    assert changed(facts(uuid="GPU-1"), facts()) == ""
+    now = facts(cores=8, versions={"driver": "580.1"})
+    assert changed(now, facts()) == "cores is 8, was 16; torch is absent, was 2.13.0"
+
+
+def test_gpus_are_asked_for_where_the_driver_has_none() -> None:
+    pool: Any = FakePool([], None)
+    with pytest.raises(MissingRequirement, match="expected a GPU that Ray knows of"):
+        run_fleet._await_workers(pool, facts(kind="cpu"), "cuda")
 
 
 def test_a_checkout_without_a_commit_goes_to_no_cluster(task: Task, tmp_path: Path) -> None:

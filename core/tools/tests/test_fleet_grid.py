@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from kda_judge.arms.process_tree import trees
-from kda_judge.contract.errors import ExitCode, UsageError
+from kda_judge.contract.errors import ExitCode, KdaError, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
+from kda_judge.evidence import gpu_state
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools import cli
 from kda_tools.fleet import ray_pool
@@ -163,6 +164,12 @@ def test_a_cluster_that_is_reached_by_rays_client_gets_the_commit(checkout: Path
         (("validate", "--quick"), "--quick: expected with bench, got validate"),
         (("model", "--rows", "a*"), "--rows: expected with bench, validate or tune, got model"),
         (("bench", "--resume", "."), "--resume .: expected the folder of a run, found no events.jsonl in it"),
+        (("bench", "--resume", ".", "--parts", "7"), "--resume: the run knows names, rows, parts"),
+        (
+            ("bench", "--out", "/proc/x"),
+            "--out /proc/x: expected a folder, or where one can be made, got: No such file",
+        ),
+        (("bench", "--out", "pyproject.toml"), "--out pyproject.toml: expected a folder, or where one can be made"),
         (("bench", "axyp"), "unknown task 'axyp'; nearest: axpy"),
     ],
 )
@@ -175,10 +182,39 @@ def test_what_makes_no_sense_is_told_before_ray_is_started(
 ) -> None:
     monkeypatch.setattr(ray_pool, "cluster", lambda *_: pytest.fail("started"))
     monkeypatch.setattr(sys, "argv", ["kda", "fleet", "run", *arguments])
+    Path("pyproject.toml").touch()
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == ExitCode.USAGE
     assert f"kda: {words}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (Wish(job=Job.VALIDATE, names=("axpy",), rows=("nomatch",)), "--rows 'nomatch': no such row"),
+        (Wish(job=Job.BENCH, names=("axpy",), rows=("nomatch",)), "--rows 'nomatch': no such row"),
+        (Wish(job=Job.TUNE, names=("axpy",)), "tune: expected a GPU, there is none"),
+        (Wish(job=Job.BENCH, names=("axpy",), record=True), "--record: expected a GPU, there is none"),
+    ],
+)
+def test_rows_and_gpus_that_are_not_there_are_told_before_ray_is_started(
+    toy: Task, monkeypatch: pytest.MonkeyPatch, wish: Wish, words: str
+) -> None:
+    monkeypatch.setattr(ray_pool, "cluster", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(gpu_state, "has_gpu", lambda: False)
+    with pytest.raises(KdaError, match=words):
+        run(wish)
+
+
+def test_a_run_that_is_refused_leaves_no_folder(toy: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise MissingRequirement("no ray")
+
+    monkeypatch.setattr(ray_pool, "cluster", none)
+    with pytest.raises(MissingRequirement, match="no ray"):
+        run(Wish(job=Job.BENCH, names=("axpy",), out=Path("run")))
+    assert not Path("run").exists()
 
 
 def test_events_are_lines_that_other_tools_can_read(tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ def odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> dict[str, str]:
     return {name: "; ".join(words) for name, words in found.items()}
 
 
+def changed(now: NodeFacts, before: NodeFacts) -> str:
+    """In what a worker differs from what it was; empty where only in which of its node's GPUs it has."""
+    told = [
+        {
+            **one.model_dump(exclude={"uuid", "versions", "files"}),
+            **one.versions,
+            **{f"digest of {op}": digest for op, digest in one.files.items()},
+        }
+        for one in (now, before)
+    ]
+    pairs = {name: [one.get(name, provenance.ABSENT) for one in told] for name in told[0] | told[1]}
+    return "; ".join(f"{name} is {is_now}, was {was}" for name, (is_now, was) in pairs.items() if is_now != was)
+
+
 def demand(workers: Sequence[object], kind: str) -> None:
     """Refuse to begin without a worker.
 

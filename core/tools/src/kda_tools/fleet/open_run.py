@@ -11,7 +11,7 @@ from pathlib import Path
 from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
-from kda_judge.evidence import provenance
+from kda_judge.evidence import gpu_state, provenance
 from kda_tools.fleet import plan_pieces
 from kda_tools.fleet.checkout import Baggage, in_place, packed
 from kda_tools.fleet.node_facts import BY_TASK, files
@@ -42,7 +42,12 @@ class Wish:
 
 
 def check(wish: Wish) -> None:
-    """Refuse options that make no sense together; a UsageError names them."""
+    """Refuse what can be refused before Ray is started.
+
+    Raises:
+        UsageError: a wrong name or row pattern, or options that make no sense together.
+        MissingRequirement: there is no GPU here, where only one makes sense.
+    """
     if wish.record and wish.quick:
         raise UsageError("--record: a task's ledger holds whole runs, and --quick is a first look; leave one out")
     if wish.quick and wish.job is not Job.BENCH:
@@ -53,18 +58,26 @@ def check(wish: Wish) -> None:
         raise UsageError(f"--rows: expected with bench, validate or tune, got {wish.job.value}")
     if wish.full and wish.job is not Job.VALIDATE:
         raise UsageError(f"--full: expected with validate, got {wish.job.value}")
-    if wish.resume and (wish.names or wish.rows or wish.record or wish.quick or wish.full or wish.out):
-        raise UsageError("--resume: the run knows names, rows, and whether it records; leave them and --out out")
-    plan_pieces.names(wish.job, wish.names, "cuda")  # a wrong one is told before Ray is started
+    told = (wish.names, wish.rows, wish.record, wish.quick, wish.full, wish.parts > 1, wish.out)
+    if wish.resume and any(told):
+        raise UsageError("--resume: the run knows names, rows, parts, and whether it records; leave them and --out out")
+    if wish.resume is None:
+        # Of a cluster elsewhere it is not known yet whether it has GPUs.
+        kind: Kind = "cuda" if wish.address is not None or gpu_state.has_gpu() else "cpu"
+        order = _order(wish, kind)
+        if wish.rows:
+            plan_pieces.plan(order, 1)
 
 
-def planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
-    """Split a new order for so many workers, and note the plan; refuses what `kind` cannot do."""
+def _order(wish: Wish, kind: Kind) -> Order:
+    """The order of a new run; refuses what `kind` cannot do."""
     if kind == "cpu" and wish.job is Job.TUNE:
-        raise MissingRequirement("tune: no GPU in this cluster; without one `kda tune TASK` compiles the candidates")
+        raise MissingRequirement(
+            "tune: expected a GPU, there is none; without one `kda tune TASK` compiles the candidates"
+        )
     if kind == "cpu" and wish.record:
-        raise MissingRequirement("--record: no GPU in this cluster; a run without one measures nothing")
-    order = Order(
+        raise MissingRequirement("--record: expected a GPU, there is none; a run without one measures nothing")
+    return Order(
         job=wish.job,
         names=plan_pieces.names(wish.job, wish.names, kind),
         kind=kind,
@@ -75,6 +88,11 @@ def planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
         record=wish.record,
         command=wish.command,
     )
+
+
+def planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
+    """Split a new order for so many workers, and note the plan; raises as `check` does."""
+    order = _order(wish, kind)
     made = Plan(
         order=order,
         pieces=plan_pieces.plan(order, workers),

@@ -14,7 +14,7 @@ from kda_judge.contract.errors import MissingRequirement
 from kda_tools.fleet import gpu_worker
 from kda_tools.fleet.checkout import Baggage
 from kda_tools.fleet.drive import Came, Worker
-from kda_tools.fleet.node_facts import odd
+from kda_tools.fleet.node_facts import changed, odd
 from kda_tools.fleet.pieces import Answer, NodeFacts, Order, Question
 from kda_tools.fleet.places import Place
 from kda_tools.fleet.run_folder import RunFolder
@@ -216,8 +216,8 @@ class RayPool:
             return
         facts = NodeFacts.model_validate_json(answer.line)
         known = self._accepted.setdefault(place.name, facts)
-        if facts.model_copy(update={"uuid": known.uuid}) != known:  # of a node's GPUs it may be another one
-            self._retire(seat, f"it came back as something else: {facts}, was {known}")
+        if changes := changed(facts, known):
+            self._retire(seat, f"it came back as something else: {changes}")
             return
         if self.driver is not None and (differs := odd(self._accepted, self.driver).get(place.name)):
             self._retire(seat, differs)

@@ -19,7 +19,7 @@ from kda_tools.fleet.drive import Driver, Worker
 from kda_tools.fleet.live_view import showing, summary
 from kda_tools.fleet.node_facts import demand, facts, refuse_odd
 from kda_tools.fleet.open_run import Wish, baggage_of, check, folder_of, known, planned, resumed
-from kda_tools.fleet.pieces import Job, NodeFacts, Order, Piece, Question, remaining
+from kda_tools.fleet.pieces import Job, Kind, NodeFacts, Order, Piece, Question, remaining
 from kda_tools.fleet.places import Place, kind_of, places
 from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.fleet.schedule import Schedule
@@ -72,7 +72,7 @@ def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggag
     complete = True
     error: KdaError | None = None
     try:
-        _await_workers(pool, here)
+        _await_workers(pool, here, order.kind)
         shared = _measured(pool, folder, order, wish.timeout_s) if not schedule.over else {}
 
         def mark(line: str, worker: Worker) -> str:
@@ -132,14 +132,14 @@ def _driver_facts(order: Order) -> NodeFacts:
     return facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
 
 
-def _await_workers(pool: ray_pool.RayPool, here: NodeFacts) -> None:
+def _await_workers(pool: ray_pool.RayPool, here: NodeFacts, kind: Kind) -> None:
     until = time.monotonic() + START_S
     while pool.starting() and time.monotonic() < until:
         pool.wait(1.0)
     if late := pool.starting():
         say(f"begun without {', '.join(late)}: nothing heard for {START_S:.0f} s; another job may hold what they need")
     workers = pool.alive()
-    demand(workers, here.kind)
+    demand(workers, kind)
     refuse_odd({worker.name: worker.facts for worker in workers}, here)
     pool.driver = here
 

@@ -88,13 +88,20 @@ class RunFolder:
 
     @contextmanager
     def open(self) -> Iterator[RunFolder]:
-        """Read what is there, and keep all others from writing.
+        """Read what is there, and keep all others from writing; a new folder in which nothing was noted goes again.
 
         Raises:
-            UsageError: another process writes here.
+            UsageError: the folder cannot be made or written, or another process writes here.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
+        made = not self.path.exists()
+        lock_file = self.path / "lock"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            opened = lock_file.open("w")
+        except OSError as error:
+            why = error.strerror
+            raise UsageError(f"--out {self.path}: expected a folder, or where one can be made, got: {why}") from None
+        with opened as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -103,7 +110,12 @@ class RunFolder:
                 _cut_torn_line(file)
             self._events = record_log.read(self.events_file, Event)
             self._results = record_log.read(self.results_file, Result)
-            yield self
+            try:
+                yield self
+            finally:
+                if made and not self._events:
+                    lock_file.unlink()
+                    self.path.rmdir()
 
     def note(self, event: What, **more: Any) -> Event:
         """Append an event."""
