@@ -39,6 +39,7 @@ from kda_tools.fleet.places import kind_of, places
 from kda_tools.fleet.plan_pieces import names, plan
 from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.fleet.schedule import Schedule
+from kda_tools.lab.adversaries import page
 from kda_tools.lab.adversaries.table import ADVERSARIES
 from kda_tools.lab.grid import grid_record
 from kda_tools.lab.tune import run_sweep
@@ -570,6 +571,27 @@ def test_endings_of_the_suite_come_in_the_tables_order() -> None:
         [result("2", json.dumps({second: ended("b")})), result("1", json.dumps({first: ended("a")}))], "cpu"
     )
     assert [(got.adversary.name, got.reason, got.seconds) for got in found] == [(first, "a", 1.5), (second, "b", 1.5)]
+
+
+def test_a_suite_in_its_log_names_who_ran_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "RECORDS", tmp_path / "adversaries.jsonl")
+    several = names(Job.ADVERSARIES, [], "cuda")
+    suite = order(Job.ADVERSARIES, *several, record=True)
+    made = Plan(order=suite, pieces=plan(suite, 2), commit="0" * 40, files={})
+    versions = dict.fromkeys(page.VERSIONS, "1")
+    ended = {"verdict": "ERROR", "reason": "", "changed": "", "phases": []}
+    for _ in range(2):
+        with RunFolder(tmp_path / "run").open() as folder:
+            if folder.plan is None:
+                folder.note("planned", plan=made)
+            for number, piece in enumerate(made.pieces):
+                line = json.dumps(dict.fromkeys(piece.items, ended))
+                folder.keep(result(piece.id, line, gpu=f"GPU-{number}", attempt=2))
+            deliver(folder, made, facts(versions=versions), whole=True)
+    (kept,) = page.read(page.RECORDS)
+    assert [(part.names, part.gpu, part.node, part.attempt) for part in kept.parts] == [
+        (piece.items, f"GPU-{number}", "n", 2) for number, piece in enumerate(made.pieces)
+    ]
 
 
 # ---- what is said -----------------------------------------------------------------------------

@@ -121,6 +121,10 @@ def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Said]:
         gpus=len({result.gpu for result in folder.results}),
         versions={name: facts.versions[name] for name in page.VERSIONS},
         results={got.adversary.name: got.name for got in found},
+        parts=tuple(
+            page.SuitePart(names=tuple(json.loads(one.line)), node=one.node, gpu=one.gpu, attempt=one.attempt)
+            for one in folder.results
+        ),
     )
     known = page.read(page.RECORDS) if page.RECORDS.is_file() else []
     if record in known:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict
@@ -49,6 +51,18 @@ such an expectation alone"""
 VERSIONS = ("python", "torch", "triton", "cuda", "driver")
 
 
+class SuitePart(Strict):
+    """Adversaries that one worker of a fleet ran."""
+
+    names: tuple[str, ...]
+    node: str
+    """Name of the machine within the fleet."""
+    gpu: str | None
+    """Its uuid; None without one."""
+    attempt: Annotated[int, Field(gt=0)]
+    """Which try this is, where the fleet repeats what was lost."""
+
+
 class SuiteRecord(Strict):
     """One run of the suite on one machine: of all of it, or of what the runs before it lack."""
 
@@ -70,6 +84,8 @@ class SuiteRecord(Strict):
     """How many were to run; None, as in lines older than this: those in `results`."""
     missing: bool = False
     """Whether it ran those that the runs before it lack, back to one that did not."""
+    parts: tuple[SuitePart, ...] = ()
+    """Who ran what, in a fleet; of an adversary that is in two, the later one counts."""
 
     @property
     def partial(self) -> bool:
