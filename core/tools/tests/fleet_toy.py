@@ -1,7 +1,7 @@
 """The process of a piece in the tests of the fleet: as `piece_process`, but that it sleeps instead of working.
 
 Started as `python fleet_toy.py DESCRIPTOR`, with the question on standard input.
-Of a piece `gate:FILE` the answer comes once that file is there.
+Of a piece `gate:FILE` the answer comes once that file is there. `long:FILE` makes it and waits for Ctrl-C.
 """
 
 import ctypes
@@ -38,6 +38,7 @@ def answer(question):
             time.sleep(0.02)
     elif piece["subject"] == "long":
         try:
+            Path(piece["items"][0]).touch()
             time.sleep(600)
         except KeyboardInterrupt:
             return {"line": said, "complete": False, "items": piece["items"][:1]}

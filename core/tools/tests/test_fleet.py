@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -304,15 +303,6 @@ def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) 
         Driver(folder, FakePool([], None), ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
 
 
-@pytest.fixture
-def as_kda() -> Iterator[None]:
-    """SIGTERM as the command line has it."""
-    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield
-    assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGTERM, usual)
-
-
 @pytest.mark.usefixtures("as_kda")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_came_just_before_an_interrupt_is_kept(tmp_path: Path, number: signal.Signals) -> None:
@@ -379,8 +369,9 @@ def test_a_question_leaves_no_file_behind_however_its_worker_ends(
         answer = beside.submit(worker.run, question)
         while worker._process is None:
             time.sleep(0.01)
-        assert list(temporary.iterdir()) == [], "an actor is ended by SIGKILL, which removes nothing"
+        left = list(temporary.iterdir())
         gate.touch()
+        assert left == [], "an actor is ended by SIGKILL, which removes nothing"
         assert Answer.model_validate_json(answer.result()).line is not None
     broken = GpuWorker(["-c", "import sys; open(int(sys.argv[1]), 'w').write('{'); sys.exit('no more')"], {}, [])
     assert Answer.model_validate_json(broken.run(question)).failed == "the process ended with 1: no more"

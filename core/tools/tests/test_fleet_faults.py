@@ -29,6 +29,7 @@ KILLS = 50
 LEAST_AT_WORK = KILLS // 5
 """Kills that have to hit a worker that has a piece."""
 ACTOR = b"ray::GpuWorker"
+pytestmark = pytest.mark.timeout(900)  # for busy machines
 
 
 @pytest.fixture(scope="module")
@@ -135,33 +136,39 @@ def test_workers_killed_fifty_times_lose_and_double_nothing(ray, tmp_path):
 
 
 def test_a_hanging_piece_is_ended_with_its_process_and_tried_elsewhere(ray, tmp_path):
-    schedule, ended = drive(ray, tmp_path, [Piece(id="stuck", subject="hangs")], timeout_s=1.5)
+    schedule, ended = drive(ray, tmp_path, [Piece(id="stuck", subject="hangs")], attempts=99, timeout_s=1.5)
     assert ended
     assert not schedule.failed
     events, (result,) = read(tmp_path)
-    lost = next(event for event in events if event.event == "lost")
-    assert (lost.attempt, lost.why, result.attempt) == (1, "no answer within 1.5 s", 2)
+    lost = [event.attempt for event in events if event.event == "lost" and event.why == "no answer within 1.5 s"]
+    assert [*lost, result.attempt] == [*range(1, result.attempt + 1)]  # on a busy machine a later one may be late, too
+    assert lost
     assert nothing_runs()
 
 
 def test_what_is_refused_is_not_tried_again_and_what_is_lost_too_often_is_given_up(ray, tmp_path):
-    pieces = [Piece(id="no", subject="refuses"), Piece(id="stuck", subject="gate", items=("/nowhere/at/all",))]
-    schedule, ended = drive(ray, tmp_path, pieces, attempts=2, timeout_s=0.5)
+    no, stuck = Piece(id="no", subject="refuses"), Piece(id="stuck", subject="gate", items=("/nowhere/at/all",))
+    schedule, ended = drive(ray, tmp_path, [no])
     assert ended
-    assert schedule.failed == {"no": ("the toy refuses", 2), "stuck": ("no answer within 0.5 s", 5)}
+    assert schedule.failed == {"no": ("the toy refuses", 2)}
+    schedule, ended = drive(ray, tmp_path, [stuck], attempts=2, timeout_s=0.5)
+    assert ended
+    assert schedule.failed == {"stuck": ("no answer within 0.5 s", 5)}
     events, results = read(tmp_path)
     assert results == ()
     assert [event.attempt for event in events if event.event == "started" and event.piece == "no"] == [1]
     assert [event.event for event in events if event.piece == "stuck"] == [*("started", "lost") * 2, "given-up"]
 
 
+@pytest.mark.usefixtures("as_kda")
 def test_ctrl_c_keeps_what_came_and_resume_does_the_rest(ray, tmp_path):
-    pieces = [Piece(id="long", subject="long", items=("a", "b", "c")), Piece(id="short", subject="toy")]
+    working = tmp_path / "working"
+    pieces = [Piece(id="long", subject="long", items=(str(working), "b", "c")), Piece(id="short", subject="toy")]
 
     def interrupt(_pool):
         def when_it_runs():
             events = tmp_path / "events.jsonl"
-            while not events.exists() or "finished" not in events.read_text():  # the short one
+            while not working.exists() or "finished" not in events.read_text():  # the short one
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -171,7 +178,7 @@ def test_ctrl_c_keeps_what_came_and_resume_does_the_rest(ray, tmp_path):
     assert not ended
     _, results = read(tmp_path)
     assert {(result.piece, result.complete, result.items) for result in results} == {
-        ("long", False, ("a",)),
+        ("long", False, (str(working),)),
         ("short", True, ()),
     }
     rest = [pieces[0].model_copy(update={"subject": "toy"}), pieces[1]]
