@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from core.judge.tests.records_factory import make_checkout, make_record
 from core.tools.tests.campaign_toy import HYPOTHESIS, campaign, git, speed
+from core.tools.tests.test_grid_records import a_run
 from kda_judge.contract.errors import ArmFailed, ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
+from kda_judge.evidence import append_only
 from kda_judge.evidence.run_record import Verdict
 from kda_tools import cli
 from kda_tools.campaign import agents, confine, iterate, launch, promote, review, review_checks
 from kda_tools.campaign.events import Decision, Done, RowOutcome
+from kda_tools.campaign.history import recorded
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.promote_run import Given
 
@@ -204,6 +209,7 @@ def test_without_a_gpu_all_is_verified_and_nothing_recorded(campaign: Campaign) 
 def test_what_is_wrong_with_fresh_seeds_is_not_promoted(campaign: Campaign) -> None:
     """A kernel that the stand-in for the judge had kept, and that the real one finds out."""
     keep(campaign, "\n_axpy = axpy\n\n\ndef axpy(x, y, *, factor):\n    return _axpy(x, y, factor=factor) + 1\n")
+    before = campaign.repository.commit_of("HEAD")
     review.record(campaign, "Ada", [])
     review.check(campaign)
     for number in campaign.state().findings:
@@ -212,8 +218,28 @@ def test_what_is_wrong_with_fresh_seeds_is_not_promoted(campaign: Campaign) -> N
     assert refused.run_id is None
     assert refused.reason.startswith("refused: fresh seeds: out-64x16: INCORRECT")
     assert campaign.state().promoted == [refused]
+    assert refused.run is not None
+    assert refused.run.rows[0].verdict is Verdict.INCORRECT
     assert campaign.state().ended is None
-    assert git(campaign.repository.root, "log", "-1", "--format=%s").startswith("[promote] axpy: refused")
+    assert campaign.repository.commit_of("HEAD") == before
+
+
+def test_a_refused_promotion_is_in_the_record_alone(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keep(campaign)
+    review.record(campaign, "Ada", [])
+    before = git(campaign.repository.root, "for-each-ref")
+    other = make_checkout(tmp_path / "other")
+    run, grid = make_record(other), a_run(other, 5, (0, 9))
+    given = Given(failure="the run: too slow", verified_rows=2, grid_rows=2, run=run, grid=grid)
+    monkeypatch.setattr(promote, "_in_a_new_process", lambda *_: given)
+    assert promote.promote(campaign).reason == "refused: the run: too slow"
+    (kept,) = recorded(campaign.task)[0].promoted
+    assert (kept.run, kept.grid) == (run, grid)
+    assert git(campaign.repository.root, "for-each-ref") == before
+    changed = git(campaign.repository.root, "status", "--porcelain", "--untracked-files=all").splitlines()
+    assert changed == [f" M {campaign.copy}"]
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -281,23 +307,39 @@ def test_a_promotion_says_what_it_wins_and_loses(
     )
 
 
-def test_a_recorded_promotion_ends_the_campaign(
-    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("lines", [2, 3, 4, 5, 99])
+def test_a_recorded_promotion_ends_the_campaign_wherever_it_is_interrupted(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: int
 ) -> None:
     keep(campaign)
     review.record(campaign, "Ada", [])
-    run = make_record(make_checkout(tmp_path.with_name(f"{tmp_path.name}-other")))
+    other = make_checkout(tmp_path.with_name(f"{tmp_path.name}-other"))
+    run, grid = make_record(other), a_run(other, 5, (0, 9)).model_copy(update={"task": "axpy"})
     before = (outcome("out-64x16", 10.0, 9.0), outcome("inplace-64x16", 10.0, 9.0))
-    given = Given(failure=None, verified_rows=2, grid_rows=2, run=run, before=before)
+    given = Given(failure=None, verified_rows=2, grid_rows=2, run=run, grid=grid, before=before)
     monkeypatch.setattr(promote, "_in_a_new_process", lambda *_: given)
     monkeypatch.setattr(promote.report, "publishable", lambda *_: [])
-    done = promote.promote(campaign)
-    assert done.run_id == run.run_id
-    assert run.run_id in git(
-        campaign.repository.root, "show", f"{campaign.best_branch}:{campaign.folder}/docs/ledger.jsonl"
-    )
+    written = []
+
+    def write(*words: Any) -> None:
+        whole(*words)
+        written.append(words)
+        if len(written) == lines:
+            raise KeyboardInterrupt
+
+    whole = append_only.write
+    monkeypatch.setattr(append_only, "write", write)
+    with pytest.raises(KeyboardInterrupt) if lines < 99 else nullcontext():
+        promote.promote(campaign)
+    assert iterate.settle(campaign) is None  # kda campaign resume
+    best = campaign.repository.commit_of(campaign.best_branch)
     assert campaign.state().ended == f"promoted as run {run.run_id}"
     assert git(campaign.repository.root, "status", "--porcelain") == ""
+    assert iterate.settle(campaign) is None  # kda campaign resume
+    assert campaign.repository.commit_of(campaign.best_branch) == campaign.repository.commit_of("HEAD") == best
+    folder = f"{campaign.best_branch}:{campaign.folder}/docs"
+    for name, one in (("ledger", run.run_id), ("grid", grid.run_id)):
+        assert git(campaign.repository.root, "show", f"{folder}/{name}.jsonl").count(one) == 1
     monkeypatch.setenv("KDA_NO_CLAUDE", "1")
     root = campaign.repository.common.parent
     with pytest.raises(UsageError, match="has ended: promoted as run"):

@@ -1,4 +1,4 @@
-"""What follows from an iteration's two lines: worktree, commit, branches, and the committed copy of the record.
+"""What follows from an iteration's lines, or a promotion's: worktree, commit, branches, the record's committed copy.
 
 Everything here may be done again: after an interruption it is.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kda_judge.evidence import ledger, record_log
 from kda_tools.campaign import allowed
-from kda_tools.campaign.events import Begun, Decision, Done
+from kda_tools.campaign.events import Begun, Decision, Done, Ended
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.state import State
+from kda_tools.lab.grid import grid_record
 
 Steps = Callable[[str], None]
 
@@ -42,6 +44,35 @@ def is_applied(campaign: Campaign, number: int) -> bool:
     """Whether the last commit is that iteration's."""
     told = campaign.repository.ask("log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", campaign.head_ref)
     return (told or "").strip() == str(number)
+
+
+def logs(campaign: Campaign) -> list[str]:
+    """What a promotion appends to, in the repository."""
+    return [f"{campaign.folder}/docs/{name}" for name in ("ledger.jsonl", "grid.jsonl")]
+
+
+def apply_promotion(campaign: Campaign) -> None:
+    """The last promotion's lines of ledger and grid as a commit of their own; a refused one is in the record alone."""
+    state = campaign.state()
+    promoted = state.promoted[-1] if state.promoted else None
+    if promoted is None or promoted.run is None or promoted.run_id is None:
+        return
+    repository, parent, task = campaign.repository, head(campaign, state), campaign.task
+    if promoted.run_id.encode() in repository.content(parent, logs(campaign)[0]):
+        return
+    if promoted.run_id not in (run.run_id for run in ledger.read(task.ledger)):
+        ledger.append(task.ledger, promoted.run)
+    if promoted.grid is not None and promoted.grid.run_id not in (run.run_id for run in grid_record.runs(task)):
+        record_log.append(grid_record.log(task), promoted.grid)
+    if (ended := Ended(reason=f"promoted as run {promoted.run_id}")) != state.entries[-1].event:
+        campaign.journal.append(ended)
+    campaign.sync(state)
+    paths = [path for path in (campaign.copy, *logs(campaign)) if (repository.root / path).is_file()]
+    message = f"[promote] {task.op}: {promoted.reason}\n\nKda-Iteration: {max(state.done)}\n"
+    commit = repository.commit(repository.tree(parent, paths), parent, message)
+    moves = [campaign.head_ref, *(f"refs/heads/{name}" for name in (campaign.branch, campaign.best_branch))]
+    repository.run("update-ref", "--stdin", given="".join(f"update {ref} {commit}\n" for ref in moves))
+    repository.run("read-tree", "--reset", commit)
 
 
 def put_aside(campaign: Campaign, expected: str) -> None:

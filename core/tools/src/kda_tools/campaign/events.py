@@ -9,9 +9,10 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
-from kda_judge.evidence.run_record import Interval, Verdict
+from kda_judge.evidence.run_record import Interval, RunRecord, Verdict
 from kda_tools.campaign.decision import Test
 from kda_tools.campaign.rules import Rules
+from kda_tools.lab.grid.grid_record import GridRecord
 
 SCHEMA_VERSION: Final = 1
 
@@ -208,7 +209,7 @@ class Answered(Strict):
 
 
 class Promoted(Strict):
-    """The best version, verified afresh and recorded."""
+    """The best version, verified afresh: recorded, or refused."""
 
     kind: Literal["promoted"] = "promoted"
     commit: Commit
@@ -223,6 +224,11 @@ class Promoted(Strict):
     losses: tuple[str, ...]
     models: tuple[str, ...]
     """Those whose rows are faster on the whole."""
+    run: RunRecord | None = None
+    """On a GPU: what was measured. Of a refused one there is no other copy."""
+    grid: GridRecord | None = None
+    rows: tuple[RowOutcome, ...] = ()
+    """The best version beside the solution that the campaign began with: what wins, losses and models are of."""
 
 
 Event = Annotated[

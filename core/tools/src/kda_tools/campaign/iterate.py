@@ -18,7 +18,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import select
 from kda_judge.evidence.record_log import read
 from kda_tools.campaign import allowed, decision, due
-from kda_tools.campaign.apply import Steps, apply, head, is_applied, put_aside
+from kda_tools.campaign.apply import Steps, apply, apply_promotion, head, is_applied, put_aside
 from kda_tools.campaign.events import Begun, Change, Decision, Done, Ended, Refused
 from kda_tools.campaign.measure import Measured, chosen_rows, demand_idle_gpu, demand_upstream, measure
 from kda_tools.campaign.place import Campaign
@@ -119,6 +119,7 @@ def _settle(campaign: Campaign, passed: Steps) -> Done | None:
         apply(campaign, state.begun[numbers[-1]], state.done[numbers[-1]], passed)
     elif numbers:
         campaign.repository.run("read-tree", "--reset", head(campaign, state))  # the last step, which leaves no trace
+    apply_promotion(campaign)
     return finished
 
 

@@ -12,18 +12,16 @@ from tempfile import TemporaryDirectory
 
 from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.stats import geomean
 from kda_tools.campaign import allowed, decision, review
-from kda_tools.campaign.apply import head
+from kda_tools.campaign.apply import apply_promotion, head, logs
 from kda_tools.campaign.decision import Pair
-from kda_tools.campaign.events import Ended, Promoted, RowOutcome
+from kda_tools.campaign.events import Promoted, RowOutcome
 from kda_tools.campaign.measure import Measured
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.promote_run import Given, Wanted
 from kda_tools.campaign.repository import Repository
 from kda_tools.campaign.state import State
-from kda_tools.lab.grid import grid_record
 from kda_tools.publish import report
 
 SEEDS = 3
@@ -40,6 +38,7 @@ def promote(campaign: Campaign) -> Promoted:
             the grid's log was changed in the worktree.
         MissingRequirement: no GPU. Everything that needs none is verified first, and nothing is recorded.
     """
+    apply_promotion(campaign)  # of one that was interrupted
     state = campaign.state()
     _demand_reviewed(campaign, state)
     _demand_logs(campaign, state)
@@ -56,14 +55,9 @@ def promote(campaign: Campaign) -> Promoted:
             "there. Nothing was recorded"
         )
     _demand_logs(campaign, state)  # again: verifying takes minutes
-    if given.run is not None and promoted.run_id is not None:
-        ledger.append(campaign.task.ledger, given.run)
-    if given.grid is not None:
-        record_log.append(grid_record.log(campaign.task), given.grid)
     campaign.journal.append(promoted)
-    if promoted.run_id is not None:
-        campaign.journal.append(Ended(reason=f"promoted as run {promoted.run_id}"))
-    _commit(campaign, promoted)
+    campaign.sync(campaign.state())
+    apply_promotion(campaign)
     return promoted
 
 
@@ -86,6 +80,9 @@ def judged(task: Task, state: State, seeds: tuple[int, ...], given: Given) -> Pr
         wins=tuple(wins),
         losses=tuple(losses),
         models=tuple(models),
+        run=given.run,
+        grid=given.grid,
+        rows=given.before,
     )
 
 
@@ -125,15 +122,10 @@ def _demand_reviewed(campaign: Campaign, state: State) -> None:
         raise UsageError("\n".join(["promote: findings are not answered (kda campaign answer NUMBER TEXT):", *lines]))
 
 
-def _logs(campaign: Campaign) -> list[str]:
-    """What a promotion appends to, in the repository."""
-    return [f"{campaign.folder}/docs/{name}" for name in ("ledger.jsonl", "grid.jsonl")]
-
-
 def _demand_logs(campaign: Campaign, state: State) -> None:
     """Refuse logs that hold what the last iteration's commit has not: the promotion would commit it."""
     changed = campaign.repository.changed(head(campaign, state))
-    if bad := [name for name in _logs(campaign) if name in changed]:
+    if bad := [name for name in logs(campaign) if name in changed]:
         raise UsageError(
             f"promote: {', '.join(bad)}: expected as in the last iteration's commit, got other lines in the worktree; "
             "take them back, and repeat this"
@@ -162,16 +154,3 @@ def _inherited(own: list[str]) -> list[str]:
     from kda_judge.contract.task_import import import_path
 
     return [] if own else import_path().split(os.pathsep)
-
-
-def _commit(campaign: Campaign, promoted: Promoted) -> None:
-    """The record, the ledger's line and the grid's, as a commit of their own."""
-    campaign.sync(campaign.state())
-    parent = head(campaign, campaign.state())
-    logs = (campaign.copy, *_logs(campaign))
-    tree = campaign.repository.tree(parent, [name for name in logs if (campaign.repository.root / name).is_file()])
-    commit = campaign.repository.commit(tree, parent, f"[promote] {campaign.task.op}: {promoted.reason}\n")
-    moves = [campaign.head_ref, f"refs/heads/{campaign.branch}"]
-    moves += [f"refs/heads/{campaign.best_branch}"] if promoted.run_id else []
-    campaign.repository.run("update-ref", "--stdin", given="".join(f"update {ref} {commit}\n" for ref in moves))
-    campaign.repository.run("read-tree", "--reset", commit)

@@ -34,7 +34,7 @@ class Wanted(Strict):
 
 
 class Given(Strict):
-    """What it found. The runs are there on a GPU alone."""
+    """What it found. Without a GPU there is a run only where fresh seeds failed."""
 
     failure: str | None
     verified_rows: Count
@@ -51,11 +51,12 @@ def verify(task: Task, wanted: Wanted) -> Given:
     rows = frozen_rows(session)
     first = run(session, rows, measure=False, command=COMMAND)
     if (wrong := _wrong(first, len(rows))) is not None:
-        return Given(failure=f"fresh seeds: {wrong}", verified_rows=len(first.rows), grid_rows=0)
+        return Given(failure=f"fresh seeds: {wrong}", verified_rows=len(first.rows), grid_rows=0, run=first)
     grid = grid_session(session)
     chosen = grid_rows(grid, full=grid.kind == "cuda")
     checked = run(grid, chosen, measure=False, command=COMMAND)
-    given = Given(failure=None, verified_rows=len(first.rows), grid_rows=len(checked.rows))
+    line = record_of(grid, checked, len(chosen)) if grid.kind == "cuda" else None
+    given = Given(failure=None, verified_rows=len(first.rows), grid_rows=len(checked.rows), grid=line)
     if (bad := failures(checked)) or len(checked.rows) < len(chosen):
         words = f"{bad[0].id}: {bad[0].reason}" if bad else f"{len(checked.rows)} of {len(chosen)} rows were checked"
         return given.model_copy(update={"failure": f"grid: {words}"})
@@ -64,7 +65,7 @@ def verify(task: Task, wanted: Wanted) -> Given:
     with portable(task, "solution", {}) as ports:
         whole = with_seeds(open_session(Request(task=task, again=True, ports=ports)), wanted.seeds)
         measured = run(whole, frozen_rows(whole), command=COMMAND)
-    found = given.model_copy(update={"run": measured, "grid": record_of(grid, checked, len(chosen))})
+    found = given.model_copy(update={"run": measured})
     if (wrong := _wrong(measured, len(rows))) is not None:
         return found.model_copy(update={"failure": f"the run: {wrong}"})
     root = task.path.parents[1]
