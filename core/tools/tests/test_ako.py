@@ -171,6 +171,33 @@ def test_in_a_campaigns_worktree_the_claims_join_its_record(task: Task, ako: Pat
     assert copied.entries == state.entries
 
 
+def test_a_file_that_is_no_text_is_named_and_another_iterations_is_shown(task: Task, ako: Path) -> None:
+    path = ako / "solution" / "kda_rotary_embedding" / "rotary.py"
+    good = path.read_bytes()
+    path.write_bytes(good + b"# \xff\n")
+    git(ako, "commit", "-qam", "[iter 1] bytes")
+    (ako / "ITERATIONS.md").write_text(LOG.replace("| 2 |", "| 5 |").replace("Iter 2", "Iter 5"))
+    git(ako, "commit", "-q", "--allow-empty", "-m", "[iter 5] the same bytes")
+    with pytest.raises(UsageError, match=r"kda_rotary_embedding/rotary.py at \w+: expected text in UTF-8"):
+        bring_back(task, ako)
+    assert git(task.path, "status", "--porcelain") == ""
+    path.write_bytes(good)
+    iterate(ako, 5)
+    made = bring_back(task, ako)
+    assert (made[0].iteration, made[0].taken) == (1, False)
+    assert "+# \N{REPLACEMENT CHARACTER}" in made[0].patch
+
+
+def test_rules_that_are_none_are_said_before_anything_is_written(task: Task, ako: Path) -> None:
+    iterate(ako, 2)
+    (ako / "ITERATIONS.md").write_text(LOG)
+    (task.path / "campaign.toml").write_text("trys = 3\n")
+    before = git(task.path, "status", "--porcelain")
+    with pytest.raises(UsageError, match="unknown key 'trys'"):
+        bring_back(task, ako)
+    assert git(task.path, "status", "--porcelain") == before
+
+
 def test_where_none_improved_the_solution_stays(task: Task, ako: Path) -> None:
     (ako / "ITERATIONS.md").write_text("| 1 | a try | 0.9 | 0.1 | regression |\n")
     assert [one.taken for one in bring_back(task, ako)] == [False]

@@ -21,7 +21,7 @@ from kda_tools.campaign.allowed import protected_hashes
 from kda_tools.campaign.events import Claimed, Launched
 from kda_tools.campaign.journal import COPY, Journal
 from kda_tools.campaign.place import Campaign, campaign_of, name_of
-from kda_tools.campaign.repository import Repository
+from kda_tools.campaign.repository import Repository, readable
 from kda_tools.campaign.rules import read_rules
 from kda_tools.port.ako_export import MARK, Exported, package_name
 from kda_tools.project.export.sources import VENDORED
@@ -58,20 +58,21 @@ def _bring_back(task: Task, folder: Path, campaign: Campaign | None) -> list[Cla
     found = iterations(log_file.read_text(encoding="utf-8"), log_file)
     improved = [one for one in found if one.status == IMPROVED and one.speedup is not None]
     best = max(improved, key=lambda one: one.speedup or 0.0, default=None)
-    commits = _commits(folder)
+    commits, texts = _commits(folder), None
     if best is not None:
         if best.iteration not in commits:
             raise UsageError(
                 f"{folder}: expected a commit '[iter {best.iteration}] ...', the best iteration of ITERATIONS.md, "
                 "found none"
             )
-        _replace(task, _version(task, folder, commits[best.iteration], mark))
+        texts = _version(task, folder, commits[best.iteration], mark)
+        _demand_committed(task)
     own = (f"solution/{package_name(task)}", f":!solution/{package_name(task)}/{VENDORED}")
     made = [
         one.model_copy(
             update={
                 "commit": commits[one.iteration],
-                "patch": _git(folder, "show", "--format=", "--no-color", commits[one.iteration], "--", *own),
+                "patch": readable(_git(folder, "show", "--format=", "--no-color", commits[one.iteration], "--", *own)),
                 "taken": one is best,
             }
         )
@@ -80,6 +81,8 @@ def _bring_back(task: Task, folder: Path, campaign: Campaign | None) -> list[Cla
         for one in found
     ]
     _record(task, mark, made, campaign)
+    if texts is not None:
+        _replace(task, texts)
     return made
 
 
@@ -184,7 +187,7 @@ def _git(folder: Path, *arguments: str) -> str:
     ran = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=False)
     if ran.returncode:
         raise UsageError(f"{folder}: git {arguments[0]}: {ran.stderr.decode(errors='replace').strip()}")
-    return ran.stdout.decode()
+    return ran.stdout.decode(errors="surrogateescape")
 
 
 def _commits(folder: Path) -> dict[int, str]:
@@ -202,6 +205,8 @@ def _version(task: Task, folder: Path, commit: str, mark: Exported) -> dict[str,
     begin = f"solution/{package_name(task)}/"
     names = _git(folder, "ls-tree", "-r", "--name-only", commit, "--", begin).splitlines()
     texts = {name.removeprefix(begin): _git(folder, "show", f"{commit}:{name}") for name in names}
+    if bad := [name for name, text in texts.items() if text != readable(text)]:
+        raise UsageError(f"{folder}: {begin}{bad[0]} at {commit[:12]}: expected text in UTF-8")
     if "__init__.py" not in texts:
         raise UsageError(f"{folder}: {begin}__init__.py: not there at {commit[:12]}")
     shared = {name: text for name, text in texts.items() if name.startswith(f"{VENDORED}/")}
@@ -222,10 +227,14 @@ def _absolute(text: str) -> str:
     return re.sub(rf"^(\s*from )\.+{VENDORED}(?=[. ])", r"\1kda_runtime", text, flags=re.MULTILINE)
 
 
-def _replace(task: Task, texts: Mapping[str, str]) -> None:
+def _demand_committed(task: Task) -> None:
     folder = task.path / "solution"
     if (root := checkout_root()) is not None and _git(root, "status", "--porcelain", "--", str(folder)).strip():
         raise UsageError(f"{folder}: has changes that are not committed; commit or stash them first")
+
+
+def _replace(task: Task, texts: Mapping[str, str]) -> None:
+    folder = task.path / "solution"
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts and path.relative_to(folder).as_posix() not in texts:
             path.unlink()
