@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -387,16 +388,20 @@ def test_killed_at_any_step_and_resumed(campaign: Campaign, step: str, value: fl
     assert campaign.journal.content() == before, "nothing is left to be done"
 
 
-def test_killed_twice_counts_as_failed(campaign: Campaign) -> None:
+def test_killed_twice_counts_as_failed(campaign: Campaign, capsys: pytest.CaptureFixture[str]) -> None:
     speed(campaign, 1.05)
     killed_at("begun", lambda passed: iterate.iterate(campaign, HYPOTHESIS, passed=passed))
+    speed(campaign, 1.06)  # the agent has gone on meanwhile: what it wrote is not lost either
     killed_at("measured", lambda passed: iterate.settle(campaign, passed))
-    speed(campaign, 1.07)  # the agent has gone on meanwhile: what it wrote is not lost either
+    speed(campaign, 1.07)
     iterate.settle(campaign)
     (done,) = campaign.state().done.values()
     assert (done.decision, done.reason) == (Decision.FAILED, "attempt 2 was interrupted: it counts as failed")
-    where = f"refs/kda/{campaign.name}/aside:{campaign.folder}/solution/__init__.py"
-    assert "# speed: 1.07" in git(campaign.repository.root, "show", where)
+    refs = git(campaign.repository.root, "for-each-ref", "--format=%(refname)", "refs/kda/*/aside-*").split()
+    kept = [git(campaign.repository.root, "show", f"{ref}:{campaign.folder}/solution/__init__.py") for ref in refs]
+    assert sorted(re.findall(r"# speed: (.*)", "".join(kept))) == ["1.06", "1.07"]
+    told = capsys.readouterr().err
+    assert f"interruption: {campaign.folder}/solution/__init__.py: git restore --source refs/kda/" in told
 
 
 def test_an_unfinished_line_is_set_aside(campaign: Campaign) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from core.tools.tests.campaign_toy import campaign, git, launched, make_repository
+from core.tools.tests.campaign_toy import campaign, git, launched, make_repository, speed
 from core.tools.tests.every_task import TASKS, every_task
 from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
-from kda_tools.campaign import agents, bash, confine, launch, place, prompt
+from kda_tools.campaign import agents, bash, confine, iterate, launch, place, prompt
 from kda_tools.campaign.events import Ended
 from kda_tools.campaign.journal import entries
 from kda_tools.campaign.passages import passages
@@ -188,6 +188,26 @@ def test_it_begins_from_the_base_branch_and_goes_on(checkout: Path, monkeypatch:
     monkeypatch.setenv(launch.BASE, "main")
     with pytest.raises(UsageError, match="KDA_BASE_BRANCH=main: campaign k90_h200_axpy began from older"):
         launch.prepare(checkout, task, "h200", "claude")
+
+
+def test_another_campaign_begins_from_its_base_and_the_old_ones_record_is_kept(
+    campaign: place.Campaign, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed(campaign, 1.1)
+    first = iterate.iterate(campaign, "first")
+    candidate, record = campaign.state().begun[first.iteration].commit, campaign.journal.content()
+    monkeypatch.chdir(checkout)
+    git(checkout, "worktree", "remove", "--force", str(campaign.repository.root))
+    git(checkout, "branch", "-q", "-D", campaign.branch, campaign.best_branch)
+    task = Task(checkout.resolve() / campaign.folder)
+    again = launch.prepare(checkout.resolve(), task, "h200", "command", "true").campaign
+    monkeypatch.chdir(again.repository.root)
+    speed(again, 1.2)
+    iterate.iterate(again, "second")
+    assert git(checkout, "log", "--format=%s", f"main..{again.branch}").splitlines() == ["[iter 1] second"]
+    (old,) = again.journal.path.parent.glob(f"{again.name}.*Z.jsonl")
+    assert old.read_bytes() == record
+    assert git(checkout, "rev-parse", f"refs/kda/{old.stem}/1").strip() == candidate
 
 
 def test_a_campaign_goes_on_by_the_rules_of_its_launch(campaign: place.Campaign, checkout: Path) -> None:
@@ -417,6 +437,13 @@ def test_rules_name_the_key_that_is_wrong(checkout: Path, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match=r"^toys/k90_axpy/campaign.toml: unknown key 'trys'; did you mean tries\?"):
         launched(checkout, monkeypatch, "trys = 3\n")
     assert git(checkout, "branch", "--list", "campaign/*") == "", "a launch with good rules finds nothing in its way"
+
+
+def test_rows_that_there_are_not_are_refused_before_the_rules_are_fixed(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"^toys/k90_axpy/campaign.toml: key 'rows': 'none-\*': no such row; nearest"):
+        launched(checkout, monkeypatch, 'rows = ["none-*"]\n')
 
 
 def test_few_generations_are_refused(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ Everything here may be done again: after an interruption it is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from kda_judge.evidence import ledger, record_log
 from kda_tools.campaign import allowed
 from kda_tools.campaign.events import Begun, Decision, Done, Ended
 from kda_tools.campaign.place import Campaign
+from kda_tools.campaign.repository import readable
 from kda_tools.campaign.state import State
 from kda_tools.lab.grid import grid_record
 
@@ -76,11 +78,15 @@ def apply_promotion(campaign: Campaign) -> None:
 
 
 def put_aside(campaign: Campaign, expected: str) -> None:
-    """Keep what was changed since the interruption, under a reference of its own, before it is overwritten."""
+    """Keep what was changed since the interruption, under a reference of its own, before it is overwritten; say so."""
     paths = [path for path in campaign.repository.changed(expected) if path != campaign.copy]
     if paths:
         aside = campaign.repository.commit(campaign.repository.tree(expected, paths), expected, "put aside\n")
-        campaign.repository.run("update-ref", f"refs/kda/{campaign.name}/aside", aside)
+        ref = f"refs/kda/{campaign.name}/aside-{aside[:10]}"
+        campaign.repository.run("update-ref", ref, aside)
+        files = f"{', '.join(map(readable, paths[:3]))}{' ...' * (len(paths) > 3)}"
+        said = f"put aside, since it was changed after the interruption: {files}: git restore --source {ref} -- PATH"
+        print(said, file=sys.stderr)
 
 
 def _message(begun: Begun, done: Done) -> str:

@@ -17,6 +17,7 @@ from kda_judge.contract.tasks import Task
 from kda_tools.campaign import agents, bash, confine, prompt
 from kda_tools.campaign.allowed import protected_hashes
 from kda_tools.campaign.events import Continued, Launched
+from kda_tools.campaign.journal import Journal
 from kda_tools.campaign.place import (
     STATE_FOLDER,
     Campaign,
@@ -27,7 +28,6 @@ from kda_tools.campaign.place import (
 )
 from kda_tools.campaign.repository import Repository
 from kda_tools.campaign.rules import Rules, read_rules
-from kda_tools.campaign.state import current
 from kda_tools.project import doctor
 from kda_tools.project.check import Check
 
@@ -103,7 +103,8 @@ def prepare(root: Path, task: Task, target: str, agent: str, given: str | None =
                 confined=confine.can_confine(),
             )
         )
-        repository.run("update-ref", f"refs/heads/{campaign.best_branch}", base)
+        for ref in (f"refs/heads/{campaign.best_branch}", campaign.head_ref):
+            repository.run("update-ref", ref, base)
     state = campaign.state()
     if resumed and os.environ.get(BASE) and branch != state.launched.base_branch:
         raise UsageError(
@@ -233,6 +234,8 @@ def _opened(repository: Repository, task: Task, name: str, base: str) -> tuple[C
     """The campaign's worktree, made where it is missing; and whether it was launched before."""
     place, branch = worktree_of(repository.root, name), branch_of(name)
     there = repository.commit_of(f"refs/heads/{branch}") is not None
+    if not there:
+        _set_aside(repository, name)
     if not place.is_dir():
         repository.run("worktree", "prune")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -244,14 +247,20 @@ def _opened(repository: Repository, task: Task, name: str, base: str) -> tuple[C
             f"{place}: expected this repository's worktree on branch {branch}, got {now or 'something else'}"
         )
     campaign = Campaign(name, Task(place / _folder(repository, task)), worktree)
-    entries = campaign.journal.read()
-    state = current(entries)
-    if there and state is None:
+    if there and not campaign.journal.read():
         raise UsageError(f"branch {branch} is there, and its record {campaign.journal.path} is not: remove the branch")
-    if not there and state is not None:  # its branches were taken away: the record of the old one is kept beside it
-        kept = campaign.journal.path.with_suffix(f".{entries[0].utc.replace(':', '')}.jsonl")
-        campaign.journal.path.rename(kept)
     return campaign, there
+
+
+def _set_aside(repository: Repository, name: str) -> None:
+    """Keep record and candidates of a campaign whose branches were taken away under a name with its date."""
+    record = repository.common / STATE_FOLDER / f"{name}.jsonl"
+    if entries := Journal(record, name, "").read():
+        old = f"{name}.{entries[0].utc.replace(':', '')}"
+        refs = repository.run("for-each-ref", "--format=%(refname) %(objectname)", f"refs/kda/{name}/").splitlines()
+        moves = [f"update {ref.replace(name, old, 1)}\ndelete {ref.split()[0]}\n" for ref in refs]
+        repository.run("update-ref", "--stdin", given="".join(moves))
+        record.rename(record.with_name(f"{old}.jsonl"))
 
 
 def _environment(cache: Path, shell: str, path: Path) -> dict[str, str]:

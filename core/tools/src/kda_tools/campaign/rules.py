@@ -6,8 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
+from kda_judge.contract.workloads import select
 
 FILE = "campaign.toml"
 Number = Annotated[int, Field(gt=0, le=10_000)]
@@ -44,4 +46,9 @@ class Rules(Strict):
 def read_rules(task: Task) -> Rules:
     """The task's own rules, or the defaults; a UsageError names file and key of what is wrong."""
     path = task.path / FILE
-    return validate(Rules, read_toml(path), path) if path.is_file() else Rules()
+    rules = validate(Rules, read_toml(path), path) if path.is_file() else Rules()
+    try:
+        select(task.workloads, list(rules.rows))
+    except UsageError as error:
+        raise UsageError(f"{path}: key 'rows': {str(error).removeprefix('--rows ')}") from None
+    return rules

@@ -88,7 +88,8 @@ def lines(state: State) -> Iterator[str]:
     if state.refused:
         yield f"{len(state.refused)} refused, the last one: {state.refused[-1].reason}"
     if state.stalled >= state.launched.rules.stall:
-        yield f"{state.stalled} iterations without improvement: the next one needs a new profile and --direction"
+        wanted = "--direction, and on a GPU a new profile"
+        yield f"{state.stalled} iterations without improvement: the next one needs {wanted}"
     for one in state.unanswered:
         yield f"not answered: {finding(one)}"
     for promoted in state.promoted[-1:]:
