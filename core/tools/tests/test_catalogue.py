@@ -72,7 +72,12 @@ def turn(x: torch.Tensor) -> None:
     "sglang/kernels/jit/csrc/diffusion/turn.cuh": (
         'CHECK_HOST(x.size(-1) % 4 == 0) << "a, b"; RuntimeCheck(ok(x, 1), "no");'
     ),
-    f"{KERNELS}/sites/fast_site.py": "FAST = QualityGatedFusion(name='fast')",
+    f"{KERNELS}/sites/fast_site.py": """
+def _why_not(site):
+    return "no vector" if site.weight.dim() != 1 else None
+
+FAST = QualityGatedFusion(name="fast", reject_reason=_why_not)
+""",
     f"{KERNELS}/common/platform.py": "def select_impl(one, **others):\n    return one",
     "sglang/multimodal_gen/runtime/pipelines_core/stages/denoising.py": (
         "from sglang.kernels.ops.diffusion import FAST\n_QUALITY_FUSION_HANDLERS = (('lossless', FAST),)\n"
@@ -122,20 +127,101 @@ def test_facts_of_a_made_up_release(tmp_path: Path) -> None:
     assert scale.signature == "(x: Tensor, by: float=1.0) -> Tensor"
     assert (scale.language, scale.kernels) == (("triton",), ("_scale_kernel",))
     assert scale.guards == ("can_use_scale",)
+    assert scale.raises == ("by >= 0",)
     assert set(scale.needs) == {
-        "by >= 0",
         "x.dtype in (float16, bfloat16)",
         "x.is_contiguous()",
         "x.shape[-1] % 8 == 0",
         "x.numel() > 0",
     }
-    assert scale.falls_back == ("scale_native", "npu: npu scale_npu")
+    assert scale.falls_back == (
+        "scale_native",
+        "the caller's own path, where can_use_scale says no",
+        "npu: npu scale_npu",
+    )
     assert [(one.op, one.backend, one.requires) for one in scale.backends] == [("diffusion.scale", "TRITON", "CUDA")]
     assert (scale.callers, scale.models) == (("layers/norm.py",), ("dits/one",))
     assert (turn.language, turn.kernels, turn.custom_op) == (("cuda",), ("turn",), ("turn",))
     assert turn.host_checks == ("x.size(-1) % 4 == 0", "ok(x, 1)")
     assert (fast.language, fast.quality) == (("site",), "lossless")
+    assert fast.needs == ("site.weight.dim() == 1",)
     assert release.helpers == (f"{KERNELS}/common/platform.py",)
+
+
+HELPERS = {
+    f"{KERNELS}/__init__.py": '_EXPORTS = {"gate": "gate_triton", "maybe": "gate_triton", "plain": "gate_triton"}',
+    f"{KERNELS}/gate_triton.py": """
+import triton
+from sglang.kernels.ops.diffusion.checks import LIMIT, check, plan
+from sglang.kernels.ops.diffusion.common.ext import build
+
+@triton.jit
+def _kernel(x):
+    return x
+
+def _run(rows, out):
+    assert rows.stride(-1) == 1
+    if out is not None:
+        assert out.shape == rows.shape
+    _kernel[(1,)](rows)
+    return rows
+
+def gate(a: torch.Tensor, b=None):
+    build(a)
+    check(a, by=16, other=b)
+    if a.dtype == torch.float16:
+        return _run(a, None)
+    return _run(a, b)
+
+def maybe(a):
+    if (ready := plan(a)) is None:
+        return None
+    return gate(a)
+
+def plain(a):
+    if a.is_cuda and a.numel() <= LIMIT:
+        return _run(a, None)
+    return a.float() + 1
+""",
+    f"{KERNELS}/checks.py": """
+LIMIT = 4096
+
+def check(x, by, other=None):
+    batch, length, width = x.shape
+    bad = False
+    if width % by:
+        bad = True
+    if bad:
+        raise ValueError("width")
+    if other is not None and not (other.ndim == 4 and length % other.shape[1] == 0):
+        raise ValueError("frames")
+
+def plan(one):
+    try:
+        if one.ndim != 3:
+            raise ValueError("caught")
+    except ValueError:
+        return None
+    return one.shape
+""",
+    f"{KERNELS}/common/ext.py": "def build(x):\n    if x.broken:\n        raise RuntimeError('compiler')",
+}
+
+
+def test_conditions_of_helpers_are_the_ops_in_its_own_names(tmp_path: Path) -> None:
+    gate, maybe, plain = extract(wheel(tmp_path, "9.9", HELPERS)).op
+    asked = {
+        "a.shape[2] % 16 == 0",
+        "b is None or b.ndim == 4",
+        "b is None or a.shape[1] % b.shape[1] == 0",
+        "a.stride(-1) == 1",
+    }
+    assert (gate.needs, set(gate.raises)) == ((), asked | {"b is None or b.shape == a.shape"})
+    assert gate.falls_back == ("nothing in the op: what it checks raises",)
+    assert (maybe.needs, maybe.falls_back) == (("a.ndim == 3",), ("returns None: the caller takes its own path",))
+    assert {"a.shape[2] % 16 == 0", "a.stride(-1) == 1"} == set(maybe.raises)
+    assert (plain.needs, plain.raises) == (("a.is_cuda", "a.numel() <= 4096"), ("a.stride(-1) == 1",))
+    assert plain.falls_back == ("PyTorch's operators, in the op itself",)
 
 
 def test_a_release_beside_a_changed_one(tmp_path: Path) -> None:
@@ -179,6 +265,15 @@ def test_every_op_is_in_an_entry_and_every_entry_names_ops_that_are_there() -> N
     diffusion = {(one.release, one.path, one.op) for entry in of_diffusion(entries) for one in entry.upstream}
     assert sorted(diffusion - have) == []
     assert len(releases["sglang 0.5.23"].op) > 150
+
+
+def test_every_op_states_what_it_asks_and_where_a_call_goes_otherwise() -> None:
+    """As a fact, or where its code checks nothing by hand in its entry."""
+    by_hand = {op.name for one in known_entries(ROOT) if one.entry.constraints for _, op in one.ops}
+    for release in load_facts(ROOT):
+        for op in release.op:
+            assert op.needs or op.raises or op.host_checks or op.name in by_hand, (release.release, op.name)
+            assert op.falls_back, (release.release, op.name)
 
 
 def of_diffusion(entries: Iterable[catalogue.Entry]) -> list[catalogue.Entry]:

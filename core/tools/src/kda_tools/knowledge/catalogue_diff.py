@@ -9,7 +9,7 @@ from pathlib import Path
 from kda_judge.contract.errors import UsageError
 from kda_tools.knowledge.op_facts import OpFacts, Release, load_facts
 
-COMPARED = ("signature", "language", "kernels", "needs", "host_checks", "falls_back", "quality", "models")
+COMPARED = ("signature", "language", "kernels", "needs", "raises", "host_checks", "falls_back", "quality", "models")
 """Facts whose change concerns a caller. The path and the file's hash are said apart."""
 
 

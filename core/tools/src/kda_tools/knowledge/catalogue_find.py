@@ -65,7 +65,7 @@ def _passage(known: Known) -> Passage:
     names = dict.fromkeys([*(one.op for one in entry.upstream), *(name for op in ops for name in op.kernels)])
     title = entry.id.replace("-", " ")
     body = [entry.pattern, *names, entry.task or "", entry.kind.value]
-    body += dict.fromkeys(text for op in ops for text in (*op.models, *op.needs, *op.language, op.path))
+    body += dict.fromkeys(text for op in ops for text in (*op.models, *op.needs, *op.raises, *op.language, op.path))
     return Passage(entry.id, 0, title, " ".join(body).replace("/", " "))
 
 
@@ -75,11 +75,12 @@ def lines(known: Known, whole: bool) -> Iterator[str]:
     yield f"{entry.id}: {entry.pattern}"
     numerics = f", {entry.numerics.value}" if entry.numerics else ""
     yield f"  {entry.kind.value}{numerics}; {f'task {entry.task}' if entry.task else 'no task here'}"
+    yield from (f"  needs {one.needs}" for one in entry.constraints if whole)
     for release, op in known.ops:
         yield f"  {release.release}: {op.name} ({'/'.join(op.language)}), {op.path}"
         if whole:
             yield f"    {op.name}{'' if op.signature.startswith('(') else ': '}{op.signature}"
-            for name in ("needs", "host_checks", "falls_back", "guards", "models"):
+            for name in ("needs", "raises", "host_checks", "falls_back", "guards", "models"):
                 for text in getattr(op, name):
                     yield f"    {name}: {text}"
         elif op.needs:

@@ -21,9 +21,10 @@ HAND = """# Fused ops of SGLang's diffusion runtime
 
 The fused ops that SGLang has already, by pattern, and which of them are optimised here. `kda catalogue find WORDS`
 searches them, `kda catalogue diff A B` compares two releases. `docs/catalogue/upstream/` has each op's signature,
-conditions, fallbacks, callers and hashes, read from the wheels by `kda catalogue update`. Listed are the ops of
-upstream's folders of diffusion kernels, and ops of neighbouring folders that the diffusion runtime imports and that
-are bound by bytes.
+conditions, fallbacks, callers and hashes, read from the wheels by `kda catalogue update`, those of the
+helpers that it calls included. A call that breaks one of an op's `needs` takes the fallback, one that breaks `raises`
+or `host_checks` raises. Listed are the ops of upstream's folders of diffusion kernels, and ops of neighbouring folders
+that the diffusion runtime imports and that are bound by bytes.
 
 *Numerics* is what upstream states about an op beside the eager chain. Ops that are `bit-exact` or `close` always run,
 `lossless` and `high` ones from the quality tier of that name on. `native` belongs to a checkpoint's format, `-` is not

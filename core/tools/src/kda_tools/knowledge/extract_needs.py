@@ -1,12 +1,11 @@
-"""The conditions that upstream's Python asks of a call: what raises, returns False or returns None where it fails."""
+"""Conditions as text: opposites, conjuncts, names written out, and the checks of a C++ launcher."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import re
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
 
 LONGEST = 160
 """Of a condition, in characters: what is longer is a computation, and its file has to be read."""
@@ -18,50 +17,102 @@ CHECK = re.compile(r"\b(?:RuntimeCheck|CHECK_HOST|static_assert)\s*\(")
 FALLBACK = re.compile(r"fallback|eager|native|torch_|_reference|forward_", re.IGNORECASE)
 
 
-def needs(function: ast.FunctionDef, predicate: bool, constants: Mapping[str, ast.expr]) -> Iterator[str]:
-    """What holds where the function neither raises nor refuses. For a predicate the result's conjuncts count, too.
+def written(condition: ast.expr, unless: list[ast.expr]) -> list[str]:
+    """The conjuncts of a condition as text, without those that constants decide and those that are too long.
 
-    `constants` are the module's, which are written out.
+    It need not hold where one of `unless` does; of those the first are left out where all are too long.
     """
-    for text in _conditions(function, predicate):
-        tree = Written(constants).visit(ast.parse(text, mode="eval"))
-        if len(written := ast.unparse(tree)) <= LONGEST:
-            yield written.replace("torch.", "")
+    for at in range(len(unless) + 1):
+        whole = Decided().visit(any_of([*unless[at:], copy.deepcopy(condition)]))
+        texts = [ast.unparse(one).replace("torch.", "") for one in conjuncts(whole)]
+        short = [text for text in texts if len(text) <= LONGEST]
+        if isinstance(whole, ast.Constant):
+            return []
+        if short:
+            return short
+    return []
 
 
-def _conditions(function: ast.FunctionDef, predicate: bool) -> Iterator[str]:
-    for node in ast.walk(function):
-        if isinstance(node, ast.If) and _refuses(node.body, predicate):
-            yield from _texts(_negated(node.test))
-        elif isinstance(node, ast.Assert):
-            yield from _texts(node.test)
-        elif predicate and isinstance(node, ast.Return) and isinstance(node.value, ast.BoolOp | ast.Compare):
-            yield from _texts(node.value)
-
-
-def fallbacks(function: ast.FunctionDef) -> Iterator[str]:
-    """Where the function sends a call that it does not take."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            name = ast.unparse(node.value.func)
-            if FALLBACK.search(name.rpartition(".")[2]):
-                yield name
-        elif isinstance(node, ast.If) and len(node.body) == 1 and _returns(node.body[0], None):
-            yield "returns None: the caller takes its own path"
+def any_of(conditions: list[ast.expr]) -> ast.expr:
+    """The disjunction, flat."""
+    flat = []
+    for one in conditions:
+        flat += one.values if isinstance(one, ast.BoolOp) and isinstance(one.op, ast.Or) else [one]
+    return flat[0] if len(flat) == 1 else ast.BoolOp(ast.Or(), flat)
 
 
 class Written(ast.NodeTransformer):
-    """Puts constants in the place of their names."""
+    """Puts what names stand for in their place."""
 
-    def __init__(self, constants: Mapping[str, ast.expr]) -> None:
-        self.constants = constants
+    def __init__(self, value: Callable[[str], ast.expr | None]) -> None:
+        self.value = value
 
     def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: D102  # the name that ast asks for
-        value = self.constants.get(node.id)
-        if value is None or len(ast.unparse(value)) > LONGEST:
-            return node
-        others = {name: one for name, one in self.constants.items() if name != node.id}
-        return cast(ast.expr, Written(others).visit(copy.deepcopy(value)))
+        value = self.value(node.id)
+        return node if value is None or len(ast.unparse(value)) > LONGEST else copy.deepcopy(value)
+
+
+class Decided(ast.NodeTransformer):
+    """Takes out what constants decide, as arguments that a caller leaves out do."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:  # noqa: D102
+        left, right = node.left, node.comparators[0]
+        if len(node.ops) == 1 and isinstance(left, ast.Constant) and isinstance(right, ast.Constant):
+            equal = left.value == right.value
+            if isinstance(node.ops[0], ast.Eq | ast.Is | ast.NotEq | ast.IsNot):
+                return ast.Constant(equal is isinstance(node.ops[0], ast.Eq | ast.Is))
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:  # noqa: D102
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
+            return ast.Constant(not node.operand.value)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: D102
+        self.generic_visit(node)
+        decides = isinstance(node.op, ast.Or)
+        open_ones = [one for one in node.values if not isinstance(one, ast.Constant)]
+        if not open_ones or any(isinstance(one, ast.Constant) and bool(one.value) is decides for one in node.values):
+            return ast.Constant(decides if open_ones else not decides)
+        unique = list({ast.unparse(one): one for one in open_ones}.values())
+        return unique[0] if len(unique) == 1 else ast.BoolOp(node.op, unique)
+
+
+def parameters(function: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr]:
+    """A function's parameters -> a call's arguments, or what they are where the call leaves them out."""
+    arguments = function.args
+    names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    found = dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
+    found |= {one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
+    starred = next((at for at, one in enumerate(call.args) if isinstance(one, ast.Starred)), None)
+    if starred is not None or any(word.arg is None for word in call.keywords):
+        found = {}  # it is not known what they fill
+    found |= dict(zip(names[function.name == "__init__" :], call.args[:starred], strict=False))
+    return found | {word.arg: word.value for word in call.keywords if word.arg}
+
+
+def shape_locals(function: ast.FunctionDef, names: Mapping[str, ast.expr]) -> dict[str, ast.expr]:
+    """The names, and the sizes that a function takes out of its parameters' shapes and names once: `b, s, d = x.shape`.
+
+    What the function changes is left out: it is not what the caller gave.
+    """
+    stored = [one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+    found = {name: value for name, value in names.items() if name not in stored}
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Assign) or not re.fullmatch(
+            r"\w+\.(shape(\[-?\d+\])?|numel\(\))", ast.unparse(node.value)
+        ):
+            continue
+        whole = Written(found.get).visit(copy.deepcopy(node.value))
+        target = node.targets[0]
+        several = target.elts if isinstance(target, ast.Tuple) and isinstance(whole, ast.Attribute) else []
+        for index, one in enumerate(several):
+            if isinstance(one, ast.Name) and stored.count(one.id) == 1:
+                found[one.id] = ast.Subscript(whole, ast.Constant(index), ast.Load())
+        if isinstance(target, ast.Name) and stored.count(target.id) == 1:
+            found[target.id] = whole
+    return found
 
 
 def host_checks(source: str) -> Iterator[str]:
@@ -82,40 +133,37 @@ def host_checks(source: str) -> Iterator[str]:
             yield condition
 
 
-def _refuses(body: list[ast.stmt], predicate: bool) -> bool:
-    last = body[-1]
-    return isinstance(last, ast.Raise) or _returns(last, None) or (predicate and _returns(last, False))
-
-
-def _returns(node: ast.stmt, value: object) -> bool:
-    if not isinstance(node, ast.Return):
-        return False
-    if node.value is None:
-        return value is None
-    return isinstance(node.value, ast.Constant) and node.value.value is value
-
-
-def _texts(node: ast.expr) -> Iterator[str]:
-    """The conjuncts of a condition, each as text."""
+def conjuncts(node: ast.expr) -> Iterator[ast.expr]:
+    """What all has to hold for a condition to hold; `a or (b and c)` is two."""
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         for value in node.values:
-            yield from _texts(value)
+            yield from conjuncts(value)
         return
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        positive = _negated(node.operand)
-        if not isinstance(positive, ast.UnaryOp):
-            yield from _texts(positive)
+    if isinstance(node, ast.BoolOp):
+        parts = [list(conjuncts(value)) for value in node.values]
+        several = [index for index, part in enumerate(parts) if len(part) > 1]
+        if len(several) == 1:
+            at = several[0]
+            for one in parts[at]:
+                yield ast.BoolOp(ast.Or(), [*node.values[:at], one, *node.values[at + 1 :]])
             return
-    yield ast.unparse(node)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        positive = negated(node.operand)
+        if not isinstance(positive, ast.UnaryOp):
+            yield from conjuncts(positive)
+            return
+    yield node
 
 
-def _negated(node: ast.expr) -> ast.expr:
+def negated(node: ast.expr) -> ast.expr:
     """The opposite, with the `not` pushed inwards as far as it goes."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return node.operand
     if isinstance(node, ast.BoolOp):
         other: ast.boolop = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
-        return ast.BoolOp(other, [_negated(value) for value in node.values])
+        return ast.BoolOp(other, [negated(value) for value in node.values])
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         return ast.Compare(node.left, [OPPOSITE[type(node.ops[0])]()], node.comparators)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return ast.Compare(node, [ast.Eq()], [ast.Constant(0)])
     return ast.UnaryOp(ast.Not(), node)

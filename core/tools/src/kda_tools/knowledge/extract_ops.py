@@ -16,16 +16,14 @@ from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
 from kda_tools.knowledge.extract_launches import Launches, has_decorator
-from kda_tools.knowledge.extract_needs import fallbacks, host_checks, needs
+from kda_tools.knowledge.extract_needs import host_checks
 from kda_tools.knowledge.extract_registry import specs, tiers
+from kda_tools.knowledge.follow_needs import Asked, Refusal
 from kda_tools.knowledge.op_facts import OpFacts, Release
 from kda_tools.knowledge.wheel_source import FACADES, Module, Source, Symbol
 
 RUNTIME = "sglang.multimodal_gen.runtime"
 MODELS = f"{RUNTIME}.models"
-
-LOCAL = re.compile(r"^(not )?(_\w+|can_use_\w+)\(")
-"""A condition that asks another predicate, whose own conditions are listed beside it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,7 @@ class Reader:
         self.source, self.layout = source, layout
         self.inside = (layout.kernels,)
         self.tiers = dict(tiers(source, RUNTIME))
+        self.launching: dict[Symbol, bool] = {}
         self.specs = list(specs(source, layout.diffusion))
 
     def release(self, name: str, sha256: str) -> Release:
@@ -136,43 +135,36 @@ class Reader:
     def _facts(self, symbol: Symbol, callers: set[str], models: set[str]) -> OpFacts:
         module = self.source.module(symbol.module)
         assert module is not None
-        node, constants = module.defined[symbol.name], module.constants
-        reached = sorted(self.source.reach([symbol], self.inside))
-        kernels, languages, sources, custom = self._launches(reached)
-        functions = [found for one in reached if (found := self._function(one))]
+        kernels, languages, sources, custom = self._launches(sorted(self.source.reach([symbol], self.inside)))
         guards = self._guards(symbol, module)
-        conditions = [text for one in functions if one[0] == symbol for text in needs(one[1], False, constants)]
+        asked = Asked(self.source, self.inside, self.layout.sources, self.launching)
+        asked.read(symbol, Refusal.NONE)
         for guard in guards:
-            for one in sorted(self.source.reach([Symbol(symbol.module, guard)], (symbol.module,))):
-                if found := self._function(one):
-                    conditions += needs(found[1], True, constants)
-        for one, function in functions:
-            if one != symbol and one.module == symbol.module and PREDICATE.search(one.name) and one.name not in guards:
-                conditions += needs(function, True, constants)
-        away = [text for one, function in functions if one == symbol for text in fallbacks(function)]
+            if Symbol(module.name, guard) not in asked.followed:
+                asked.read(Symbol(module.name, guard), Refusal.FALSE)
+        away = [*asked.falls_back, *(f"the caller's own path, where {guard} says no" for guard in guards)]
+        if symbol.name in self.tiers:
+            away.append("the model's own modules, where the site is rejected or the request's tier is lower")
+        away += _platforms(module, symbol.name)
         return OpFacts(
             name=symbol.name,
             path=module.path,
-            signature=_signature(node, module),
+            signature=_signature(module.defined[symbol.name], module),
             language=tuple(languages) or ("site" if symbol.name in self.tiers else "torch",),
             kernels=tuple(kernels),
             sources=tuple(sources),
             custom_op=tuple(custom),
             guards=tuple(guards),
-            needs=tuple(text for text in dict.fromkeys(conditions) if not LOCAL.search(text)),
+            needs=tuple(_strictest(asked.needs)),
+            raises=tuple(text for text in _strictest(asked.raises) if text not in asked.needs),
             host_checks=tuple(dict.fromkeys(text for path in sources for text in host_checks(self.source.text(path)))),
-            falls_back=tuple(dict.fromkeys([*away, *_platforms(module, symbol.name)])),
+            falls_back=tuple(dict.fromkeys(away)) or ("nothing in the op: what it checks raises",),
             backends=tuple(backend for target, backend in self.specs if self.source.resolve(target) == symbol),
             quality=self._quality(symbol),
             callers=tuple(sorted(callers)),
             models=tuple(sorted(models)),
             sha256=module.sha256,
         )
-
-    def _function(self, symbol: Symbol) -> tuple[Symbol, ast.FunctionDef] | None:
-        module = self.source.module(symbol.module)
-        node = module.defined.get(symbol.name) if module else None
-        return (symbol, node) if isinstance(node, ast.FunctionDef) else None
 
     def _launches(self, reached: Iterable[Symbol]) -> tuple[list[str], list[str], list[str], list[str]]:
         """Kernels, languages, sources and custom ops among what an op reaches."""
@@ -223,6 +215,12 @@ class Reader:
                 if one in found:
                     found[one].add(where.removeprefix(f"{MODELS}.").replace(".", "/"))
         return found
+
+
+def _strictest(texts: Iterable[str]) -> list[str]:
+    """Without what holds anyway: `a or b` beside `b`."""
+    alone = {text for text in texts if " or " not in text}
+    return [text for text in texts if text in alone or text.rpartition(" or ")[2] not in alone]
 
 
 def _platforms(module: Module, name: str) -> Iterator[str]:

@@ -50,11 +50,13 @@ class OpFacts(Strict):
     guards: tuple[str, ...] = ()
     """Predicates that say whether a call may take it."""
     needs: tuple[str, ...] = ()
-    """Conditions in Python that raise, return False or return None where they do not hold."""
+    """Conditions in Python, of the op, its guards and what they call: where one does not hold, the call falls back."""
+    raises: tuple[str, ...] = ()
+    """Further ones: where one does not hold, the call raises."""
     host_checks: tuple[str, ...] = ()
     """Conditions that its C++ launcher checks."""
     falls_back: tuple[str, ...] = ()
-    """Where a call goes that it does not take, as far as the code names it."""
+    """Where a call goes that breaks one of `needs`, or that comes on another platform, as far as the code names it."""
     backends: tuple[Backend, ...] = ()
     quality: str | None = None
     """Lowest quality tier of a request that mounts it, for what upstream gates by quality."""

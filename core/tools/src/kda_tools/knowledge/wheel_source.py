@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from kda_judge.contract.errors import UsageError
+from kda_tools.knowledge.extract_needs import Written
 
 FACADES = ("sglang.kernels.ops.diffusion",)
 """Packages whose `_EXPORTS` maps a public name to the module that defines it."""
@@ -55,7 +58,8 @@ class Module:
         return {
             name: node.value
             for name, node in self.defined.items()
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.Tuple | ast.Set | ast.BinOp)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and isinstance(node.value, ast.Constant | ast.Tuple | ast.Set | ast.BinOp)
         }
 
     @cached_property
@@ -116,6 +120,8 @@ class Source:
     _modules: dict[str, Module | None] = field(default_factory=dict, init=False, repr=False)
     _exports: dict[str, dict[str, Symbol]] = field(default_factory=dict, init=False, repr=False)
     _uses: dict[Symbol, set[Symbol]] = field(default_factory=dict, init=False, repr=False)
+    _local: dict[int, dict[str, Symbol]] = field(default_factory=dict, init=False, repr=False)
+    """Imports inside a definition, by its identity: modules are kept."""
 
     def __post_init__(self) -> None:
         try:
@@ -191,18 +197,39 @@ class Source:
         node = module.defined.get(symbol.name) if module else None
         if module is None or node is None:
             return set()
-        nodes = list(ast.walk(node))
-        local = _local_imports(module, nodes)
-        found = set()
-        for one in nodes:
-            if isinstance(one, ast.Name) and one.id != symbol.name:
-                found.add(Symbol(module.name, one.id) if one.id in module.defined else _named(module, local, one.id))
-            elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-                base = _named(module, local, one.value.id)
-                if base is not None:
-                    whole = base.module if not base.name else f"{base.module}.{base.name}"
-                    found.add(Symbol(whole, one.attr))
-        return {where for one in found if one is not None and (where := self.resolve(one))}
+        found = {self.named(module, node, one) for one in ast.walk(node)}
+        return {where for where in found if where is not None} - {symbol}
+
+    def named(self, module: Module, inside: ast.AST, node: ast.AST) -> Symbol | None:
+        """Where that is defined what a name, or an attribute of one, stands for inside a definition of the module."""
+        if id(inside) not in self._local:
+            self._local[id(inside)] = _local_imports(module, list(ast.walk(inside)))
+        local = self._local[id(inside)]
+        if isinstance(node, ast.Name):
+            own = Symbol(module.name, node.id) if node.id in module.defined else None
+            found = own or _named(module, local, node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            base = _named(module, local, node.value.id)
+            whole = "" if base is None else base.module if not base.name else f"{base.module}.{base.name}"
+            found = Symbol(whole, node.attr) if base else None
+        else:
+            return None
+        return self.resolve(found) if found else None
+
+    def written_out(self, module: Module, node: ast.expr, names: Mapping[str, ast.expr]) -> ast.expr:
+        """An expression of the module with its names, and constants of the module or imported, in their place."""
+        write = Written(lambda name: names.get(name) or self._constant(module, name))
+        return cast(ast.expr, write.visit(copy.deepcopy(node)))
+
+    def _constant(self, module: Module, name: str) -> ast.expr | None:
+        where = None if name in module.defined else module.imported.get(name)
+        if where and (place := self.resolve(where)) and (other := self.module(place.module)):
+            module, name = other, place.name
+        value = module.constants.get(name)
+        if value is None:
+            return None
+        write = Written(lambda other: None if other == name else self._constant(module, other))
+        return cast(ast.expr, write.visit(copy.deepcopy(value)))
 
     def reach(self, starts: Iterable[Symbol], inside: tuple[str, ...]) -> set[Symbol]:
         """All that the definitions of symbols use, directly or not, in modules whose names begin so, and they."""
