@@ -113,7 +113,11 @@ def each(grid_rows=0):
             rest = [row for row in thin if row.op == op]
             step = max(len(rest) // max(grid_rows, 1), 1)
             cases += [
-                Case(task, row) for row in (shrink(frozen, task.config.cpu.keep), *rest[step // 2 :: step][:grid_rows])
+                Case(task, row)
+                for row in (
+                    shrink(frozen, task.config.cpu.keep, task.config.cpu.shrink),
+                    *rest[step // 2 :: step][:grid_rows],
+                )
             ]
     return pytest.mark.parametrize("case", cases, ids=[f"{case.task.op}-{case.row.op}-{case.row.id}" for case in cases])
 

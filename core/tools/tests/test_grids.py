@@ -51,4 +51,4 @@ def test_inputs_of_every_row_can_be_made(task, family):
         made = tuple((name, spec.fill, len(spec.shape), spec.dtype) for name, spec in row.inputs.items())
         kinds.setdefault((row.op, made), row)
     for row in kinds.values():
-        assert set(make(shrink(row, task.config.cpu.keep), family, 1, "cpu")) == set(row.inputs)
+        assert set(make(shrink(row, task.config.cpu.keep, task.config.cpu.shrink), family, 1, "cpu")) == set(row.inputs)

@@ -45,7 +45,7 @@ def cases_of(task):
         for op in task.config.ops
         for row in (
             *(
-                shrink(r, task.config.cpu.keep)
+                shrink(r, task.config.cpu.keep, task.config.cpu.shrink)
                 for r in spread([r for r in task.workloads if r.op == op], PRODUCTION_ROWS)
             ),
             *spread([r for r in thin if r.op == op], GRID_ROWS),
