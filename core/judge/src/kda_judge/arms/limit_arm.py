@@ -304,9 +304,9 @@ def trial(stream: Op, other: torch.Tensor) -> float:
 def fastest(streams: Sequence[Op]) -> int:
     """Which of the streams is the fastest, when other kernels' data fill the L2.
 
-    Such data hold an evict-first stream up by 7%, also one that moves ten times what the L2 holds: alone it is the
-    fastest, between other arms it is not. A trial is short, for there are hundreds of streams. Its winner may be lucky,
-    and slower than an arm in samples.
+    Such data slow an evict-first stream down, also one that moves many times what the L2 holds, for its lines never
+    push them out. A trial is short, for there are many streams. Its winner may be lucky, and slower than an arm in
+    samples.
     """
     other = more_than_l2()
     times = [trial(stream, other) for stream in streams]

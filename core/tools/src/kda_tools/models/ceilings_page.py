@@ -23,8 +23,8 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   limits are those that the judge measured on that GPU in the newest clean runs of the tasks. Bytes follow from a call's
   inputs; calls whose bytes are unknown gain nothing here.
 - **Fused**: the same if, in their place, there were one kernel between two levels of products, convolutions and
-  attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere. `kda
-  model flow` finds these.
+  attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
+  `kda model flow` finds.
 - **Without them**: the same if none of those kernels were left.
 
 All of them are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.

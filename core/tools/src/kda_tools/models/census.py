@@ -52,12 +52,7 @@ def calls_of(
     """
     answer = patch.object(FakeTensor, "is_cuda", new=True) if as_on_gpu else nullcontext()
     with answer, FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
-        built = builders.build(model, model.shortened(0), request, values=False)
-        seams.attach(built.module)
-        stepper = Stepper(built, request.device, request.dtype, model.under_autocast(request.release))
-        seams.use("upstream")
-        stepper.step()
-        seams.find_places()  # some modules are imported by the first step
+        stepper = _stepped(model, request, model.shortened(0), seams, "upstream")
         log = Log()
         seams.use("upstream", log=log)
         stepper.step()
@@ -67,17 +62,23 @@ def calls_of(
 def flow_of(model: Model, request: builders.Request, layers: dict[str, int], seams: Seams) -> tuple[int, ...]:
     """What `dataflow.fused` leaves of one step with upstream's eager operations."""
     with FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
-        built = builders.build(model, layers, request, values=False)
-        seams.attach(built.module)
-        stepper = Stepper(built, request.device, request.dtype, model.under_autocast(request.release))
-        seams.use("eager")
-        stepper.step()
-        seams.find_places()
+        stepper = _stepped(model, request, layers, seams, "eager")
         seams.use("eager")
         with Dataflow() as flow:
             result = stepper.step()
         flow.hand_out(result)
     return tuple(fused(flow.operations))
+
+
+def _stepped(model: Model, request: builders.Request, layers: dict[str, int], seams: Seams, arm: str) -> Stepper:
+    """The model after its first step, which imports some of its modules."""
+    built = builders.build(model, layers, request, values=False)
+    seams.attach(built.module)
+    stepper = Stepper(built, request.device, request.dtype, model.under_autocast(request.release))
+    seams.use(arm)
+    stepper.step()
+    seams.find_places()
+    return stepper
 
 
 def by_row(found: Iterable[Sequence[Call]]) -> dict[tuple[str, str], int]:

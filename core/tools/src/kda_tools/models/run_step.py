@@ -31,6 +31,8 @@ FEWEST_PROCESSES = 3
 MODES = ("eager", "graph", "compile")
 WORKER = "kda_tools.models.worker"
 TINY_LAYERS = 2
+NOT_COMPUTED: dict[str, Any] = {"exports": {}, "check": False, "denoise": 0, "modes": (), "samples": 1, "seed": 0}
+"""Of a request that only looks at shapes."""
 DENOISE, TINY_DENOISE = 50, 2
 """Denoising steps, and what they and the layers are without a GPU, where no number is given."""
 
@@ -193,11 +195,10 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
 
     model, pin = known.model(name), known.pin(name, release)
     tree = obtain(pin, folder / pin.files, offline=False)
-    unused: dict[str, Any] = {"exports": {}, "check": False, "denoise": 0, "modes": (), "samples": 1, "seed": 0}
 
     def asked(sizes: Sizes, census: Census) -> Answer:
         named: dict[str, Any] = {"model": name, "release": release, "tree": str(tree), "arm": "upstream"}
-        return ask(Request(sizes=sizes, layers={}, census=census, **named, **unused))
+        return ask(Request(sizes=sizes, layers={}, census=census, **named, **NOT_COMPUTED))
 
     found = []
     for sizes in (model.sizes, *model.more):
@@ -219,11 +220,10 @@ def find_flow(name: str, release: str, layers: int | None, known: KnownModels, f
 
     model, pin = known.model(name), known.pin(name, release)
     shortened = model.shortened(layers or 0)
-    unused: dict[str, Any] = {"exports": {}, "check": False, "denoise": 0, "modes": (), "samples": 1, "seed": 0}
     named: dict[str, Any] = {"model": name, "release": release, "arm": "upstream", "flow": True}
     tree = str(obtain(pin, folder / pin.files, offline=False))
     git, run_id, utc = provenance.git_state(checkout_root()), provenance.run_id(), provenance.utc()
-    found = ask(Request(tree=tree, sizes=model.sizes, layers=shortened, **named, **unused))
+    found = ask(Request(tree=tree, sizes=model.sizes, layers=shortened, **named, **NOT_COMPUTED))
     return StepFlow(
         run_id=run_id,
         utc=utc,

@@ -11,20 +11,25 @@ from kda_judge.contract.strict_models import Count, Strict
 from kda_tools.models.known_models import Sizes
 
 
-class StepFlow(Strict):
-    """What one step has to move at least, fused as far as its dataflow allows; found without a GPU."""
+class StepFacts(Strict):
+    """Which step a record is of."""
 
     schema_version: Literal[1] = 1
     run_id: str
     utc: str
-    command: str
     model: str
     release: str
-    sizes: Sizes
     layers: int
     layers_of_model: int
     commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
     dirty: bool
+
+
+class StepFlow(StepFacts):
+    """What one step has to move, fused as far as its dataflow allows; found without a GPU."""
+
+    command: str
+    sizes: Sizes
     kernels: tuple[Count, ...]
     """Bytes of every kernel that `dataflow.fused` leaves."""
 

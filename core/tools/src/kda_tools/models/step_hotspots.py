@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
 
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
-from kda_tools.models.step_flow import StepFlow
+from kda_tools.models.step_flow import StepFacts, StepFlow
 from kda_tools.models.step_record import StepRecord
 from kda_tools.traces import catalogue
 from kda_tools.traces.cards import card
@@ -55,20 +52,10 @@ class Spot(Strict):
         return sum(max(row.us_per_call - limit.us(row.bytes), 0.0) * row.calls for row in self.rows if row.bytes)
 
 
-class StepHotspots(Strict):
-    """One profile of upstream's step; microseconds a step."""
+class StepHotspots(StepFacts):
+    """One profile of upstream's step, by the run of `kda model step` that kept it; microseconds a step."""
 
-    schema_version: Literal[1] = 1
-    run_id: str
-    """Of the run of `kda model step` that kept the profile."""
-    utc: str
-    model: str
-    release: str
-    layers: int
-    layers_of_model: int
     gpu: str
-    commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
-    dirty: bool
     noisy: tuple[str, ...]
     trace_sha256: Digest
     gpu_us: Amount
