@@ -24,8 +24,10 @@ from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.derive import recompute
+from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Repeat
-from kda_tools.fleet import interference, ray_pool, run_fleet
+from kda_judge.session import Request
+from kda_tools.fleet import interference, plan_pieces, ray_pool, run_fleet
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
@@ -42,6 +44,8 @@ from kda_tools.lab.adversaries import page
 from kda_tools.lab.adversaries.table import ADVERSARIES
 from kda_tools.lab.grid import grid_record
 from kda_tools.lab.tune import run_sweep
+from kda_tools.project.export import portable as export
+from kda_tools.publish import joined_runs
 from kda_tools.publish.report import publishable
 
 PIECES = [Piece(id=name, subject="fake") for name in "abc"]
@@ -103,6 +107,28 @@ def test_a_bench_is_split_by_task_or_by_rows_that_join(task: Task) -> None:
     assert [piece.items for piece in halves] == [("small-4x8",), ("large-512x8",)]
     assert plan(order(parts=9), 4)[0].id == "fake 1/2"
     assert plan(order(rows=("large*",)), 1)[0].items == ("large-512x8",)
+
+
+def test_of_a_bench_only_what_recorded_runs_lack(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "has_gpu", lambda: True)
+    monkeypatch.setattr(plan_pieces, "open_session", lambda request: request)
+    rows, patterns = [f"r{number}" for number in range(5)], list[object]()
+
+    def lacking(request: Request) -> tuple[list[str], str]:
+        patterns.append((request.rows, list(request.ports)))
+        return rows, "NVIDIA H200"
+
+    monkeypatch.setattr(joined_runs, "lacking", lacking)
+    monkeypatch.setattr(export, "export", lambda _task, folder, *_, **__: folder)
+    pieces = plan(order(missing=2, rows=("r*",)), 4)
+    assert [(piece.id, piece.items) for piece in pieces] == [
+        ("fake 1/3", ("r0", "r1")),
+        ("fake 2/3", ("r2", "r3")),
+        ("fake 3/3", ("r4",)),
+    ]
+    assert patterns == [(["r*"], ["portable"])], "the arms of a recorded run decide what it is a result of"
+    rows.clear()
+    assert plan(order(missing=2), 4) == ()
 
 
 def test_a_sweep_is_split_by_rows_whose_candidates_stay_together() -> None:
@@ -271,6 +297,10 @@ class FakePool:
 
     def kill(self, worker: Worker) -> None:
         self.killed.append(worker.name)
+
+    def retire(self, worker: Worker, why: str) -> None:
+        assert why.startswith("shared-host")
+        self.workers.remove(worker)
 
     def interrupt(self) -> None:
         pass
@@ -479,6 +509,26 @@ def test_neighbours_whose_influence_is_not_known_keep_a_run_from_being_published
     shared, _ = interference.measure(pool, order(), task, 60.0)
     (problem,) = publishable(task, interference.marked(make_record(task), shared["n"]))
     assert "shared-host: 1 neighbours worked at the time, and what they do to walls was not measured" in problem
+
+
+@pytest.mark.parametrize(("record", "left"), [(True, 2), (False, 4)])
+def test_a_recorded_bench_goes_on_with_as_many_workers_as_leave_each_other_alone(
+    task: Task, tmp_path: Path, record: bool, left: int
+) -> None:
+    pool = FakePool(workers(4), probed(task, lambda _, loaded: 1.2 if loaded > 2 else 1.0))
+    with RunFolder(tmp_path / "run").open() as folder:
+        shared = run_fleet._measured(pool, folder, order(record=record), 60.0)
+        assert [worker.name for worker in pool.workers] == [f"n/{slot}" for slot in range(left)]
+        assert shared["n"].neighbours == left - 1
+        assert (disturbed(shared["n"]) is None) == record
+        assert [bool(event.why) for event in folder.events if event.event == "measured"] == [True, False][: 1 + record]
+
+
+def test_a_worker_that_every_other_one_disturbs_is_left_alone(task: Task, tmp_path: Path) -> None:
+    pool = FakePool(workers(4), probed(task, lambda _, loaded: 1.2 if loaded > 1 else 1.0))
+    with RunFolder(tmp_path / "run").open() as folder:
+        assert run_fleet._measured(pool, folder, order(record=True), 60.0) == {}
+    assert [worker.name for worker in pool.workers] == ["n/0"]
 
 
 def test_where_nothing_runs_beside_nothing_is_measured(task: Task) -> None:

@@ -173,6 +173,11 @@ def test_a_cluster_that_is_reached_by_rays_client_gets_the_commit(checkout: Path
             "--out /proc/x: expected a folder, or where one can be made, got: No such file",
         ),
         (("bench", "--out", "pyproject.toml"), "--out pyproject.toml: expected a folder, or where one can be made"),
+        (
+            ("bench", "--missing", "8", "--parts", "2"),
+            "--missing: expected with bench and without --parts, got bench, --parts 2",
+        ),
+        (("validate", "--missing", "8"), "--missing: expected with bench and without --parts, got validate, --parts 1"),
         (("bench", "axyp"), "unknown task 'axyp'; nearest: axpy"),
     ],
 )
@@ -199,6 +204,7 @@ def test_what_makes_no_sense_is_told_before_ray_is_started(
         (Wish(job=Job.BENCH, names=("axpy",), rows=("nomatch",)), "--rows 'nomatch': no such row"),
         (Wish(job=Job.TUNE, names=("axpy",)), "tune: expected a GPU, there is none"),
         (Wish(job=Job.BENCH, names=("axpy",), record=True), "--record: expected a GPU, there is none"),
+        (Wish(job=Job.BENCH, names=("axpy",), missing=8), "--missing: expected a GPU on this machine"),
     ],
 )
 def test_rows_and_gpus_that_are_not_there_are_told_before_ray_is_started(

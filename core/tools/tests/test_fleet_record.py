@@ -33,21 +33,21 @@ def shared() -> SharedHost:
 
 
 def ended(path: Path, resumed: bool = False) -> FleetRecord | None:
-    """The record of a run of three pieces on two workers, of which one attempt was lost."""
+    """The record of a run of three pieces on two of three workers, of which one attempt was lost."""
     pieces = tuple(Piece(id=name, subject="fake") for name in "abc")
     plan = Plan(order=order(Job.VALIDATE, record=True), pieces=pieces, commit="1" * 40, files=FILES)
     with RunFolder(path).open() as folder:
         folder.note("planned", plan=plan)
-        for worker in ("n/0", "n/1"):
+        for worker in ("n/0", "n/1", "n/2"):
             folder.note("joined", worker=worker, node="n", gpu=f"GPU-{worker}")
         folder.note("measured", node="n", shared=shared())
         if resumed:
             folder.note("resumed")
-        for name in "abc":
-            folder.note("started", piece=name, worker="n/0", attempt=1)
+        for name, worker in zip("abc", ("n/0", "n/1", "n/0"), strict=True):
+            folder.note("started", piece=name, worker=worker, node="n", attempt=1)
             if name == "b":
-                folder.note("lost", piece=name, worker="n/0", seconds=3.0, why="gone")
-            folder.keep(result(name), worker="n/0")
+                folder.note("lost", piece=name, worker=worker, seconds=3.0, why="gone")
+            folder.keep(result(name), worker=worker)
         return fleet_record.recorded(folder, plan, facts())
 
 
@@ -100,6 +100,7 @@ def test_a_record_is_appended_once(tmp_path):
         ({"files": {"fake": "cd" * 32}}, "-"),  # other files: other work
         ({"rows": ("r*",)}, "-"),
         ({"gpu": "NVIDIA H200"}, "-"),
+        ({"missing": 16}, "-"),
     ],
 )
 def test_several_gpus_stand_beside_one_on_the_same_work(alone, cell):

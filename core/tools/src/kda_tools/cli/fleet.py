@@ -51,6 +51,16 @@ def run(
     parts: Annotated[
         int, typer.Option("--parts", min=1, max=MOST, help="bench: pieces of a task; recorded parts join.")
     ] = 1,
+    missing: Annotated[
+        int | None,
+        typer.Option(
+            "--missing",
+            metavar="N",
+            min=1,
+            max=MOST,
+            help="bench: only rows that recorded runs lack, at most N in a piece; recorded parts join.",
+        ),
+    ] = None,
     record: Annotated[
         bool, typer.Option("--record", help="Append to the logs to which the command on one GPU appends.")
     ] = False,
@@ -83,6 +93,7 @@ def run(
         full=full,
         quick=quick,
         parts=parts,
+        missing=missing or 0,
         record=record,
         command=command_line(),
         address=address,

@@ -327,23 +327,13 @@ def _part(task: "Task", rows: list[str], part: str | None) -> list[str]:
 
 
 def _missing(session: "Session", most: int) -> list[str]:
-    """The ids of so many of the session's rows that no recorded run of its state has a result of; exits without any."""
-    from kda_judge.bench import source_of
-    from kda_judge.contract.errors import MissingRequirement
-    from kda_judge.evidence.gpu_state import read_state
-    from kda_judge.evidence.ledger import read
-    from kda_judge.session import frozen_rows
-    from kda_tools.publish.joined_runs import measured
+    """The ids of so many rows that lack a recorded result; exits without any."""
+    from kda_tools.publish.joined_runs import lacking
     from kda_tools.terminal import say
 
-    if session.gpu is None:
-        raise MissingRequirement("--missing: needs a GPU; a run without one measures nothing")
-    gpu, records = read_state(session.gpu), read(session.request.task.ledger)
-    done = measured(records, source_of(session, gpu.driver), gpu.name, session.settings)
-    # First what was never tried: a row that fails again and again keeps no other one waiting.
-    rows = sorted((row.id for row in frozen_rows(session) if not done.get(row.id)), key=done.__contains__)
+    rows, gpu = lacking(session)
     if not rows:
-        say(f"{session.request.task.op}: every row has a result of these files on {gpu.name}")
+        say(f"{session.request.task.op}: every row has a result of these files on {gpu}")
         raise typer.Exit
     return rows[:most]
 

@@ -71,6 +71,9 @@ class Pool(Protocol):
     def kill(self, worker: Worker) -> None:
         """End it, and all that it started; its question is answered by nobody."""
 
+    def retire(self, worker: Worker, why: str) -> None:
+        """End it, for good."""
+
     def interrupt(self) -> None:
         """Ask all that work to hand over what they have."""
 

@@ -43,6 +43,8 @@ class FleetRecord(Strict):
     names: tuple[str, ...]
     rows: tuple[str, ...] = ()
     parts: Annotated[int, Field(gt=0)] = 1
+    missing: Count = 0
+    """As in `Order`."""
     commit: str
     dirty: bool
     files: dict[str, Digest]
@@ -50,6 +52,7 @@ class FleetRecord(Strict):
     gpu: str
     versions: dict[str, str]
     workers: Annotated[Count, Field(gt=0)]
+    """That had a piece."""
     nodes: Annotated[Count, Field(gt=0)]
     pieces: Annotated[Count, Field(gt=0)]
     lost: Count
@@ -65,13 +68,14 @@ class FleetRecord(Strict):
 
     @property
     def same_work(self) -> tuple[object, ...]:
-        """What two runs have in common whose times may be compared."""
-        return (self.job, self.names, self.rows, self.gpu, tuple(sorted(self.files.items())))
+        """What two runs have in common whose times may be compared; which rows are missing differs from run to run."""
+        once = self.utc if self.missing else ""
+        return (self.job, self.names, self.rows, self.gpu, tuple(sorted(self.files.items())), once)
 
 
 def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | None:
     """The record of a run that came to its end; None for one that was resumed, whose seconds say nothing."""
-    named = {name: [event for event in folder.events if event.event == name] for name in ("started", "joined", "lost")}
+    named = {name: [event for event in folder.events if event.event == name] for name in ("started", "lost")}
     if not named["started"] or any(event.event == "resumed" for event in folder.events):
         return None
     begun, first, last = (
@@ -86,13 +90,14 @@ def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | N
         names=order.names,
         rows=order.rows,
         parts=order.parts,
+        missing=order.missing,
         commit=plan.commit,
         dirty=facts.dirty,
         files=plan.files,
         gpu=facts.gpu or "",
         versions=facts.versions,
-        workers=len({event.worker for event in named["joined"]}),
-        nodes=len({event.node for event in named["joined"]}),
+        workers=len({event.worker for event in named["started"]}),
+        nodes=len({event.node for event in named["started"]}),
         pieces=len(plan.pieces),
         lost=len(named["lost"]),
         ready_s=round((first - begun).total_seconds(), 1),
@@ -135,7 +140,7 @@ def table(records: Sequence[FleetRecord]) -> str:
 
 
 def _what(one: FleetRecord) -> str:
-    some = f", some rows: {', '.join(one.rows)}" * bool(one.rows)
+    some = f", some rows: {', '.join(one.rows)}" * bool(one.rows) + ", missing rows" * bool(one.missing)
     return f"{one.job.value} {', '.join(one.names)}{some}; {one.pieces} piece{'s'[: one.pieces != 1]}"
 
 

@@ -29,6 +29,7 @@ class Wish:
     full: bool = False
     quick: bool = False
     parts: int = 1
+    missing: int = 0
     record: bool = False
     command: str = ""
     address: str | None = None
@@ -54,11 +55,15 @@ def check(wish: Wish) -> None:
         raise UsageError(f"--quick: expected with bench, got {wish.job.value}")
     if wish.parts > 1 and wish.job is not Job.BENCH:
         raise UsageError(f"--parts: expected with bench, got {wish.job.value}, which is split by itself")
+    if wish.missing and (wish.job is not Job.BENCH or wish.parts > 1):
+        raise UsageError(
+            f"--missing: expected with bench and without --parts, got {wish.job.value}, --parts {wish.parts}"
+        )
     if wish.rows and wish.job not in BY_TASK:
         raise UsageError(f"--rows: expected with bench, validate or tune, got {wish.job.value}")
     if wish.full and wish.job is not Job.VALIDATE:
         raise UsageError(f"--full: expected with validate, got {wish.job.value}")
-    told = (wish.names, wish.rows, wish.record, wish.quick, wish.full, wish.parts > 1, wish.out)
+    told = (wish.names, wish.rows, wish.record, wish.quick, wish.full, wish.parts > 1, wish.missing, wish.out)
     if wish.resume and any(told):
         raise UsageError("--resume: the run knows names, rows, parts, and whether it records; leave them and --out out")
     if wish.resume is None:
@@ -66,7 +71,7 @@ def check(wish: Wish) -> None:
         kind: Kind = "cuda" if wish.address is not None or gpu_state.has_gpu() else "cpu"
         order = _order(wish, kind)
         if wish.rows:
-            plan_pieces.plan(order, 1)
+            plan_pieces.plan(order.model_copy(update={"missing": 0}), 1)
 
 
 def _order(wish: Wish, kind: Kind) -> Order:
@@ -75,6 +80,8 @@ def _order(wish: Wish, kind: Kind) -> Order:
         raise MissingRequirement(
             "tune: expected a GPU, there is none; without one `kda tune TASK` compiles the candidates"
         )
+    if wish.missing and not gpu_state.has_gpu():
+        raise MissingRequirement("--missing: expected a GPU on this machine, of the kind whose results are looked up")
     if kind == "cpu" and wish.record:
         raise MissingRequirement("--record: expected a GPU, there is none; a run without one measures nothing")
     return Order(
@@ -85,6 +92,7 @@ def _order(wish: Wish, kind: Kind) -> Order:
         full=wish.full,
         quick=wish.quick,
         parts=wish.parts,
+        missing=wish.missing,
         record=wish.record,
         command=wish.command,
     )

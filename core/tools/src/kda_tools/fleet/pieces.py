@@ -47,6 +47,8 @@ class Order(Strict):
     quick: bool = False
     parts: Annotated[int, Field(gt=0)] = 1
     """Pieces of a task's bench."""
+    missing: Count = 0
+    """Of a bench only the rows that recorded runs lack, at most so many in a piece; 0: every row."""
     record: bool = False
     command: str
 

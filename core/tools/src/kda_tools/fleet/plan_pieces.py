@@ -58,11 +58,25 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
 
 
 def _bench(order: Order, task: Task) -> list[Piece]:
+    if order.missing:
+        rows = _lacking(order, task)
+        return list(
+            _numbered(task.op, [tuple(rows[at : at + order.missing]) for at in range(0, len(rows), order.missing)])
+        )
     rows = [row.id for row in select(task.workloads, list(order.rows))]
     if order.parts == 1:
         return [Piece(id=task.op, subject=task.op, items=tuple(rows) if order.rows else ())]
     parts = [tuple(rows[number :: order.parts]) for number in range(order.parts)]
     return list(_numbered(task.op, [part for part in parts if part]))
+
+
+def _lacking(order: Order, task: Task) -> list[str]:
+    """The rows that recorded runs on such a GPU as this machine's lack; whoever runs them brings the same arms."""
+    from kda_tools.project.export.portable import portable
+    from kda_tools.publish.joined_runs import lacking
+
+    with portable(task, "solution", {}) as ports:
+        return lacking(open_session(Request(task=task, rows=list(order.rows), ports=ports)))[0]
 
 
 def _grid_rows(order: Order, task: Task) -> list[str]:

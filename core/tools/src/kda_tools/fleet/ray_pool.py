@@ -145,6 +145,10 @@ class RayPool:
         """End it, and all that it started; a new one takes its place."""
         self._start(self._seat(worker))
 
+    def retire(self, worker: Worker, why: str) -> None:
+        """End it; none takes its place."""
+        self._retire(self._seat(worker), why)
+
     def interrupt(self) -> None:
         """Ask all that work to hand over what they have."""
         for seat in self._seats:

@@ -3,8 +3,12 @@
 import json
 from collections.abc import Collection, Sequence
 
+from kda_judge.bench import source_of
+from kda_judge.contract.errors import MissingRequirement
+from kda_judge.evidence import gpu_state, ledger
 from kda_judge.evidence.derive import MEASURED, recompute
 from kda_judge.evidence.run_record import Provenance, RowResult, RunRecord, Settings
+from kda_judge.session import Session, frozen_rows
 
 
 def joined(records: Sequence[RunRecord], frozen: Collection[str]) -> list[RunRecord]:
@@ -32,6 +36,22 @@ def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, setting
             for row in record.rows:
                 found[row.id] = found.get(row.id, False) or row.verdict in MEASURED
     return found
+
+
+def lacking(session: Session) -> tuple[list[str], str]:
+    """The ids of the session's rows of which no recorded run of its state has a result, and the GPU's name.
+
+    First those that were never tried: a row that fails again and again keeps no other one waiting.
+
+    Raises:
+        MissingRequirement: the session has no GPU.
+    """
+    if session.gpu is None:
+        raise MissingRequirement("--missing: needs a GPU; a run without one measures nothing")
+    gpu, records = gpu_state.read_state(session.gpu), ledger.read(session.request.task.ledger)
+    done = measured(records, source_of(session, gpu.driver), gpu.name, session.settings)
+    rows = (row.id for row in frozen_rows(session) if not done.get(row.id))
+    return sorted(rows, key=done.__contains__), gpu.name
 
 
 def _counts(record: RunRecord) -> bool:
