@@ -43,7 +43,10 @@ def names(job: Job, given: Sequence[str], kind: Kind) -> tuple[str, ...]:
 
 
 def plan(order: Order, workers: int) -> tuple[Piece, ...]:
-    """The pieces, the large ones first; of one order and number of workers always the same."""
+    """The pieces, the large ones first; of one order and number of workers always the same.
+
+    Those of missing rows stay in the order of the tasks: where the time ends, the first tasks are complete.
+    """
     if order.job is Job.ADVERSARIES:
         return _numbered("", cut(order.names, workers))
     if order.job is Job.MODEL:
@@ -54,7 +57,7 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
     else:
         items = _grid_rows if order.job is Job.VALIDATE else _sweep_rows
         found = [piece for task in tasks for piece in _numbered(task.op, cut(items(order, task), workers))]
-    return tuple(sorted(found, key=lambda piece: -len(piece.items)))
+    return tuple(found if order.missing else sorted(found, key=lambda piece: -len(piece.items)))
 
 
 def _bench(order: Order, task: Task) -> list[Piece]:
