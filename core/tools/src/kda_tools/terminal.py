@@ -27,13 +27,13 @@ class _Bare:
 
 def console() -> Console:
     """The console of standard output."""
-    told = os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"])
-    if not told:  # 0 as well: rich would take it at its word, and print nothing
+    width = os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"])
+    if not width:  # 0 as well: rich would take it at its word, and print nothing
         os.environ.pop("COLUMNS", None)
     plain = Console()
     if plain.is_terminal or sys.stdout is None:
         return plain
-    return Console(file=_Bare(), width=None if told else PLAIN_WIDTH)  # type: ignore[arg-type]
+    return Console(file=_Bare(), width=None if width else PLAIN_WIDTH)  # type: ignore[arg-type]
 
 
 def say(text: str) -> None:

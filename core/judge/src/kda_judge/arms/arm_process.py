@@ -197,8 +197,8 @@ class ArmProcess:
     def _tail(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = self._log.read(TAIL_BYTES).strip(b"\0").decode(errors="replace").strip().splitlines()
-        told = [line for line in lines if not line.startswith("frame #")]  # of C++, behind what it says
-        return "".join(f"\n    | {line}" for line in told[-LOG_TAIL:])
+        shown = [line for line in lines if not line.startswith("frame #")]  # of C++, behind what it says
+        return "".join(f"\n    | {line}" for line in shown[-LOG_TAIL:])
 
 
 def processes(arms: Mapping[str, ArmProcess], look: Look = trees) -> dict[str, list[int]]:

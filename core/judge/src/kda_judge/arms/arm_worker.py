@@ -291,14 +291,14 @@ class Worker:
             for tensor, place in zip(tensors, wanted, strict=True)
         )
         self._clock.synchronize()  # the driver does not wait for a copy inside the GPU
-        taken = [_reach(held) for held in self._opened().held]
+        occupied = [_reach(held) for held in self._opened().held]
         facts = []
         for tensor in tensors:
-            facts.append(self._describe(tensor, taken))
-            taken.append(_reach(tensor))
+            facts.append(self._describe(tensor, occupied))
+            occupied.append(_reach(tensor))
         return Called(returned=kind, outputs=tuple(facts), copied=copied)
 
-    def _describe(self, tensor: Any, taken: list[range]) -> Output:
+    def _describe(self, tensor: Any, occupied: list[range]) -> Output:
         own, base = _reach(tensor), self._base
         return Output(
             type="Tensor" if type(tensor) is self._torch.Tensor else f"{type(tensor).__name__} (subclass)",
@@ -307,7 +307,7 @@ class Worker:
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=str(tensor.device),
             in_arena=_overlap(own, range(base, base + self._arena.numel())),
-            shared=any(_overlap(own, other) for other in taken),
+            shared=any(_overlap(own, other) for other in occupied),
         )
 
 

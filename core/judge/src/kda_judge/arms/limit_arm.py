@@ -115,8 +115,8 @@ def _library() -> ctypes.CDLL:
         try:
             subprocess.run([*command, "-o", str(library)], check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", "") or error
-            raise RuntimeError(f"the host's floor: its C loop could not be built: {said}") from None
+            message = getattr(error, "stderr", "") or error
+            raise RuntimeError(f"the host's floor: its C loop could not be built: {message}") from None
         return ctypes.CDLL(str(library))
 
 

@@ -62,12 +62,12 @@ def fetch(
     check_wheel(source, pin)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as temporary:
-        fresh = Path(temporary) / "tree"
-        _extract(source, entries, fresh, lock)
+        extracted = Path(temporary) / "tree"
+        _extract(source, entries, extracted, lock)
         if refresh and tree.exists():
             tree.rename(Path(temporary) / "old")
         try:
-            fresh.rename(tree)
+            extracted.rename(tree)
         except OSError:
             if not tree.is_dir():
                 raise
@@ -165,10 +165,10 @@ def obtain(pin: Pin, cache: Path, *, offline: bool) -> Path:
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         got = sorted(path.name for path in Path(temporary).iterdir())
         if ran.returncode or got != [pin.wheel]:
-            said = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()
+            output = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()
             raise MissingRequirement(
                 f"expected pip to download {pin.wheel}, got {got or 'no file'} (exit code {ran.returncode})\n"
-                + "".join(f"pip: {line}\n" for line in dict.fromkeys((said[0], said[-1])))  # the cause, the verdict
+                + "".join(f"pip: {line}\n" for line in dict.fromkeys((output[0], output[-1])))  # the cause, the verdict
                 + "Check the network, or bring the wheel and run `kda fetch --wheel FILE`."
             )
         check_wheel(Path(temporary) / pin.wheel, pin)

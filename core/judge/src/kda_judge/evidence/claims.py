@@ -113,8 +113,8 @@ def _machine(record: RunRecord) -> Iterator[str]:
     yield from (f"machine.before.{line}" for line in _reading(before))
     yield from (f"machine.after.{line}" for line in _reading(after))
     for name in FIXED:
-        if (was := getattr(before, name)) != (came := getattr(after, name)):
-            yield f"machine.after.{name}: expected {was!r} as before the run, got {came!r}"
+        if (was := getattr(before, name)) != (got := getattr(after, name)):
+            yield f"machine.after.{name}: expected {was!r} as before the run, got {got!r}"
     if (after.thermal_us or 0) < (before.thermal_us or 0):
         yield f"machine.after.thermal_us: expected {before.thermal_us} or more, got {after.thermal_us}"
     noise = gpu_state.noise(before, after)
@@ -248,9 +248,9 @@ def _timed(name: str, arm: ArmRow, row: RowResult, record: RunRecord) -> Iterato
 
 
 def _taken(parts: tuple[tuple[float, ...], ...], record: RunRecord) -> Iterator[str]:
-    generations, samples, came = record.settings.generations, record.settings.samples, [len(part) for part in parts]
-    if len(came) != generations or set(came) != {samples}:
-        yield f"expected {generations} generations of {samples} samples, as the settings say, got {came}"
+    generations, samples, got = record.settings.generations, record.settings.samples, [len(part) for part in parts]
+    if len(got) != generations or set(got) != {samples}:
+        yield f"expected {generations} generations of {samples} samples, as the settings say, got {got}"
 
 
 def _at_most(key: str, value: float | None, most: float | None) -> Iterator[str]:

@@ -96,8 +96,8 @@ class Watcher:
         except subprocess.TimeoutExpired:
             return f"the watcher did not answer within {ANSWER_S:.0f} s"
         if self._process.returncode != 0:
-            said = err.decode(errors="replace").strip().splitlines()
-            return f"the watcher ended with {self._process.returncode}: {said[-1] if said else 'no message'}"
+            output = err.decode(errors="replace").strip().splitlines()
+            return f"the watcher ended with {self._process.returncode}: {output[-1] if output else 'no message'}"
         try:
             return MachineWatch.model_validate_json(out)
         except ValidationError as problem:

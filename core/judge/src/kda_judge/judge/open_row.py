@@ -298,9 +298,9 @@ class Case:
                 ("device", self.device, got.device),
                 ("stride", list(place.stride), list(got.stride)),
             )
-            for fact, wanted, came in facts:
-                if wanted != came:
-                    return f"output {name!r}: expected {fact} {wanted}, got {came}"
+            for fact, wanted, found in facts:
+                if wanted != found:
+                    return f"output {name!r}: expected {fact} {wanted}, got {found}"
             if got.in_arena:
                 return f"output {name!r} is an alias of an input"
             if got.shared:

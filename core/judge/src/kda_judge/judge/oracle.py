@@ -53,8 +53,8 @@ def ask_oracle(reference: Any, op: Op, row: Workload, values: Mapping[str, torch
     except Exception as error:
         raise UsageError(f"{where}: the oracle raised {type(error).__name__}: {error}") from error
     if not isinstance(expected, tuple) or len(expected) != len(op.outputs):
-        came = f"tuple of {len(expected)}" if isinstance(expected, tuple) else type(expected).__name__
-        raise UsageError(f"{where}: expected a tuple of {len(op.outputs)} tensors, one per output, got {came}")
+        got = f"tuple of {len(expected)}" if isinstance(expected, tuple) else type(expected).__name__
+        raise UsageError(f"{where}: expected a tuple of {len(op.outputs)} tensors, one per output, got {got}")
     for name, tensor in zip(op.outputs, expected, strict=True):
         shape = judged_shape(op, row, name)
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -80,8 +80,8 @@ def _keys(
         return {}
     found = reference.keys(row, values)
     if not isinstance(found, dict) or not set(found) <= set(named):
-        came = sorted(found) if isinstance(found, dict) else type(found).__name__
-        raise UsageError(f"{where}: keys: expected a dict for outputs of {sorted(named)}, got {came}")
+        got = sorted(found) if isinstance(found, dict) else type(found).__name__
+        raise UsageError(f"{where}: keys: expected a dict for outputs of {sorted(named)}, got {got}")
     for name, keys in found.items():
         dtype, leading = str(keys.dtype).removeprefix("torch."), judged_shape(op, row, name)[:-1]
         if dtype not in DTYPES or not keys.dim() or tuple(keys.shape[:-1]) not in ((), leading):

@@ -133,7 +133,7 @@ def iterations(text: str, where: Path) -> list[Claimed]:
     for line in text.splitlines():
         if (row := ROW.match(line)) is None:
             continue
-        number, told = int(row[1]), sections.get(int(row[1]), {})
+        number, words = int(row[1]), sections.get(int(row[1]), {})
         if number < 1:
             raise UsageError(f"{where}: iteration {number}: expected numbers from 1 on in the table")
         if number in found:
@@ -144,9 +144,9 @@ def iterations(text: str, where: Path) -> list[Claimed]:
             speedup=_number(row[3], where, number, "Speedup"),
             runtime_ms=_number(row[4], where, number, "Runtime (ms)"),
             status=row[5].strip().lower(),
-            hypothesis=told.get("hypothesis", ""),
-            changes=told.get("changes", ""),
-            analysis=told.get("analysis", ""),
+            hypothesis=words.get("hypothesis", ""),
+            changes=words.get("changes", ""),
+            analysis=words.get("analysis", ""),
         )
     if lost := sorted(set(sections) - set(found)):
         raise UsageError(f"{where}: iteration {lost[0]} has a section and no row in the table; add its row")

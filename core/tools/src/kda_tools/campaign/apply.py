@@ -44,8 +44,10 @@ def apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
 
 def is_applied(campaign: Campaign, number: int) -> bool:
     """Whether the last commit is that iteration's."""
-    told = campaign.repository.ask("log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", campaign.head_ref)
-    return (told or "").strip() == str(number)
+    trailer = campaign.repository.ask(
+        "log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", campaign.head_ref
+    )
+    return (trailer or "").strip() == str(number)
 
 
 def logs(campaign: Campaign) -> list[str]:
@@ -85,8 +87,8 @@ def put_aside(campaign: Campaign, expected: str) -> None:
         ref = f"refs/kda/{campaign.name}/aside-{aside[:10]}"
         campaign.repository.run("update-ref", ref, aside)
         files = f"{', '.join(map(readable, paths[:3]))}{' ...' * (len(paths) > 3)}"
-        said = f"put aside, since it was changed after the interruption: {files}: git restore --source {ref} -- PATH"
-        print(said, file=sys.stderr)
+        notice = f"put aside, since it was changed after the interruption: {files}: git restore --source {ref} -- PATH"
+        print(notice, file=sys.stderr)
 
 
 def _message(begun: Begun, done: Done) -> str:

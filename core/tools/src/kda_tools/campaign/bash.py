@@ -27,11 +27,11 @@ def demand_bash() -> str:
         raise MissingRequirement(f"{named or 'bash'}: not found or not executable; {remedy}")
     command = [program, "-c", 'echo "${BASH_VERSINFO[0]:-0}"']
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        version = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         raise MissingRequirement(f"{program}: does not run as Bash: {error}; {remedy}") from None
-    if not said.isdecimal() or int(said) < LEAST:
+    if not version.isdecimal() or int(version) < LEAST:
         raise MissingRequirement(
-            f"{program}: expected Bash {LEAST} or later, got version {said or 'unknown'}; {remedy}"
+            f"{program}: expected Bash {LEAST} or later, got version {version or 'unknown'}; {remedy}"
         )
     return program

@@ -61,7 +61,7 @@ def _list_md(root: Path, found: Sequence[tuple[Task, list[State]]]) -> str:
     """Every recorded campaign, one line each."""
     if not found:
         return "None is recorded yet."
-    told = "".join(
+    parts = "".join(
         line(
             f"[{_name(state)}](../{(task.path / 'docs' / PAGE).relative_to(root).as_posix()})",
             state.entries[0].utc[:10],
@@ -72,7 +72,7 @@ def _list_md(root: Path, found: Sequence[tuple[Task, list[State]]]) -> str:
         for task, states in found
         for state in states
     )
-    return f"{line('campaign', 'launched', 'agent', 'GPU', 'iterations')}{'|---' * 5}|\n{told}".rstrip()
+    return f"{line('campaign', 'launched', 'agent', 'GPU', 'iterations')}{'|---' * 5}|\n{parts}".rstrip()
 
 
 def _campaign_md(state: State, picture: str) -> str:
@@ -103,24 +103,24 @@ def _line(begun: Begun, done: Done | None) -> str:
 
 def _step_md(begun: Begun, done: Done | None) -> str:
     """One step: what became of it, its rows, and its diff."""
-    told = [f"### Iteration {begun.iteration}: {begun.hypothesis}\n"]
+    parts = [f"### Iteration {begun.iteration}: {begun.hypothesis}\n"]
     if begun.direction:
-        told.append(f"Change of direction: {begun.direction}\n")
+        parts.append(f"Change of direction: {begun.direction}\n")
     if done is not None:
-        told.append(f"**{done.decision.value}**: {done.reason}. Candidate `{begun.commit[:10]}`.\n")
-        told.append(_rows_md(done.rows))
-    return "\n".join([*told, _diff(begun.change.patch)])
+        parts.append(f"**{done.decision.value}**: {done.reason}. Candidate `{begun.commit[:10]}`.\n")
+        parts.append(_rows_md(done.rows))
+    return "\n".join([*parts, _diff(begun.change.patch)])
 
 
 def _claimed_md(one: Claimed) -> str:
-    told = [f"### Iteration {one.iteration}: {one.title}\n", f"**claimed**: {_claim(one)}.\n"]
-    told += [f"{name}: {text}\n" for name, text in (("Changes", one.changes), ("Analysis", one.analysis)) if text]
-    return "\n".join([*told, _diff(one.patch)])
+    parts = [f"### Iteration {one.iteration}: {one.title}\n", f"**claimed**: {_claim(one)}.\n"]
+    parts += [f"{name}: {text}\n" for name, text in (("Changes", one.changes), ("Analysis", one.analysis)) if text]
+    return "\n".join([*parts, _diff(one.patch)])
 
 
 def _claim(one: Claimed) -> str:
-    said = f", {one.speedup:g} times as fast" if one.speedup is not None else ""
-    return f"{one.status}{said}, as its agent says" + ("; brought into the solution" if one.taken else "")
+    claimed = f", {one.speedup:g} times as fast" if one.speedup is not None else ""
+    return f"{one.status}{claimed}, as its agent says" + ("; brought into the solution" if one.taken else "")
 
 
 def _rows_md(rows: Sequence[RowOutcome]) -> str:

@@ -110,7 +110,7 @@ def measure(task: Task, rules: Rules, repository: Repository, best: str, target:
     with best_arm(repository, task.path.relative_to(repository.root).as_posix(), best) as ports:
         on_gpu = gpu_state.has_gpu()
         session = _session(task, rules, rows, ports if on_gpu else {})
-        record = run(session, frozen_rows(session), progress=_said, command=BY_TOOL)
+        record = run(session, frozen_rows(session), progress=_print_phase, command=BY_TOOL)
     if record.partial:
         raise KeyboardInterrupt
     if not on_gpu and all(row.verdict in GOOD for row in record.rows):
@@ -166,7 +166,7 @@ def _all_have(row: RowResult, metric: Metric) -> bool:
     return all(name in row.arms and any(row.arms[name].samples.get(metric, ())) for name in (BEST, SUBJECT))
 
 
-def _said(row: str, phase: str) -> None:
+def _print_phase(row: str, phase: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{row}: {phase}")
         sys.stderr.flush()

@@ -129,11 +129,11 @@ def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
             why = f"it ended with {code}" if code else f"it wrote no {out.name}"
             raise ArmFailed(f"--agent {name}: no review was made: {why}; nothing was recorded")
         lines = [line for line in out.read_text(encoding="utf-8").splitlines() if line.strip()]
-        told = [
+        findings = [
             validate(Told, _json(line, out.name, place), f"{out.name}:{place}")
             for place, line in enumerate(lines, start=1)
         ]
-    return record(campaign, name, [("agent", one.where, one.text) for one in told])
+    return record(campaign, name, [("agent", one.where, one.text) for one in findings])
 
 
 def last_kept(campaign: Campaign) -> Done | None:

@@ -58,10 +58,10 @@ def apply(
     known = list(functions)
     demand_release(program[0], known, absent_ok=True)
     runtime = form == "runtime"
-    taken = {one.task: task for one in plan for task in tasks if task.op == one.task}
-    solutions = {op: collect(task, runtime, exact).files for op, task in taken.items()}
+    by_op = {one.task: task for one in plan for task in tasks if task.op == one.task}
+    solutions = {op: collect(task, runtime, exact).files for op, task in by_op.items()}
     if not runtime:
-        solutions = {op: with_plain_tables(taken[op], files) for op, files in solutions.items()}
+        solutions = {op: with_plain_tables(by_op[op], files) for op, files in solutions.items()}
     with TemporaryDirectory(prefix="kda-apply-") as temporary:
         site, counts = Path(temporary) / "site", Path(temporary) / "counts"
         counts.mkdir()

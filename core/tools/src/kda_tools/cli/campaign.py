@@ -143,8 +143,8 @@ def review(
             reviews.record(campaign, person, [("person", "solution/", text) for text in finding or ()])
     state = campaign.state()
     for one in state.findings.values():
-        told = state.answers.get(one.number)
-        typer.echo(f"{words(one)}{f' -- answered by {told.by}: {told.text}' if told else ''}")
+        reply = state.answers.get(one.number)
+        typer.echo(f"{words(one)}{f' -- answered by {reply.by}: {reply.text}' if reply else ''}")
     if not agent and not person:
         typer.echo("checklist for a person; sign with --person NAME and --finding TEXT for each that does not hold:")
         for question in reviews.CHECKLIST:

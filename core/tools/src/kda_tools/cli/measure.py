@@ -410,8 +410,8 @@ def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: boo
     try:
         if into_ledger:
             ledger.append(task.ledger, record)
-            said = f"recorded as {record.run_id} in {relative(task.ledger)}; bring the tables up to date: kda publish"
-            typer.echo(said)
+            log = relative(task.ledger)
+            typer.echo(f"recorded as {record.run_id} in {log}; bring the tables up to date: kda publish")
     finally:  # either may fail, on a full disk for example: the other one keeps the run
         if json is not None:
             json.write_bytes(ledger.encode(record))

@@ -94,8 +94,8 @@ def tree(
     if write:
         insertions.write(port.patch, found.op)
         typer.echo(f"written to {sglang}; `kda port {found.op} --sglang {sglang} --undo` takes it back", err=True)
-        if told := port_record.unmeasured(found):
-            typer.echo(told, err=True)
+        if warning := port_record.unmeasured(found):
+            typer.echo(warning, err=True)
 
 
 def _demand_possible(record: bool, check: bool, checks: Path | None) -> None:

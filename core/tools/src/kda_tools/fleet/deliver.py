@@ -30,14 +30,14 @@ from kda_tools.project.tune_task import rederive
 
 SPAN = ("planned", "finished")
 """Events of which the first and the last one say how long a run took, whenever that is asked."""
-Said = tuple[Path, str]
+Appended = tuple[Path, str]
 """A log, and what was appended to it."""
 
 
-def deliver(folder: RunFolder, plan: Plan, facts: NodeFacts, whole: bool) -> list[Said]:
+def deliver(folder: RunFolder, plan: Plan, facts: NodeFacts, whole: bool) -> list[Appended]:
     """Append what the logs lack. What is made of all pieces together, a sweep or the suite, waits for `whole`."""
     job = plan.order.job
-    done: list[Said] = []
+    done: list[Appended] = []
     if job in EACH:
         for result in folder.results:
             done += EACH[job](_subject(plan, result), result.line)
@@ -55,32 +55,32 @@ def _subject(plan: Plan, result: Result) -> str:
     return next(piece.subject for piece in plan.pieces if piece.id == result.piece)
 
 
-def _run(op: str, line: str) -> Iterator[Said]:
+def _run(op: str, line: str) -> Iterator[Appended]:
     log, record = find_task(op).ledger, RunRecord.model_validate_json(line)
     if record.run_id not in {one.run_id for one in ledger.read(log)}:
         ledger.append(log, record)
         yield log, record.run_id
 
 
-def _grid(op: str, line: str) -> Iterator[Said]:
+def _grid(op: str, line: str) -> Iterator[Appended]:
     task, record = find_task(op), GridRecord.model_validate_json(line)
     if record.run_id not in {one.run_id for one in grid_record.runs(task)}:
         record_log.append(grid_record.log(task), record)
         yield grid_record.log(task), record.run_id
 
 
-def _step(_model: str, line: str) -> Iterator[Said]:
+def _step(_model: str, line: str) -> Iterator[Appended]:
     log, record = step_record.log(models_folder()), StepRecord.model_validate_json(line)
     if record.run_id not in {one.run_id for one in record_log.read(log, StepRecord)}:
         record_log.append(log, record)
         yield log, record.run_id
 
 
-EACH: Mapping[Job, Callable[[str, str], Iterator[Said]]] = {Job.BENCH: _run, Job.VALIDATE: _grid, Job.MODEL: _step}
+EACH: Mapping[Job, Callable[[str, str], Iterator[Appended]]] = {Job.BENCH: _run, Job.VALIDATE: _grid, Job.MODEL: _step}
 """Jobs of whose pieces each leaves a line of its own."""
 
 
-def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Said]:
+def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
     if not results:
         return
     rows = [row for piece in plan.pieces if piece.subject == task.op for row in piece.items]
@@ -95,16 +95,16 @@ def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Said]:
 
 def endings(results: Sequence[Result], kind: Kind) -> list[suite.Got]:
     """How the adversaries ended, in the table's order; the later of two endings of one."""
-    said = {name: ending for result in results for name, ending in json.loads(result.line).items()}
-    return [_ending(one, kind, said[one.name]) for one in ADVERSARIES if one.name in said]
+    by_name = {name: ending for result in results for name, ending in json.loads(result.line).items()}
+    return [_ending(one, kind, by_name[one.name]) for one in ADVERSARIES if one.name in by_name]
 
 
-def _ending(one: Adversary, kind: Kind, said: dict[str, Any]) -> suite.Got:
-    phases = tuple((phase, seconds) for phase, seconds in said["phases"])
-    return suite.Got(one, kind, Verdict(said["verdict"]), said["reason"], said["changed"], phases)
+def _ending(one: Adversary, kind: Kind, ending: dict[str, Any]) -> suite.Got:
+    phases = tuple((phase, seconds) for phase, seconds in ending["phases"])
+    return suite.Got(one, kind, Verdict(ending["verdict"]), ending["reason"], ending["changed"], phases)
 
 
-def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Said]:
+def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Appended]:
     """The line of a whole suite; of a part of it there is none, as there is none of a part on one GPU."""
     kind = plan.order.kind
     found = endings(folder.results, kind)

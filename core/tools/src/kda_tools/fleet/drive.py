@@ -178,7 +178,7 @@ class Driver:
             )
             self.folder.keep(result, worker.name)
             if answer.complete:
-                schedule.came(worker.name)
+                schedule.finish(worker.name)
             else:
                 schedule.lose(worker.name, "interrupted", remaining(piece, self.folder.results))
         elif answer is not None and answer.refused is not None:

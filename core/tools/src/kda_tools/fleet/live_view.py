@@ -82,8 +82,8 @@ def table(
         )
     lost = [line(event) for event in events if event.event in ("lost", "given-up", "retired", "refused")][-3:]
     bar = ProgressBar(total=max(total, 1), completed=done, width=40)
-    said = Text(f"{done} of {total} pieces, {len(schedule.waiting)} wait, {seconds:.0f} s")
-    return Group(made, bar, said, *(Text(words, style="yellow") for words in lost))
+    progress = Text(f"{done} of {total} pieces, {len(schedule.waiting)} wait, {seconds:.0f} s")
+    return Group(made, bar, progress, *(Text(words, style="yellow") for words in lost))
 
 
 def busy_s(events: Sequence[Event]) -> float:

@@ -83,7 +83,7 @@ def odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> dict[str, str]:
 
 def changed(now: NodeFacts, before: NodeFacts) -> str:
     """In what a worker differs from what it was; empty where only in which of its node's GPUs it has."""
-    told = [
+    compared = [
         {
             **one.model_dump(exclude={"uuid", "versions", "files"}),
             **one.versions,
@@ -91,7 +91,7 @@ def changed(now: NodeFacts, before: NodeFacts) -> str:
         }
         for one in (now, before)
     ]
-    pairs = {name: [one.get(name, provenance.ABSENT) for one in told] for name in told[0] | told[1]}
+    pairs = {name: [one.get(name, provenance.ABSENT) for one in compared] for name in compared[0] | compared[1]}
     return "; ".join(f"{name} is {is_now}, was {was}" for name, (is_now, was) in pairs.items() if is_now != was)
 
 

@@ -63,8 +63,8 @@ def check(wish: Wish) -> None:
         raise UsageError(f"--rows: expected with bench, validate or tune, got {wish.job.value}")
     if wish.full and wish.job is not Job.VALIDATE:
         raise UsageError(f"--full: expected with validate, got {wish.job.value}")
-    told = (wish.names, wish.rows, wish.record, wish.quick, wish.full, wish.parts > 1, wish.missing, wish.out)
-    if wish.resume and any(told):
+    given = (wish.names, wish.rows, wish.record, wish.quick, wish.full, wish.parts > 1, wish.missing, wish.out)
+    if wish.resume and any(given):
         raise UsageError("--resume: the run knows names, rows, parts, and whether it records; leave them and --out out")
     if wish.resume is None:
         # Of a cluster elsewhere it is not known yet whether it has GPUs.

@@ -39,12 +39,12 @@ def places(nodes: Sequence[Mapping[str, Any]], kind: Kind, most: int | None, per
     alive.sort(key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
     hosts = [node["NodeManagerHostname"] for node in alive]
     room = [min(int(node["Resources"][resource]), per_node or 1 << 20) for node in alive]
-    taken = [0] * len(alive)
-    while sum(taken) < min(most or 1 << 20, sum(room)):
-        number = min((n for n in range(len(alive)) if taken[n] < room[n]), key=lambda n: taken[n])
-        taken[number] += 1
+    used = [0] * len(alive)
+    while sum(used) < min(most or 1 << 20, sum(room)):
+        number = min((n for n in range(len(alive)) if used[n] < room[n]), key=lambda n: used[n])
+        used[number] += 1
     return [
         Place(node["NodeID"], host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}", slot, slots)
-        for node, host, slots in zip(alive, hosts, taken, strict=True)
+        for node, host, slots in zip(alive, hosts, used, strict=True)
         for slot in range(slots)
     ]

@@ -139,7 +139,7 @@ class RayPool:
         ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=seconds)
         if ready:
             ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        return [came for ref in ready if (came := self._came(asked[ref])) is not None]
+        return [came for ref in ready if (came := self._received(asked[ref])) is not None]
 
     def kill(self, worker: Worker) -> None:
         """End it, and all that it started; a new one takes its place."""
@@ -192,7 +192,7 @@ class RayPool:
         question = Question(order=self._order, slot=seat.place.slot, slots=seat.place.slots)
         seat.asked = seat.actor.run.remote(question.model_dump_json())
 
-    def _came(self, seat: _Seat) -> Came | None:
+    def _received(self, seat: _Seat) -> Came | None:
         """What is to be told of an answer; nothing of one to the question what a worker runs on."""
         ref, worker, seat.asked = seat.asked, seat.worker, None
         try:

@@ -14,7 +14,7 @@ from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import RunRecord, SharedHost
 from kda_tools.fleet import fleet_record, interference, ray_pool
 from kda_tools.fleet.checkout import Baggage
-from kda_tools.fleet.deliver import Said, deliver
+from kda_tools.fleet.deliver import Appended, deliver
 from kda_tools.fleet.drive import Driver, Pool, Worker
 from kda_tools.fleet.live_view import showing, summary
 from kda_tools.fleet.node_facts import demand, facts, refuse_odd
@@ -39,7 +39,7 @@ class Ended:
     interrupted: bool
     line: str
     """What it cost."""
-    recorded: list[Said] = field(default_factory=list)
+    recorded: list[Appended] = field(default_factory=list)
 
 
 def run(wish: Wish) -> Ended:
@@ -87,7 +87,7 @@ def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggag
     except (ray.exceptions.RayError, ConnectionError) as lost:
         error = MissingRequirement(f"Ray answers no more: {lost}; go on by --resume {folder.path}")
     finally:
-        told = next((worker.facts for worker in pool.alive()), here)
+        ran_on = next((worker.facts for worker in pool.alive()), here)
         pool.close()  # on a cluster that goes on, too
     held = time.monotonic() - begin
     line = summary(folder.events[_session(folder) :], len(seats), held, order.kind)
@@ -95,8 +95,9 @@ def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggag
     ended = Ended(folder, plan, schedule, not complete, line)
     if order.record:
         whole = complete and error is None
-        ended.recorded = deliver(folder, plan, told, whole=whole)
-        made = fleet_record.recorded(folder, plan, told) if whole and len(folder.done) == len(plan.pieces) else None
+        ended.recorded = deliver(folder, plan, ran_on, whole=whole)
+        all_done = whole and len(folder.done) == len(plan.pieces)
+        made = fleet_record.recorded(folder, plan, ran_on) if all_done else None
         if made is not None and (root := checkout_root()) is not None:
             fleet_record.append(root, made)
     if error is not None:

@@ -127,13 +127,13 @@ class RunFolder:
 
     def keep(self, result: Result, worker: str | None = None) -> bool:
         """Append a result, unless its piece has a complete one."""
-        told = result.model_dump(include={"piece", "attempt", "node", "gpu", "seconds"})
+        facts = result.model_dump(include={"piece", "attempt", "node", "gpu", "seconds"})
         if result.piece in self.done:
-            self.note("doubled", worker=worker, **told)
+            self.note("doubled", worker=worker, **facts)
             return False
         record_log.append(self.results_file, result)
         self._results.append(result)
-        self.note("finished" if result.complete else "interrupted", worker=worker, **told)
+        self.note("finished" if result.complete else "interrupted", worker=worker, **facts)
         return True
 
     @property

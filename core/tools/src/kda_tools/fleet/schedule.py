@@ -46,8 +46,8 @@ class Schedule:
             return self.running[worker]
         return None
 
-    def came(self, worker: str) -> tuple[Piece, int]:
-        """A worker's piece has come back."""
+    def finish(self, worker: str) -> tuple[Piece, int]:
+        """A worker's piece has come back: it runs no more."""
         return self.running.pop(worker)
 
     def refuse(self, worker: str, why: str, code: int) -> None:

@@ -21,10 +21,10 @@ def specs(source: Source, diffusion: str) -> Iterator[tuple[Symbol, Backend]]:
         )
         where, _, name = str(target).partition(":")
         owner = where if where.startswith("sglang.") else f"{diffusion}.{where}"
-        said = str(requires).removeprefix("frozenset({CapabilityRequirement.").removesuffix("})").lstrip("_")
+        capability = str(requires).removeprefix("frozenset({CapabilityRequirement.").removesuffix("})").lstrip("_")
         yield (
             Symbol(owner, name),
-            Backend(op=str(op), backend=str(backend).rpartition(".")[2], target=str(target), requires=said),
+            Backend(op=str(op), backend=str(backend).rpartition(".")[2], target=str(target), requires=capability),
         )
 
 

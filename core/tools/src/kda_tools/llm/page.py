@@ -100,8 +100,8 @@ def _figures(model: Llm) -> Iterator[str]:
     yield f"`{model.hub}`. Figures: {model.source}.\n\n| figure | value |\n|---|---|\n"
     for key, value in model.config.model_dump(exclude_none=True).items():
         if value:
-            told = "yes" if value is True else f"{value:g}" if isinstance(value, float) else value
-            yield f"| {key} | {told} |\n"
+            shown = "yes" if value is True else f"{value:g}" if isinstance(value, float) else value
+            yield f"| {key} | {shown} |\n"
 
 
 def _serving(known: KnownLlms, name: str, model: Llm) -> Iterator[str]:

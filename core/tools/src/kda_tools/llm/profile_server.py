@@ -116,9 +116,9 @@ def _steady(plan: ProfilePlan, engine: Engine) -> float:
         return len(last) == READINGS and calm and not any(waiting for _, waiting in last)
 
     if not server_client.wait_until(agree, plan.wait_s, plan.every_s):
-        told = ", ".join(f"{running:g}+{waiting:g}" for running, waiting in readings[-READINGS:])
+        loads = ", ".join(f"{running:g}+{waiting:g}" for running, waiting in readings[-READINGS:])
         raise UsageError(
-            f"{plan.url}: expected a steady load within {plan.wait_s:g} s, got at last (at work + waiting) {told}; "
+            f"{plan.url}: expected a steady load within {plan.wait_s:g} s, got at last (at work + waiting) {loads}; "
             "load it meanwhile, for example with `kda llm bench`, for longer, or with fewer requests at once"
         )
     return readings[-1][0]

@@ -37,13 +37,13 @@ def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
         )
         stale = STALE * bool(outdated(record, folder))
         lines.append(line(f"[{record.model}]({page}){whole}{stale}", *(found.get(name, NONE) for name in names)))
-    told = STALE_MEANS * any(STALE in one for one in lines)
+    footnote = STALE_MEANS * any(STALE in one for one in lines)
     gpus = " and ".join(dict.fromkeys(one.machine.before.name for one in latest.values() if one.machine.before))
     return (
         f"{line('model', *names)}{'|---' * (1 + len(names))}|\n{''.join(lines)}\n"
         f"Steps of language models on {gpus} as CUDA graphs, in a server's structure, with random weights and "
         "PyTorch's attention. A decode step makes a token for each of b sequences of kv tokens."
-        f"{told}\n"
+        f"{footnote}\n"
     )
 
 

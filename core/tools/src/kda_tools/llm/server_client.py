@@ -49,9 +49,9 @@ def ask(url: str, path: str, body: Mapping[str, object] | None = None, timeout_s
             found: bytes = answer.read()
             return found
     except urllib.error.HTTPError as error:
-        said = error.read(300).decode(errors="replace").strip()
+        reply = error.read(300).decode(errors="replace").strip()
         raise MissingRequirement(
-            f"{url}{path}: expected an answer, got HTTP {error.code}: {said or 'nothing more'}"
+            f"{url}{path}: expected an answer, got HTTP {error.code}: {reply or 'nothing more'}"
         ) from None
     except (OSError, HTTPException) as error:
         why = getattr(error, "reason", None) or error

@@ -237,8 +237,8 @@ class UpstreamOps:
         if (experts, width) not in self._settings:
             gpu = torch.cuda.get_device_name().replace(" ", "_")
             found = sorted(self._tree.rglob(f"E={experts},N={width},device_name={gpu}.json"))
-            told = json.loads(found[-1].read_text()) if found else {"1": DEFAULT_MOE_SETTINGS}
-            self._settings[experts, width] = {int(m): settings for m, settings in told.items()}
+            by_tokens = json.loads(found[-1].read_text()) if found else {"1": DEFAULT_MOE_SETTINGS}
+            self._settings[experts, width] = {int(m): settings for m, settings in by_tokens.items()}
         return self._settings[experts, width]
 
     def topk_sum(self, x: Tensor) -> Tensor:  # noqa: D102

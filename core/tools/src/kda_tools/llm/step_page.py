@@ -98,8 +98,8 @@ def _run(record: LlmStepRecord, folder: Path) -> Iterator[str]:
     unknown = [call for phase in record.phases if (found := saving(phase, rows)) for call in found.unknown]
     if unknown:
         names = dict.fromkeys(call.row or f"a new shape of {call.op}" for call in unknown)
-        told = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} rows and shapes"
-        yield f"- not in the sums by rows, since no run on such a GPU has them: {told}\n"
+        listed = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} rows and shapes"
+        yield f"- not in the sums by rows, since no run on such a GPU has them: {listed}\n"
     for phase in record.phases:
         yield from (f"- {phase.name}: {line}\n" for line in _notes(phase, rows))
     yield "\n| phase | mode | upstream, us | ours, us | speedup | A/A | tokens/s | saved, us | by rows, us |\n"

@@ -35,12 +35,12 @@ class Pending:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by PyTorch in place of `func`, which got one of these."""
-        if func is torch.cat and (found := cls._taken(*args, **(kwargs or {}))) is not None:
+        if func is torch.cat and (found := cls._fused_cat(*args, **(kwargs or {}))) is not None:
             return found
         return func(*map(_computed, args), **{name: _computed(value) for name, value in (kwargs or {}).items()})
 
     @staticmethod
-    def _taken(tensors: Any = (), dim: Any = 0, **others: Any) -> torch.Tensor | None:
+    def _fused_cat(tensors: Any = (), dim: Any = 0, **others: Any) -> torch.Tensor | None:
         """What the op makes of this `torch.cat`; None where it is another one than the op's."""
         if others or len(tensors) != 2 or not isinstance(tensors[0], torch.Tensor):
             return None

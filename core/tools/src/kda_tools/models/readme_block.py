@@ -46,12 +46,12 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     ]
     gpus = dict.fromkeys(record.machine.before.name for record in latest.values() if record.machine.before)
     head = line("model", "layers", "ms a step", "speedup, eager", "speedup, CUDA graph")
-    told = STALE_MEANS * any(STALE in one for one in lines)
+    footnote = STALE_MEANS * any(STALE in one for one in lines)
     where = f" on {' and '.join(gpus)}" if gpus else ""
     return (
         f"{head}{'|---' * 5}|\n{''.join(lines)}\n"
         f"Steps of SGLang's own transformers{where}, each with the layers named: [what a step is made of]({PAGE})."
-        f"{told}\n"
+        f"{footnote}\n"
     )
 
 

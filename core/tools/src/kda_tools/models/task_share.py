@@ -22,7 +22,7 @@ def share_of_steps(task: Task) -> str:
             f"upstream's ops; twice as fast here makes the step {1 / (1 - share / 2):.3f} times as fast"
         )
     users = sorted({model for row in task.workloads for model in row.models})
-    told = f"Rows come from {', '.join(users) or 'no named model'}."
+    origin = f"Rows come from {', '.join(users) or 'no named model'}."
     return "\n".join(
-        [told, *lines] if lines else [told, "No measured step of a model is recorded that has this task in it."]
+        [origin, *lines] if lines else [origin, "No measured step of a model is recorded that has this task in it."]
     )

@@ -62,7 +62,7 @@ def answers_of(
             for i, one in enumerate(requests)
         ]
         for number, (request, process) in enumerate(zip(requests, started, strict=True)):
-            stderr = b"".join(_heard(process, partial(_shown, show, f"process {number + 1} of {len(requests)}")))
+            stderr = b"".join(_read_stderr(process, partial(_shown, show, f"process {number + 1} of {len(requests)}")))
             file = Path(folder) / f"{number}.answer.json"
             if not file.is_file():
                 raise ArmFailed(f"{request.model}: its worker ended with {process.returncode}: {causes(stderr)}")
@@ -103,7 +103,7 @@ def _shown(show: Callable[[str], None], who: str, phase: str) -> None:
     show(f"{who}: {phase}")
 
 
-def _heard(worker: subprocess.Popen[bytes], show: Callable[[str], None]) -> Iterator[bytes]:
+def _read_stderr(worker: subprocess.Popen[bytes], show: Callable[[str], None]) -> Iterator[bytes]:
     """Let a worker have its turn, to its end; the lines of its standard error that are no phases."""
     assert worker.stdin is not None
     assert worker.stderr is not None

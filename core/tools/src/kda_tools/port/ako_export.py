@@ -157,8 +157,8 @@ def export(task: Task, folder: Path) -> list[Path]:
     Raises:
         UsageError: something of an earlier export, or of the user's, is where this would write, or no commit is known.
     """
-    fresh = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not fresh and not (folder / OWN_WORDS[0]).is_file():
+    empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not empty and not (folder / OWN_WORDS[0]).is_file():
         raise UsageError(
             f"{folder}: expected a new or empty folder, or a checkout of AKO4ALL, which has {OWN_WORDS[0]}"
         )

@@ -171,7 +171,7 @@ def package_files(
     files[init] = _init(task, tree, functions, new, replayed, numerics)
     files = formatted(files)
     package = tree.package(task).replace("/", ".")
-    files["README.md"] = port_readme(task, package, names, _told(task, tree, names, new, numerics), exact)
+    files["README.md"] = port_readme(task, package, names, _about(task, tree, names, new, numerics), exact)
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return {**files, "provenance.json": origin_json(task, hashes)}
 
@@ -267,7 +267,7 @@ def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
     return f"Numerics: {numerics}, {TIERS[numerics]}. {compared}{gate}" + ("" if new else f" {SWITCHED}")
 
 
-def _told(task: Task, tree: Tree, ops: list[str], new: bool, numerics: str) -> list[str]:
+def _about(task: Task, tree: Tree, ops: list[str], new: bool, numerics: str) -> list[str]:
     """What the README says of the calls."""
     asked = [f"- `{module}.{op}` asks `try_{op}` first." for op, module in _hosts(task, tree, ops).items()]
     who = [f"Its functions are {', '.join(f'`{op}`' for op in ops)}."] if new else ["\n".join(asked)]

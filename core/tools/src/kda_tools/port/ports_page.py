@@ -31,20 +31,20 @@ def section_md(record: PortRecord) -> str:
     """One port: what was checked, and its times beside each opponent's."""
     run = record.run
     gpu = run.machine.before.name if run.machine.before else "unknown GPU"
-    told = [f"{gpu}, {run.utc[:10]}, run `{run.run_id}`. GPU time of a call in microseconds, as a CUDA graph.\n"]
+    paragraphs = [f"{gpu}, {run.utc[:10]}, run `{run.run_id}`. GPU time of a call in microseconds, as a CUDA graph.\n"]
     checks = record.checks
     unchecked = checks.grid_asked - checks.grid_right - len(checks.grid_failed)
     left = f", {unchecked} not checked" if unchecked else ""
-    told.append(
+    paragraphs.append(
         f"- Grid on {checks.gpu or 'a CPU'}: of {checks.grid_asked} rows {checks.grid_right} right, "
         f"{len(checks.grid_failed)} wrong{left}."
     )
-    told += [f"- SGLang's `{one.file}`: {one.outcome}." for one in checks.upstream_tests]
+    paragraphs += [f"- SGLang's `{one.file}`: {one.outcome}." for one in checks.upstream_tests]
     if not checks.upstream_tests:
-        told.append("- The tree ships no test of SGLang's that names these functions.")
+        paragraphs.append("- The tree ships no test of SGLang's that names these functions.")
     if run.settings.quick:
-        told.append("- A first look at the times: one generation of workers, few samples.")
-    told += [f"- Not the release's file: `{path}`." for path in record.strangers]
+        paragraphs.append("- A first look at the times: one generation of workers, few samples.")
+    paragraphs += [f"- Not the release's file: `{path}`." for path in record.strangers]
     arms = list(run.settings.against)
     head = (
         line("row", NAME, *(arm_name(run, arm) for arm in arms), *(f"{arm} / {NAME}" for arm in arms))
@@ -55,7 +55,7 @@ def section_md(record: PortRecord) -> str:
         line(row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in (NAME, *arms)), *_ratios(row, arms))
         for row in run.rows
     )
-    return "\n".join(told) + f"\n\n{head}{rows}"
+    return "\n".join(paragraphs) + f"\n\n{head}{rows}"
 
 
 def _ratios(row: RowResult, arms: list[str]) -> list[str]:

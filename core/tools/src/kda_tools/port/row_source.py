@@ -266,7 +266,7 @@ def _always(rows: Sequence[Mapping[str, Mapping[str, object]]]) -> dict[str, dic
         specs = [row[name] for row in rows if name in row]
         same = {key: value for key, value in specs[0].items() if all(spec.get(key) == value for spec in specs)}
         found[name] = {key: value for key, value in same.items() if key not in ("shape", "stride")}
-    return {name: said for name, said in found.items() if said}
+    return {name: own for name, own in found.items() if own}
 
 
 def _short(row: Mapping[str, Any], common: Mapping[str, Mapping[str, Any]], first: str) -> dict[str, object]:
@@ -274,8 +274,8 @@ def _short(row: Mapping[str, Any], common: Mapping[str, Mapping[str, Any]], firs
     mine = common[row["op"]]
     named: dict[str, tuple[list[str], object]] = {}
     for name, spec in row["inputs"].items():
-        said = {key: value for key, value in spec.items() if key not in mine["inputs"].get(name, ())}
-        value = said if len(said) > 1 else said["shape"]
+        own = {key: value for key, value in spec.items() if key not in mine["inputs"].get(name, ())}
+        value = own if len(own) > 1 else own["shape"]
         named.setdefault(json.dumps(value), ([], value))[0].append(name)
     made: dict[str, object] = {"id": row["id"], **({"op": row["op"]} if row["op"] != first else {})}
     made |= {"dtype": row["dtype"]} if row["dtype"] != mine["dtype"] else {}
@@ -296,9 +296,9 @@ def chosen(rows: Sequence[Workload], most: int = MOST_FURTHER) -> list[Workload]
     apart more finely: of each input by itself, absent inputs, widths, scalars; then pairs of these. Of equally good
     rows the first is taken.
     """
-    taken = [row for row in rows if row.production]
+    kept = [row for row in rows if row.production]
     rest = [row for row in rows if not row.production]
-    have = {one for row in taken for one in (*coarse(row), *_fine(row), *_pairs(row))}
+    have = {one for row in kept for one in (*coarse(row), *_fine(row), *_pairs(row))}
     further = 0
     for kinds, limit in ((coarse, len(rest)), (_fine, most), (_pairs, most)):
         while rest and further < limit:
@@ -306,10 +306,10 @@ def chosen(rows: Sequence[Workload], most: int = MOST_FURTHER) -> list[Workload]
             if not max(gains):
                 break
             row = rest.pop(gains.index(max(gains)))
-            taken.append(row)
+            kept.append(row)
             have |= coarse(row) | _fine(row) | _pairs(row)
             further += 1
-    ids = {row.id for row in taken}
+    ids = {row.id for row in kept}
     return [row for row in rows if row.id in ids]
 
 

@@ -91,10 +91,10 @@ def find_wheel(version: str, tasks: Sequence[Task], cache: Path) -> tuple[str, P
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         got = sorted(Path(temporary).glob("*.whl"))
         if ran.returncode or len(got) != 1:
-            said = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()
+            output = (ran.stderr.strip() or ran.stdout.strip() or "nothing").splitlines()
             raise MissingRequirement(
                 f"expected pip to download {wanted} for {pins[-1].platform}, got {len(got)} wheels (exit code "
-                f"{ran.returncode})\npip: {said[-1]}\nCheck the version and the network."
+                f"{ran.returncode})\npip: {output[-1]}\nCheck the version and the network."
             )
         return got[0].name.split("-")[1], got[0].replace(folder / got[0].name)
 
@@ -249,11 +249,11 @@ def _arguments(source: str, name: str) -> dict[str, str]:
 
 
 def _difference(then: dict[str, str], now: dict[str, str]) -> str:
-    told = [f"new `{name}` ({now[name]})" for name in now if name not in then]
-    told += [f"without `{name}`" for name in then if name not in now]
-    told += [f"`{name}`: {then[name]} -> {now[name]}" for name in now if name in then and now[name] != then[name]]
+    changes = [f"new `{name}` ({now[name]})" for name in now if name not in then]
+    changes += [f"without `{name}`" for name in then if name not in now]
+    changes += [f"`{name}`: {then[name]} -> {now[name]}" for name in now if name in then and now[name] != then[name]]
     kept_then, kept_now = [n for n in then if n in now], [n for n in now if n in then]
-    return ", ".join([*told, *(["another order"] if kept_then != kept_now else [])]) or "same"
+    return ", ".join([*changes, *(["another order"] if kept_then != kept_now else [])]) or "same"
 
 
 def _sha256(content: bytes) -> str:

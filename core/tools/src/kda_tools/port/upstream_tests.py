@@ -143,14 +143,14 @@ def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
     if not counts:
         why = (done.stdout + done.stderr).strip().splitlines()
         return UpstreamTest(file=name, outcome=f"not run: {why[-1] if why else done.returncode}", ran=False)
-    told = ", ".join(f"{number} {word}" for word, number in counts.items())
+    outcome = ", ".join(f"{number} {word}" for word, number in counts.items())
     if done.returncode:
         errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
-        told += f": {errors[0][1:].strip()}" if errors else ""
+        outcome += f": {errors[0][1:].strip()}" if errors else ""
     taken, left = _calls(folder / CALLS)
-    told += f"; {taken} of {taken + left} calls were the port's"
+    outcome += f"; {taken} of {taken + left} calls were the port's"
     ran = done.returncode == 0 and counts.get("passed", 0) > 0
-    return UpstreamTest(file=name, outcome=told, ran=ran, taken=taken, left=left)
+    return UpstreamTest(file=name, outcome=outcome, ran=ran, taken=taken, left=left)
 
 
 def _calls(path: Path) -> tuple[int, int]:

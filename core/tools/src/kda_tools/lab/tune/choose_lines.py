@@ -166,8 +166,8 @@ def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> lis
         times, spreads = [row.median_us[index] for row in rows], [row.spread[index] for row in rows]
         if None not in times and None not in spreads:
             device = tuple(filter(None, times))
-            taken = [host.get((row.walls.op, row.walls.kinds[index]), 0.0) if row.walls else 0.0 for row in rows]
-            paid = tuple(map(max, device, taken))
+            host_us = [host.get((row.walls.op, row.walls.kinds[index]), 0.0) if row.walls else 0.0 for row in rows]
+            paid = tuple(map(max, device, host_us))
             right.append(Scored(place, config, device, tuple(s or 0.0 for s in spreads), paid))
     scores = zip(_scores([one.paid for one in right]), _scores([one.times for one in right]), strict=True)
     scored = [

@@ -258,13 +258,13 @@ def _without_fallback(path: str, text: str, files: Mapping[str, str]) -> str:
 def _import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> str:
     """An import of these names alone."""
     pad = " " * node.col_offset
-    told = [f"{one.name} as {one.asname}" if one.asname else one.name for one in names]
+    imports = [f"{one.name} as {one.asname}" if one.asname else one.name for one in names]
     if isinstance(node, ast.Import):
-        return f"{pad}import {', '.join(told)}\n"
+        return f"{pad}import {', '.join(imports)}\n"
     begin = f"{pad}from {'.' * node.level}{node.module or ''} import "
-    if len(line := begin + ", ".join(told)) <= WIDTH:
+    if len(line := begin + ", ".join(imports)) <= WIDTH:
         return f"{line}\n"
-    return f"{begin}(\n" + "".join(f"{pad}    {one},\n" for one in told) + f"{pad})\n"
+    return f"{begin}(\n" + "".join(f"{pad}    {one},\n" for one in imports) + f"{pad})\n"
 
 
 def _spaced(lines: list[str | None]) -> Iterator[str]:

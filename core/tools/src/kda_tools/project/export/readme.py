@@ -47,17 +47,17 @@ def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False)
     return "\n".join(parts)
 
 
-def port_readme(task: Task, package: str, ops: Sequence[str], told: Sequence[str], exact: bool) -> str:
+def port_readme(task: Task, package: str, ops: Sequence[str], about: Sequence[str], exact: bool) -> str:
     """The README of a port, the package `package` of a tree, with the functions `ops`.
 
-    `told`: who asks it, when, and what its numerics are.
+    `about`: who asks it, when, and what its numerics are.
     """
     solution = task.load("solution")
     parts = [
         f"# {package}\n\n{task.config.task.title}.\n",
         f"From the task {task.folder} of KDA-Pilot, by `kda port`; Apache-2.0. {PROVENANCE}\n",
         f"`kernel/{VENDORED}/` holds the little that the kernels share.\n",
-        *(f"{one}\n" for one in told),
+        *(f"{one}\n" for one in about),
         *([_bits(task, ops)] if exact else []),
         "## What it computes\n",
         *dict.fromkeys(_formula(getattr(solution, op)) for op in ops),

@@ -62,9 +62,9 @@ def carried(task: Task, exact: bool = False) -> Sources:
     return Sources(prune(files, own), tuple(task.config.ops))
 
 
-def titled(task: Task, text: str, told: str) -> str:
+def titled(task: Task, text: str, about: str) -> str:
     """The public functions' module, saying what it is to whoever has not this repository."""
-    return text.replace(DOCSTRING, f'"""{task.config.task.title}.\n\n{told}\n"""', 1)
+    return text.replace(DOCSTRING, f'"""{task.config.task.title}.\n\n{about}\n"""', 1)
 
 
 def with_plain_tables(task: Task, files: Mapping[str, str]) -> dict[str, str]:

@@ -45,8 +45,8 @@ class Chart:
 
 def strips(metric: Metric, samples: Mapping[str, Generations]) -> Chart | None:
     """The chart of one clock; None where no arm was timed by it."""
-    taken = {arm: parts for arm, parts in samples.items() if any(parts)}
-    values = [value for parts in taken.values() for part in parts for value in part]
+    measured = {arm: parts for arm, parts in samples.items() if any(parts)}
+    values = [value for parts in measured.values() for part in parts for value in part]
     if not values:
         return None
     low, high = min(values), max(values)
@@ -57,7 +57,7 @@ def strips(metric: Metric, samples: Mapping[str, Generations]) -> Chart | None:
         return (value - low) / (high - low)
 
     arms = []
-    for arm, parts in taken.items():
+    for arm, parts in measured.items():
         lanes = tuple(
             Lane(
                 path="".join(f"M{WIDTH * place(value):.1f} {number * (LANE + GAP)}v{LANE}" for value in part),
