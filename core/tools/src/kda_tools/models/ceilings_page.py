@@ -81,8 +81,7 @@ def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     yield f"Limits: runs {', '.join(f'`{run}`' for run in limit.runs)}.\n\n" if limit else "No limit is known.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
     yield line(*head) + "|---" * len(head) + "|\n"
-    gains = {id(spot): spot.gain_us(limit) if limit else 0.0 for spot in one.spots}
-    for spot in sorted(one.spots, key=lambda spot: (-gains[id(spot)], -spot.us))[:MOST_SPOTS]:
-        gain = gains[id(spot)]
+    gains = [(spot, spot.limited(limit).gain_us if limit else 0.0) for spot in one.spots]
+    for spot, gain in sorted(gains, key=lambda pair: (-pair[1], -pair[0].us))[:MOST_SPOTS]:
         numbers = (f"{spot.us:.1f}", f"{gain:.1f}" if limit else NONE, f"{gain / one.gpu_us:.2%}" if limit else NONE)
         yield line(f"`{spot.name}`", spot.module or NONE, spot.kind.value, spot.status.value, *numbers)

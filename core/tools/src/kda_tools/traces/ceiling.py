@@ -6,11 +6,12 @@ one wrote; tensors of one shape need not be one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kda_judge.contract.errors import UsageError
+from kda_judge.contract.strict_models import Amount, Count, Strict
 from kda_tools.traces.cards import BYTES_RULE, card
 from kda_tools.traces.catalogue import Finding, Status
 from kda_tools.traces.copy_limit import CopyLimit
@@ -19,9 +20,48 @@ from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass
 from kda_tools.traces.trace_profile import Profile
 
 
+class SpotRow(Strict):
+    """Calls with the same inputs."""
+
+    bytes: Count | None
+    """Of a call, by BYTES_RULE; None: unknown."""
+    us_per_call: Amount
+    calls: Amount
+    """Of a step."""
+
+
+class Spot(Strict):
+    """A hotspot that is bound by bytes."""
+
+    name: str
+    module: str
+    kind: KernelClass
+    status: Status
+    rows: tuple[SpotRow, ...]
+
+    @property
+    def us(self) -> float:
+        """Of a step."""
+        return sum(row.us_per_call * row.calls for row in self.rows)
+
+    def limited(self, limit: CopyLimit) -> SpotCeiling:
+        """What it gains where every call takes what its bytes do."""
+        known = [(row, limit.us(row.bytes)) for row in self.rows if row.bytes]
+        return SpotCeiling(
+            name=self.name,
+            module=self.module,
+            kind=self.kind,
+            status=self.status,
+            us=self.us,
+            unknown_us=sum(row.us_per_call * row.calls for row in self.rows if not row.bytes),
+            limit_us=sum(least * row.calls for row, least in known),
+            gain_us=sum(max(row.us_per_call - least, 0.0) * row.calls for row, least in known),
+        )
+
+
 @dataclass(frozen=True)
 class SpotCeiling:
-    """A hotspot that is bound by bytes; microseconds a step."""
+    """A hotspot beside its limit; microseconds a step."""
 
     name: str
     module: str
@@ -74,22 +114,17 @@ def ceiling(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: 
             f"--ceiling: {profile.file}: expected a trace of a GPU that a task's clean run is recorded on, whose "
             f"limits are then known; got {profile.gpu or 'an unnamed GPU'}"
         )
-    spots = []
-    for spot, found in judged:
-        if spot.kind not in BOUND_BY_BYTES:
-            continue
-        draft = card(profile, spot, found, limit)
-        spots.append(
-            SpotCeiling(
-                name=spot.name,
-                module=spot.module,
-                kind=spot.kind,
-                status=found.status,
-                us=draft.us_per_step,
-                unknown_us=sum(row.us_per_call * row.calls_per_step for row in draft.row if row.limit_us is None),
-                limit_us=sum((row.limit_us or 0.0) * row.calls_per_step for row in draft.row),
-                gain_us=draft.saved_us_per_step or 0.0,
-            )
-        )
-    ranked = sorted(spots, key=lambda one: (-one.gain_us, -one.us, one.name, one.module))
+    limited = [spot.limited(limit) for spot in bound_by_bytes(profile, judged)]
+    ranked = sorted(limited, key=lambda one: (-one.gain_us, -one.us, one.name, one.module))
     return Ceiling(tuple(ranked), profile.gpu_us / profile.steps, profile.step_us, limit.runs)
+
+
+def bound_by_bytes(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]]) -> Iterator[Spot]:
+    """Those of the hotspots that are."""
+    for spot, found in judged:
+        if spot.kind in BOUND_BY_BYTES:
+            rows = tuple(
+                SpotRow(bytes=row.bytes, us_per_call=row.us_per_call, calls=row.calls_per_step)
+                for row in card(profile, spot, found, None).row
+            )
+            yield Spot(name=spot.name, module=spot.module, kind=spot.kind, status=found.status, rows=rows)
