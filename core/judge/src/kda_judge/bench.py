@@ -1,4 +1,4 @@
-"""One run from request to record: start the judge on a session's rows and arms, gather what it found."""
+"""Run a request and make its record: start the judge on a session's rows and arms, and gather the results."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from kda_judge.judge.verdict import result
 from kda_judge.session import Kind, Request, Session, arm_spec, frozen_rows, open_session
 
 CHANGED = "changed on disk during the run"
-"""Behind the name of a part, why a run is noisy."""
+"""Follows the name of a part of the sources in a reason why a run is noisy."""
 
 
 def begin(device: str) -> None:
-    """Have what workers are forked from import torch meanwhile; `device` as a request names it."""
+    """Start the process that forks workers, so that it imports torch meanwhile; `device` is as in a `Request`."""
     fork_server.begin(_environment("cuda" if device != "cpu" and gpu_state.has_gpu() else "cpu"))
 
 
@@ -52,18 +52,18 @@ def run(
     """Verify (and with `measure` time) the rows; always returns a record, a partial one after Ctrl-C.
 
     Args:
-        request: what is asked, or the session that it became.
-        rows: other rows than the frozen ones that were asked for.
-        measure: on a GPU, time what is right; the GPU is then watched all through the run.
-        progress: told every row and phase.
-        command: for the record.
-        limit_s: without `measure`, begin no row after so many seconds. Rows that were not begun then, or not finished
-            before Ctrl-C, are absent.
-        timed: told every row when its last sample is there. The checks behind all timing are still to come.
-        spent: told at the end where the seconds went.
+        request: the user's request, or the session opened for it.
+        rows: rows to run in place of the frozen ones that the request names.
+        measure: on a GPU, also time the correct rows; the GPU is then watched during the whole run.
+        progress: called with every row and the phase that it enters.
+        command: the command line, for the record.
+        limit_s: without `measure`, the seconds after which no further row begins. Rows that did not begin, or did not
+            finish before Ctrl-C, are absent.
+        timed: called with every row after its last sample. The checks that follow all timing are still to come.
+        spent: called at the end with a line that says where the seconds went.
 
     Raises:
-        UsageError: a wrong name, or an impossible wish.
+        UsageError: a wrong name, or a request that cannot be met.
         MissingRequirement: no GPU, or a busy one without `allow_busy`; an upstream file that cannot be had.
     """
     session = open_session(request) if isinstance(request, Request) else request
@@ -145,13 +145,13 @@ def _run(
 
 
 def source_of(session: Session, driver: str | None) -> Provenance:
-    """The state of the files that a run of the session would be of, read now."""
+    """Commit, hashes and versions of the files that a run of this session would use, read now."""
     source = provenance.collect(session.request.task, session.arms, driver)
     return source.model_copy(update={"hashes": source.hashes | _hashes(session)})
 
 
 def _hashes(session: Session) -> dict[str, str]:
-    """What of the brought arms runs, by name."""
+    """Content hashes of the arms that the request brings, by part."""
     return {
         f"{provenance.PORT}{name}": provenance.content_hash(path, ["**/*"], without=["README.md", "provenance.json"])
         for name, path in session.request.ports.items()
@@ -178,7 +178,7 @@ def _until_idle() -> None:
 def _processes(session: Session, measure: bool, answered: Callable[[str, float], None]) -> dict[str, ArmProcess]:
     """One worker per arm, and with `measure` on a GPU the A/A twin and the limits."""
     settings = session.settings
-    # What stands beside is about a measured row: where only correctness is asked for, the deciding arms are enough.
+    # The arms `beside` only add to a measured row: where only correctness is asked for, the others are enough.
     specs = {name: arm_spec(session, name) for name in session.arms if measure or name not in settings.beside}
     if measure and session.kind == "cuda":
         if session.request.again:
@@ -191,7 +191,7 @@ def _processes(session: Session, measure: bool, answered: Callable[[str, float],
 
 
 def _environment(kind: Kind) -> dict[str, str]:
-    """What workers' variables have besides: Triton kernels on CPU tensors run in Triton's interpreter."""
+    """Environment variables that workers get in addition: on a CPU, Triton kernels run in Triton's interpreter."""
     return {} if kind == "cuda" else {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -207,7 +207,7 @@ def _gpu_before(session: Session) -> gpu_state.GpuState | None:
 
 @contextmanager
 def _placed(session: Session) -> Iterator[int | None]:
-    """Choose the core that workers are pinned to while timing, and keep the judge off it; on a GPU make it current."""
+    """Choose the core that workers are pinned to while timing, and keep the judge off it; make the GPU current."""
     mine = os.sched_getaffinity(0)
     core = max(mine) if len(mine) > 1 and session.gpu is not None else None
     if session.gpu is not None:

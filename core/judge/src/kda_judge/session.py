@@ -55,7 +55,7 @@ class Request:
     named `portable` is the solution without its launcher, and is timed beside it."""
     node: str | None = None
     attempt: int | None = None
-    """Of a fleet, for the record."""
+    """Which try of a fleet this is; only recorded, as `node` is."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Session:
     kind: Kind
     settings: Settings
     gpu: int | None
-    """Index of the GPU among the visible ones; None on a CPU. Each index may have a judge of its own at one time."""
+    """Index of the GPU among the visible ones; None on a CPU. Judges on different GPUs may run at the same time."""
 
     @property
     def device(self) -> str:
@@ -81,7 +81,7 @@ class Session:
 
 
 def open_session(request: Request) -> Session:
-    """Decide device, opponents and settings; every wrong name or impossible wish is an error here."""
+    """Decide device, opponents and settings; a wrong name, or a request that cannot be met, is an error here."""
     config = _with_ports(request.task, request.ports)
     gpu = _gpu(request)
     kind: Kind = "cpu" if gpu is None else "cuda"
@@ -113,10 +113,10 @@ def frozen_rows(session: Session) -> tuple[Workload, ...]:
 
 
 def offered(session: Session, rows: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """Those of `rows` whose op every arm of the session has.
+    """The rows whose op every arm of the session has.
 
     Raises:
-        UsageError: that is none of them.
+        UsageError: no row is left.
     """
     config = session.config
     found = tuple(row for row in rows if all(row.op in config.ops_of(name) for name in session.arms))
@@ -127,7 +127,7 @@ def offered(session: Session, rows: tuple[Workload, ...]) -> tuple[Workload, ...
 
 
 def fit(session: Session, rows: tuple[Workload, ...], source: Path) -> tuple[Workload, ...]:
-    """`rows`, each checked against the op's contract as `source` gives it, and then shrunken on a CPU."""
+    """The rows, each checked against its op's contract, and shrunken on a CPU. Errors name the file `source`."""
     task = session.request.task
     check = getattr(load_reference(task), "check", None)
     for row in rows:
@@ -203,7 +203,7 @@ def _arm(config: Config, name: str, kind: Kind, option: str) -> str:
 
 
 def _with_ports(task: Task, ports: Mapping[str, Path]) -> Config:
-    """The task's arms and the request's; the portable one also under the launcher of a pin that has one."""
+    """The config with the request's arms added; the portable arm also under upstream's launcher, if a pin has one."""
     config = task.config
     for name, folder in ports.items():
         if name in (*config.arms, AGAIN, LIMIT_ARM, REPLAYED_ARM):
@@ -224,7 +224,7 @@ def _beside(config: Config, kind: Kind) -> list[str]:
 
 
 def _opponents(request: Request, config: Config, kind: Kind) -> tuple[str, ...]:
-    """The arms named, or else upstream's; on a CPU the eager arm, the protocol's other side."""
+    """The opponents that the request names; else upstream's arms, or on a CPU the eager arm."""
     if request.against:
         names = tuple(_arm(config, name, kind, "--against") for name in request.against)
         if request.subject in names:

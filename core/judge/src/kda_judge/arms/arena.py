@@ -32,7 +32,7 @@ class Plan:
         self.guards: list[tuple[int, int]] = [(0, GUARD)]
 
     def add(self, spec: OutputSpec, elements: int = 0) -> Place:
-        """Reserve room for `spec` and the guard behind it, so many elements off an aligned place, as a slice lies."""
+        """Reserve room for `spec` and a guard after it; a slice begins `elements` elements after an aligned place."""
         offset = self.size + elements * ITEM_SIZE[spec.dtype]
         self.guards.append((self.size, offset))
         used = spec.span * ITEM_SIZE[spec.dtype]
@@ -90,7 +90,7 @@ class Arena:
         return int(self._guards[wrong.nonzero()[0]]) if bool(wrong.any()) else None
 
     def gap_changed(self, place: Place) -> bool:
-        """Whether memory between the elements of a strided tensor is not as it was: a neighbour's, in a packed qkv."""
+        """Whether memory between a strided tensor's elements has changed; in a packed qkv it belongs to a neighbour."""
         import torch
 
         width = ITEM_SIZE[place.dtype]

@@ -12,11 +12,11 @@ from kda_judge.arms.protocol import ArmSpec
 from kda_judge.contract.task_import import import_from
 
 REPLAYER = "sglang/kernels/ops/diffusion/common/fast_launch.py"
-"""Where releases that have it keep the launcher that repeats the launches of a Triton function."""
+"""Upstream's file with the launcher that repeats the launches of a Triton function, in releases that have it."""
 
 
 def import_arm(arm: ArmSpec) -> ModuleType:
-    """The arm's module, behind what it needs first: the interpreter's conversions, its pinned upstream files."""
+    """Import the arm's module, after what it needs: the interpreter's conversions, its pinned upstream files."""
     import torch
 
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -1,4 +1,4 @@
-"""The judge's hold on an arm: start its process, ask it, and put a name to every way it can fail."""
+"""The judge's handle on an arm: start its process, send it commands, and turn every failure into a `Fault`."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from kda_judge.arms.protocol import (
 from kda_judge.evidence.run_record import Verdict
 
 Look = Callable[[Iterable[int]], Mapping[int, list[int]]]
-"""How the processes below others are found."""
+"""A function that finds all processes below each of the given ones."""
 REFUSALS = ("ValueError:", "TypeError:", "AssertionError:", "NotImplementedError:")
-"""Errors that say something about the arguments. CUDA's are RuntimeErrors, and leave a worker that is of no use."""
+"""First words of errors that are about the arguments. CUDA's are RuntimeErrors, and make the worker useless."""
 LOG_TAIL = 12
 """Lines of an arm's own output that an error message carries."""
 TAIL_BYTES = 1 << 16
-"""Of the end of that output that are read: an arm may have made the file of any length."""
+"""How many bytes are read, from the end of that output: an arm may have made the file of any length."""
 START_TIMEOUT_S = 180.0
-"""Importing an arm, torch and a CUDA context included."""
+"""Seconds to import an arm, torch and a CUDA context included."""
 STOP_S = 60.0
-"""For a supervisor to end its worker's tree, in which the driver may still be freeing memory; then it is killed."""
+"""Seconds for a supervisor to end its worker's tree, in which the driver may be freeing memory, before it is killed."""
 
 
 class Fault(Exception):
-    """An arm failed: the verdict it brings and why, in words."""
+    """An arm failed: the verdict that follows, and the reason in words."""
 
     def __init__(self, verdict: Verdict, reason: str) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class Fault(Exception):
 
 
 class Refusal(Fault):
-    """An arm raised what says that it does not take such a call; its worker goes on."""
+    """An arm raised an error which says that it does not support such a call; its worker goes on."""
 
 
 class ArmProcess:
@@ -65,7 +65,7 @@ class ArmProcess:
         environment: dict[str, str],
         answered: Callable[[str, float], None] = lambda _command, _begin: None,
     ):
-        """`answered` is told every command that has ended, and when it began."""
+        """`answered` is called with every command that has ended, and the time when it began."""
         self.spec = spec
         self._answered = answered
         self._timeout_s = timeout_s
@@ -112,8 +112,8 @@ class ArmProcess:
         self.ask("hello", Ready, START_TIMEOUT_S, posted=posted)
 
     def post(self, command: str, **arguments: Any) -> None:
-        """Send a command, so that several arms are at it at once; `ask` with `posted` waits for the answer."""
-        with suppress(ChannelClosed):  # which the waiting finds out
+        """Send a command, so that several arms work on it at once; `ask` with `posted` waits for the answer."""
+        with suppress(ChannelClosed):  # `ask` finds that out when it waits
             if self._channel is not None:
                 self._channel.post(command, **arguments)
 
@@ -129,7 +129,7 @@ class ArmProcess:
     ) -> tuple[Reply, float]:
         """One command: the parsed reply and the seconds it took by the judge's clock. Raises Fault.
 
-        A worker that claims more time than passed is INVALID. `meanwhile` is called while the worker is at it. With
+        A worker that claims more time than passed is INVALID. `meanwhile` is called while the worker works. With
         `refusable` an error of `REFUSALS` is a Refusal.
         """
         if self._channel is None:
@@ -197,12 +197,12 @@ class ArmProcess:
     def _tail(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = self._log.read(TAIL_BYTES).strip(b"\0").decode(errors="replace").strip().splitlines()
-        shown = [line for line in lines if not line.startswith("frame #")]  # of C++, behind what it says
+        shown = [line for line in lines if not line.startswith("frame #")]  # of C++, after the message
         return "".join(f"\n    | {line}" for line in shown[-LOG_TAIL:])
 
 
 def processes(arms: Mapping[str, ArmProcess], look: Look = trees) -> dict[str, list[int]]:
-    """For each that is alive: its supervisor, the worker behind it, and all that these have started."""
+    """For each arm that is alive, the pids of its supervisor, of its worker, and of all that these have started."""
     roots = {name: arm.pid for name, arm in arms.items() if arm.alive and arm.pid is not None}
     found = look(roots.values())
     return {name: found[root] for name, root in roots.items()}

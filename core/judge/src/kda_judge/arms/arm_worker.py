@@ -41,7 +41,8 @@ from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tensor_spec import ITEM_SIZE, span
 
 HELD_BYTES, HELD_SHARE = 4 << 30, 1 / 64
-"""Of earlier outputs that a worker keeps, and of a GPU's memory: nine workers hold some, and guards as large beside."""
+"""Most bytes of earlier outputs that a worker keeps, and the largest share of a GPU's memory that these take. Nine
+workers may keep as much, and guards of the same size besides."""
 
 
 @dataclass
@@ -58,15 +59,15 @@ class OpenRow:
     streams: list[Any]
     """What the limits' worker chooses from."""
     graphs: dict[str, Any] = field(default_factory=dict)
-    """By what their inputs are."""
+    """Kind of inputs, such as `COLD` -> graph."""
     last: Any = None
     """What the last timed call returned, until `collect`."""
     held: tuple[Any, ...] = ()
-    """Outputs of the single calls since the row was opened or timed, of `HELD_BYTES` or fewer before the last one, kept
-    so that no later one gets their memory."""
+    """Outputs of single calls since the row was opened or timed, kept so that no later output gets their memory: those
+    of the last call, and `HELD_BYTES` or fewer of earlier ones."""
 
     def sequence(self, count: int, canary: int | None, cold: bool = False) -> list[tuple[Any, ...]]:
-        """Argument tuples of `count` calls: the hot input sets in turn, or all of them; the canary in its place."""
+        """Arguments of `count` calls: the hot input sets in turn, or if `cold` all; call `canary` gets the canary."""
         sets = self.sets if cold else self.sets[: self.spec.hot]
         calls = (sets * -(-count // len(sets)))[:count]
         if canary is not None:
@@ -85,7 +86,7 @@ class Worker:
         from kda_judge.arms.output_guards import guarded
 
         if spec.device.startswith("cuda"):
-            torch.cuda.set_device(spec.device)  # the limits' worker imports no arm, which would do so, too
+            torch.cuda.set_device(spec.device)  # as `import_arm` does, but the limits' worker imports no arm
         self._torch = torch
         self._guarded = guarded
         self._spec = spec
@@ -99,7 +100,7 @@ class Worker:
         if spec.device.startswith("cuda"):
             total = torch.cuda.get_device_properties(spec.device).total_memory
             self._held_bytes = min(HELD_BYTES, int(total * HELD_SHARE))
-        for name, method in vars(type(self)).items():  # what an arm makes of the class has no effect
+        for name, method in vars(type(self)).items():  # an arm that patches the class changes nothing here
             if callable(method) and name != "__init__":
                 setattr(self, name, MethodType(method, self))
         self._module: Any = None if spec.limit else import_arm(spec)
@@ -129,7 +130,7 @@ class Worker:
         return Ready()
 
     def warm(self, stream: int | None) -> Ready:
-        """One call that nobody looks at, for what the first one compiles; of the streams all, or the known one."""
+        """Make one unjudged call, so that kernels compile. The limits' worker calls all streams, or the known one."""
         row = self._opened()
         if self._spec.limit:
             for one in row.streams if stream is None else [row.streams[stream]]:
@@ -141,7 +142,7 @@ class Worker:
         return Ready()
 
     def choose(self, stream: int | None) -> Chosen:
-        """The stream that `capture` takes: the known one, or the fastest here."""
+        """Choose the stream that `capture` uses: the known one, or else the fastest."""
         from kda_judge.arms.limit_arm import fastest
 
         row = self._opened()
@@ -153,7 +154,7 @@ class Worker:
     def verify(self, slices: bool = False, twice: bool = False) -> Called:
         """Call the op once on the first input set or on the slices, between guards; copy out what it returned.
 
-        With `twice` the op is called once more right behind, on the same values: the second result is another one.
+        With `twice` the op is called again at once, on the same values: the second result needs memory of its own.
         """
         row = self._opened()
         arguments = row.slices if slices else row.sets[0]
@@ -187,8 +188,8 @@ class Worker:
     def capture(self, kind: str, count: int, canary: int | None = None, at: int | None = None) -> Captured:
         """Capture `count` calls into a CUDA graph; an op that cannot be captured says why.
 
-        Ahead of call `at` the graph copies the last input set over that call's. What the call makes in place of the
-        first set is copied to the last one, since later calls work on it.
+        Before call `at` the graph copies the last input set over that call's set. If the op works in place and the
+        first set is the only hot one, the call's result is saved in the last set, since later calls change the first.
         """
         from kda_judge.arms.clocks import Change, Graph
 
@@ -223,11 +224,11 @@ class Worker:
         return Timed(calls=times * graph.calls, total_us=total, events_us=events)
 
     def collect(self, changed: bool = False) -> Called:
-        """Hand back what the last timed call returned, or the one ahead of which a graph's inputs changed."""
+        """Hand back what the last timed call returned, or the call before which a graph's inputs changed."""
         row = self._opened()
         if changed:
             answer = self._hand_back(row.graphs.pop(CHANGED).changed)
-            self._torch.cuda.empty_cache()  # the graph's pool, as large as the outputs
+            self._torch.cuda.empty_cache()  # frees the graph's pool, which is as large as the outputs
             return answer
         answer = self._hand_back(row.last)
         row.last = None
@@ -275,7 +276,7 @@ class Worker:
         """Describe what the op returned and copy it to its place when it fits."""
         if result is None:
             return Called(returned="None")
-        several = type(result) in (tuple, list)  # no subclass: what it holds could be made when it is asked
+        several = type(result) in (tuple, list)  # no subclass: it could compute its items only when asked
         returned = result if several else (result,)
         kind = f"{type(result).__name__} of {len(returned)}" if several else "tensor"
         tensors = [item for item in returned if isinstance(item, self._torch.Tensor)]
@@ -285,7 +286,7 @@ class Worker:
                 returned=f"{kind} with a {type(other).__name__}" if returned is result else type(other).__name__
             )
         wanted = self._opened().spec.outputs
-        # First of all, by address and past torch: an arm may have patched what is asked of its tensors below.
+        # Copied first, by address and without torch: an arm may have patched the tensor methods that follow.
         copied = len(tensors) == len(wanted) and all(
             self._memory.copy(tensor, self._base + place.offset, place)
             for tensor, place in zip(tensors, wanted, strict=True)
@@ -329,7 +330,7 @@ class Memory:
             self._copy.errcheck = _demand_success
 
     def copy(self, tensor: Any, target: int, place: Place) -> bool:
-        """Copy to a place at address `target`; False unless a plain contiguous tensor of its size on the device."""
+        """Copy to address `target`; False unless the tensor is plain, contiguous, of its size and on the device."""
         if type(tensor) is not self._type:
             return False
         with self._no_modes():
@@ -357,7 +358,7 @@ def _reach(tensor: Any) -> range:
 
 
 def _newest(tensors: tuple[Any, ...], most_bytes: int) -> tuple[Any, ...]:
-    """The last of the tensors that have so many bytes together."""
+    """The last tensors, as many as have `most_bytes` or fewer together."""
     sizes = accumulate(len(_reach(tensor)) for tensor in reversed(tensors))
     return tensors[len(tensors) - sum(size <= most_bytes for size in sizes) :]
 
@@ -373,7 +374,7 @@ def _items(result: Any) -> tuple[Any, ...]:
 def serve(channel: Channel, spec: ArmSpec) -> None:
     """Answer commands until the judge hangs up."""
     worker: Worker | None = None
-    receive, send = channel.receive, channel.send  # what an arm makes of the class has no effect
+    receive, send = channel.receive, channel.send  # an arm that patches the class changes nothing here
     while True:
         message = receive(None)
         ident, command = message.pop("id"), message.pop("command")
@@ -385,7 +386,7 @@ def serve(channel: Channel, spec: ArmSpec) -> None:
             else:
                 assert worker is not None
                 answer = getattr(worker, command)(**message)
-        except Exception as error:  # noqa: BLE001  # whatever the arm raises is the judge's to see
+        except Exception as error:  # noqa: BLE001  # the judge gets whatever the arm raises
             answer = Failure(error=f"{type(error).__name__}: {error}"[:2000], traceback=traceback.format_exc()[-8000:])
         send({"id": ident, **answer.model_dump(mode="json")})
 

@@ -94,22 +94,22 @@ class Change(NamedTuple):
 def capturing(graph: Any) -> Iterator[None]:
     """Capture into a `torch.cuda.CUDAGraph`; a capture that fails leaves torch as it was.
 
-    torch's own (2.11) leaves the stream it captured on as the current one, and its allocator recording: from then on an
-    `empty_cache` raises an error, and the end of a memory pool ends the process.
+    After a failed capture, torch's own context (2.11) leaves the capturing stream current, and its allocator recording:
+    from then on an `empty_cache` raises an error, and the end of a memory pool ends the process.
     """
     device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
     try:
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
             yield
     except BaseException:
-        with suppress(RuntimeError):  # it does not record: the capture came to its end
+        with suppress(RuntimeError):  # the allocator records no more: the capture reached its end
             torch._C._cuda_endAllocateToPool(device, pool)
             torch._C._cuda_releasePool(device, pool)
         raise
 
 
 class Graph:
-    """A CUDA graph of the calls. Replayed, it costs the GPU's time without the host's."""
+    """A CUDA graph of the calls. A replay takes the GPU's time without the host's."""
 
     def __init__(
         self, op: Call, calls: Sequence[Arguments], scalars: dict[str, Any], change: Change | None = None
@@ -146,13 +146,13 @@ class Graph:
         return (_clock() - start) / 1e3, begin.elapsed_time(end) * 1e3
 
     def replay_flushed(self, times: int, flush: int) -> tuple[float, float]:
-        """As `replay`, but so many bytes are read before every replay.
+        """As `replay`, but `flush` bytes are read before every replay, outside its events.
 
-        No event counts that: it leaves the caches clean, also of what an arm asked the L2 to keep.
+        The read leaves none of the op's data in the caches, not even lines that an arm asked the L2 to keep.
         """
         pairs = [(_Event(enable_timing=True), _Event(enable_timing=True)) for _ in range(times)]
         with ExitStack() as unpatched:
-            for no_mode in _no_modes:  # one that the arm has left on would see the reading
+            for no_mode in _no_modes:  # a mode that the arm left on would see the read
                 unpatched.enter_context(no_mode())
             memory = _zeros(flush // 4, dtype=torch.int32, device="cuda")
             forget = _library("libcuda.so.1").cuCtxResetPersistingL2Cache

@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 LARGEST = 448.0
 NAN = 0x7F
 LEAST_EXPONENT, BIAS, DIGITS = -6, 7, 3
-"""Of normal values; of the exponent's field; of the fraction."""
+"""Least exponent of normal values, bias of the exponent's field, bits of the fraction."""
 
 
 def nearest_e4m3(values: Array) -> Array:

@@ -25,27 +25,27 @@ from kda_judge.contract.task_import import import_path
 
 MESSAGE_BYTES = 1 << 16
 START_S = 180.0
-"""For the server to import torch and to answer. Forks that come later take milliseconds."""
+"""Seconds for the server to import torch and to answer. Later forks take milliseconds."""
 NOT_PASSED = {"PYTEST_CURRENT_TEST"}
-"""Which test runs is no arm's business, and it changes all the time."""
+"""Variables that workers do not get: an arm need not know which test runs, and the value changes all the time."""
 SET_BY_TORCH = {"CUDA_MODULE_LOADING": "LAZY"}
-"""torch puts this into the judge's own environment when it first uses a GPU. Servers have it from the start, so that
-one that was begun before is still the right one."""
+"""torch puts this into the judge's own environment when it first uses a GPU. Servers get it from the start, so that a
+server that was started before this still has the right environment."""
 ROOM = 512
-"""Bytes of the server's command line that a worker's own takes the place of."""
+"""Bytes reserved at the end of the server's command line, which a worker overwrites with its own."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """Folder and environment: what a worker inherits."""
 
 
 class Forked:
-    """A process that the server has forked, with the questions of `subprocess.Popen`."""
+    """A process that the server has forked, with the methods of `subprocess.Popen`."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._server = server
-        self._descriptor = os.pidfd_open(pid)  # nobody else gets the number before the server has asked for the status
+        self._descriptor = os.pidfd_open(pid)  # the pid is not used again before the server asks for the status
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the process runs."""
@@ -80,7 +80,7 @@ class Forked:
 
 
 class ForkServer:
-    """The judge's hold on one server. Judges may run in several threads, but it is asked by one at a time."""
+    """The judge's handle on one server. Judges may run in several threads; only one at a time talks to the server."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._log: Any = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
@@ -101,13 +101,13 @@ class ForkServer:
         theirs.close()
 
     def fork(self, spec: str, channel: int, log: int) -> Forked:
-        """See the function of this name."""
+        """See the module's function of this name."""
         pid = int(self._ask(spec.encode(), [channel, log]))
         self._running.add(pid)
         return Forked(self, pid)
 
     def status(self, pid: int) -> int:
-        """The exit code of a process that has ended. With its server it was killed."""
+        """The exit code of a process that has ended. If the server has ended, the process was killed with it."""
         self._running.discard(pid)
         try:
             return os.waitstatus_to_exitcode(int(self._ask(str(pid).encode(), [])))
@@ -121,7 +121,7 @@ class ForkServer:
 
     @property
     def idle(self) -> bool:
-        """Whether no worker of it is known to run."""
+        """Whether none of its workers is known to run."""
         return not self._running
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class ForkServer:
                     return answer
                 raise ConnectionResetError
             except BaseException as error:
-                self.stop()  # after Ctrl-C, say, its answer would be taken for the next question's
+                self.stop()  # otherwise, after Ctrl-C, a late answer would pass for the next question's
                 if isinstance(error, OSError):
                     raise OSError(f"the process that forks workers has ended: {self._output() or error}") from None
                 raise
@@ -156,7 +156,7 @@ def fork(extra: dict[str, str], spec: str, channel: int, log: int) -> Forked:
     """A worker for the arm of `spec`, in this folder, with this process's environment and the variables `extra`.
 
     `channel` and `log` are the descriptors of its end of the judge's socket pair and of the file that it prints to. The
-    server that forks it stays for what is started next.
+    server stays, and forks later workers too.
 
     Raises:
         OSError: the server has ended or does not answer.
@@ -172,7 +172,7 @@ def begin(extra: dict[str, str]) -> None:
 
 
 def _server(extra: dict[str, str]) -> ForkServer:
-    # Without bytecode of their own: what lies beside an arm's source after the run was put there.
+    # Workers write no bytecode: if some lies beside an arm's source after the run, it was put there on purpose.
     own = {"PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
     variables = {**SET_BY_TORCH, **os.environ, **extra, **own}
     environment = {key: value for key, value in variables.items() if key not in NOT_PASSED}
@@ -191,7 +191,7 @@ def _stop() -> None:
 
 
 def serve(channel: socket.socket) -> tuple[int, str]:
-    """Fork and wait as the judge asks. Returns in the children: a worker's end of its socket pair, and its spec."""
+    """Fork and wait as the judge asks. Returns only in a child: the worker's end of its socket pair, and its spec."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
@@ -227,9 +227,9 @@ def main(arguments: list[str]) -> None:
 
     from kda_judge.arms import arm_worker, clocks, output_guards  # noqa: F401  # they import torch, for all workers
 
-    gc.freeze()  # so that a worker's collections leave these pages to all
+    gc.freeze()  # so that these pages stay shared when a worker collects garbage
     worker, spec = serve(socket.socket(fileno=int(arguments[0])))
-    sys.argv = ["kda_judge.arms.arm_worker", str(worker), spec]  # as if it had been started alone
+    sys.argv = ["kda_judge.arms.arm_worker", str(worker), spec]  # as if the worker had been started directly
     _name(" ".join([sys.executable, "-m", *sys.argv]))
     arm_worker.main(worker, spec)
 

@@ -1,8 +1,8 @@
 """A fused multiply-add on numpy arrays: one rounding, as a GPU's `fma.rn` has it.
 
-A product of two float32 is exact in float64, its sum with a third is not. So that sum is rounded to odd: what lies
-between two numbers becomes the one whose last bit is 1, and a later rounding to fewer digits (two less at least) gives
-what it would give of the exact sum.
+A product of two float32 is exact in float64, its sum with a third is not. So that sum is rounded to odd: a value
+between two numbers becomes the one whose last bit is 1. A later rounding to fewer digits (at least two fewer) then
+gives the same as a rounding of the exact sum.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Array = np.ndarray[Any, Any]
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:
-    """Of float32 x * y + z, rounded to the nearest float32, ties to even."""
+    """`x * y + z` of float32 values, rounded to the nearest float32, ties to even."""
     return np.asarray(_in_float64(x, y, z).astype(np.float32))
 
 
 def fma_to_odd(x: Array, y: Array, z: Array) -> Array:
-    """The same rounded to odd: of float16 or bfloat16 values, what gives `fma.rn` of their type when it is rounded."""
+    """`x * y + z`, rounded to odd. Of float16 or bfloat16 values, a rounding to their type then gives `fma.rn`."""
     exact = _in_float64(x, y, z)
     near = exact.astype(np.float32)
     finite = np.isfinite(exact)
@@ -39,7 +39,7 @@ def _in_float64(x: Array, y: Array, z: Array) -> Array:
 
 
 def _odd(near: Array, rest: Array) -> Array:
-    """Where `rest` is left of the exact value, the neighbour of an even `near` on its side."""
+    """`near`, or where it is even and the exact value differs by `rest`, its neighbour towards the exact value."""
     even = near.view(np.dtype(f"i{near.itemsize}")) & 1 == 0
     beyond = np.nextafter(near, np.copysign(np.array(np.inf, near.dtype), rest).astype(near.dtype))
     return np.where((rest != 0) & even, beyond, near)

@@ -57,7 +57,7 @@ def make(row: Workload, family: Family, seed: int, device: str) -> dict[str, tor
     generator.manual_seed(zlib.crc32(f"{row.id}/{family.value}/{seed}".encode()))
     values: dict[str, torch.Tensor] = {}
     orders: dict[int, torch.Tensor] = {}
-    # A block table follows from the lengths of its sequences, so it is drawn behind them.
+    # A block table follows from the lengths of its sequences, so it is drawn after them.
     for name, spec in sorted(row.inputs.items(), key=lambda item: item[1].lengths is not None):
         if spec.fill == "captured":
             values[name] = _captured(spec, orders, generator)
@@ -70,7 +70,7 @@ def make(row: Workload, family: Family, seed: int, device: str) -> dict[str, tor
 
 
 def nudged(values: Mapping[str, torch.Tensor], seed: str) -> dict[str, torch.Tensor]:
-    """`values` with every float32 element moved to the next float32 above or below, by the throw of a coin."""
+    """`values` with every float32 element moved to the next float32 above or below, at random."""
     import torch
 
     def moved(value: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ def _fill(spec: TensorSpec, family: Family, generator: torch.Generator, device: 
 
 
 def _captured(spec: TensorSpec, orders: dict[int, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
-    """The file's values; shuffled, in the one order of this draw for inputs of so many rows (`orders` keeps them)."""
+    """The file's values. With `shuffle`, inputs of equally many rows get the same drawn order, kept in `orders`."""
     import torch
 
     values = torch.from_numpy(captured(spec).copy()).to(generator.device)

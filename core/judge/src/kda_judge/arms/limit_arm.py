@@ -1,4 +1,4 @@
-"""What the machine allows, measured as one more arm of the same run, without anything that solutions use.
+"""Measure what the machine allows, as one more arm of the same run, without any code of the solutions.
 
 - The host's floor: a C loop (`host_floor.c`) that allocates the op's outputs and launches an empty kernel. No call that
   returns new tensors and launches anything can cost the host less.
@@ -32,12 +32,12 @@ from kda_judge.arms.protocol import Place, RowSpec, Traffic
 WORD = 4
 """Bytes of the int32 elements that the stream moves."""
 EVEN = 64
-"""A stream moves a multiple of so many bytes: up to 63 fewer than the op, of its reads and of its writes."""
+"""A stream reads a multiple of this many bytes, and writes one: each is up to 63 bytes less than the op's."""
 SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
 """Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. A norm's program holds a row of up to 32 KB,
 and reads all of it before it writes."""
 HINTS = ("", "evict_first")
-"""Of loads and stores; evict-first helps beyond L2. What other kernels left there may keep such lines out."""
+"""Cache hints of loads and stores. Evict-first helps beyond L2; data of other kernels may keep such lines out of it."""
 PERSISTENT = (0, 4, 8)
 """Programs per multiprocessor that take tiles in turn, which helps where the L2 holds everything; 0: one per tile."""
 LINE = 32
@@ -45,16 +45,17 @@ LINE = 32
 BULK = ((64, 4, 3), (128, 3, 3), (128, 4, 2), (256, 3, 1), (256, 4, 1))
 """Lines of a tile, stages, and programs per multiprocessor of the bulk copies."""
 BULK_LINES = 2048
-"""Of 256 KB: below it the bytes that do not fill a line count, and a bulk copy's latency is in the way."""
+"""Least lines for a bulk copy, 256 KB: below it, bytes that do not fill a line matter, and so does the latency."""
 SHARED_BYTES = 224 << 10
-"""Of a multiprocessor since Hopper, less what programs need besides."""
+"""Shared memory of a multiprocessor since Hopper, less what programs need for other things."""
 MOST_TILES = 4
-"""Tiles that a program copies, at most, so that reads and writes are shared out evenly in their ratio."""
+"""Most tiles that a program copies in a turn, so that all turns read and write in the op's ratio."""
 TRIAL_CALLS = 10
 TRIAL_US, MOST_REPLAYS, TRIALS = 200, 20, 3
-"""A trial is so long, or so many replays; the shortest of so many counts."""
+"""Microseconds of a trial, its most replays, and the number of trials, of which the shortest counts."""
 FINALISTS, FINAL_US, MOST_FINAL_CALLS, ROUNDS = 8, 3000, 300, 5
-"""So many of the fastest trials are timed again for as long as a part of a sample, in turn; the best median wins."""
+"""How many of the fastest streams are timed again in turn, for how many microseconds, with how many calls at most, and
+in how many rounds. The best median wins."""
 MOST_OUTPUTS = 16
 """As in host_floor.c."""
 EMPTY = """.version 6.3
@@ -79,7 +80,7 @@ class Output(ctypes.Structure):
 
 
 def host_floor(outputs: tuple[Place, ...], device: torch.device) -> Callable[[int], None]:
-    """So many calls, in C: allocate tensors like these and launch an empty kernel on the current stream.
+    """A loop in C of as many calls as asked for: each allocates tensors like `outputs` and launches an empty kernel.
 
     Raises:
         RuntimeError: the loop could not be built, loaded or run.
@@ -98,7 +99,7 @@ def host_floor(outputs: tuple[Place, ...], device: torch.device) -> Callable[[in
     )
     kind = getattr(allocator, f"aoti_torch_device_type_{device.type}")()
 
-    def run(count: int, held: object = arrays) -> None:  # noqa: ARG001  # `described` holds addresses of these alone
+    def run(count: int, held: object = arrays) -> None:  # noqa: ARG001  # `described` holds only their addresses
         stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
         number, index = ctypes.c_int64(len(outputs)), device.index or 0
         _demand(floor.run(ctypes.c_int64(count), described, number, kind, index, ctypes.c_void_p(stream)))
@@ -122,7 +123,7 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def _allocator() -> ctypes.CDLL:
-    """PyTorch's, through the C interface of AOTInductor."""
+    """PyTorch's allocator, through the C interface of AOTInductor."""
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
@@ -147,10 +148,10 @@ def _turn(  # type: ignore[no-untyped-def]
     WRITTEN: tl.constexpr,
     HINT: tl.constexpr,
 ):
-    """Turn p of all: copy so many tiles, read so many besides, and write so many besides."""
+    """Turn p: copy COPIED tiles, read READ further tiles, and write WRITTEN further tiles."""
     lane = tl.arange(0, BLOCK)
-    # `zero` is only known at run time: a store of what was just loaded would be compiled away in place. That is what is
-    # stored all the same, so that a stream in place changes nothing.
+    # `zero` is only known at run time, or the compiler would drop an in-place store of what was just loaded. The stored
+    # values still equal the loaded ones, so that a stream in place changes nothing.
     more = tl.zeros((BLOCK,), tl.int32) ^ zero
     for i in tl.static_range(READ):
         at = both + (p * READ + i) * BLOCK + lane
@@ -212,9 +213,9 @@ def _bulk(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The same by the copy engine (cp.async.bulk): src and dst are descriptors of lines, tiles are on their way ahead.
+    """As `_stream`, by the copy engine (cp.async.bulk): src and dst are descriptors of lines; tiles are loaded ahead.
 
-    Lines behind the end read as 0 and are not written. `both` is a whole number of tiles.
+    Lines after the end read as 0 and are not written. `both` is a whole number of tiles.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -233,9 +234,9 @@ def _bulk(  # type: ignore[no-untyped-def]
 
 
 def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, list[Op]]:
-    """The host's floor, a function of a number of calls, and calls of which the fastest is the device's.
+    """The host's floor, a function of the number of calls, and the streams, of which the fastest is the device's floor.
 
-    `arena` is the row's memory, bytes. Its first input set is what the device's calls read.
+    `arena` is the row's memory, as bytes. The streams read from its first input set on.
     """
     start = min(place.offset for place in row.sets[0].values() if place is not None)
     inputs = arena[start : start + (arena.numel() - start) // WORD * WORD].view(torch.int32)
@@ -243,15 +244,16 @@ def floors(row: RowSpec, arena: torch.Tensor) -> tuple[Op, list[Op]]:
 
 
 def fastest_stream(traffic: Traffic) -> Op:
-    """The fastest of the plain ones of `all_streams`."""
+    """The fastest plain stream of `all_streams`."""
     return min(all_streams(traffic, plain=True), key=partial(trial, other=more_than_l2()))
 
 
 def all_streams(traffic: Traffic, inputs: torch.Tensor | None = None, plain: bool = False) -> list[Op]:
-    """Kernels that read and write so many bytes of the current device's memory, and do nothing else.
+    """Streams: kernel calls that read and write the bytes of `traffic` in the current device's memory, and no more.
 
-    Always in the same order; they ignore their arguments. The few `plain` ones copy single tiles without hints: to try
-    all takes seconds. They read `inputs`, whose values stay, if these are large enough, else memory of their own.
+    They are always in the same order, and ignore their arguments. With `plain` there are only the few that copy single
+    tiles without hints, since to try all takes seconds. They read `inputs`, without changing them, if these are large
+    enough, else memory of their own.
     """
     # Triton makes 16-byte loads only where it knows that numbers of words divide by 16.
     reads, writes = (max(size // EVEN * EVEN, EVEN) // WORD for size in (traffic.read, traffic.written))
@@ -302,11 +304,11 @@ def trial(stream: Op, other: torch.Tensor) -> float:
 
 
 def fastest(streams: Sequence[Op]) -> int:
-    """Which of the streams is the fastest, when other kernels' data fill the L2.
+    """Index of the stream that is the fastest when other kernels' data fill the L2.
 
-    Such data slow an evict-first stream down, also one that moves many times what the L2 holds, for its lines never
-    push them out. A trial is short, for there are many streams. Its winner may be lucky, and slower than an arm in
-    samples.
+    Such data slow an evict-first stream down, even one that moves many times what the L2 holds, because its lines never
+    push them out. Trials are short, because there are many streams. The winner of a trial may be lucky, and slower than
+    an arm in samples, so the fastest streams are timed again.
     """
     other = more_than_l2()
     times = [trial(stream, other) for stream in streams]
@@ -325,13 +327,13 @@ def fastest(streams: Sequence[Op]) -> int:
 
 
 def lines(tensor: torch.Tensor, words: int, block: int) -> TensorDescriptor:
-    """The tensor's first words as whole lines, copied so many at a time."""
+    """The tensor's first words as whole lines, `block` of which are copied at a time."""
     whole = words // LINE
     return TensorDescriptor(tensor, [whole, LINE], [LINE, 1], [block, LINE])
 
 
 def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, dict[str, int | str]]]:
-    """Grids, turns and constants of `_stream` that are tried for so many words."""
+    """Grids, turns and constants to try with `_stream` for these numbers of words."""
     both = min(reads, writes)
     for share, (block, warps), hint, each in itertools.product(shares(reads, writes), SHAPES, HINTS, PERSISTENT):
         parts = zip((both, reads - both, writes - both), share, strict=True)
@@ -343,18 +345,18 @@ def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int
 
 
 def is_plain(constants: Mapping[str, int | str]) -> bool:
-    """Of `streams`: one tile a turn, every turn a program, no hints."""
+    """Whether these constants of `streams` are plain: one tile a turn, one program for each turn, no hints."""
     return (constants["COPIED"], constants["HINT"], constants["PERSISTENT"]) == (1, "", False)
 
 
 def bulk_streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, int, dict[str, int]]]:
-    """Grids, lines that are copied, turns and constants of `_bulk` that are tried for so many words."""
+    """Grids, copied lines, turns and constants to try with `_bulk` for these numbers of words."""
     read, written = reads // LINE, writes // LINE
     if min(read, written) < BULK_LINES:
         return
     for share, (block, stages, each) in itertools.product(shares(reads, writes), BULK):
         copied, besides, more = share
-        tiles = stages * (copied + besides) + copied + more  # those on their way in and out
+        tiles = stages * (copied + besides) + copied + more  # tiles that are being loaded or stored
         if tiles * block * LINE * WORD * each > SHARED_BYTES:
             continue
         both = -(-min(read, written) // block) * block
@@ -366,13 +368,13 @@ def bulk_streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tupl
 
 
 def shares(reads: int, writes: int) -> list[tuple[int, int, int]]:
-    """Tiles that a turn copies, reads besides, and writes besides: one copied, and whatever fits the ratio best."""
+    """Choices of the tiles that a turn copies, only reads, and only writes: with one copied, and with the best fit."""
     both, more = min(reads, writes), abs(reads - writes)
     found = []
     for copied in range(1, MOST_TILES + 1):
         # A small table beside large tensors is no reason for one more tile in every turn.
         besides = min(max(ceil(more * copied / both - 0.01), more > 0), 2 * MOST_TILES)
         found.append((copied, besides, 0) if reads > writes else (copied, 0, besides))
-    # The turns that it takes, in tiles: where the ratio does not fit, some have nothing to do.
+    # Tiles of a turn that have nothing to do because the ratio does not fit, per copied tile.
     idle = [abs(share[1] + share[2] - more * share[0] / both) / share[0] for share in found]
     return list(dict.fromkeys([found[0], found[idle.index(min(idle))]]))

@@ -1,9 +1,9 @@
-"""Guards around what a verified call allocates: memory of a known pattern, in which nobody may write.
+"""Put guards around memory that a verified call allocates: bytes of a known pattern, which nobody may write.
 
-Never around a timed or captured call. On a GPU the call allocates from a pool of its own. There lie, in turn, a guard
-that is held and a free room of an output's size: the caching allocator gives a tensor the smallest room that holds it.
-So the call runs as it always does, and a kernel that writes past an output's end meets the guard. Between the two are
-the bytes by which the allocator rounds up, 511 at most. On a CPU torch's functions for new memory are replaced.
+Timed and captured calls have none. On a GPU the call allocates from a pool of its own, in which guards that are held
+alternate with free rooms of an output's size. The caching allocator gives a tensor the smallest room that holds it. So
+the call runs as it always does, and a kernel that writes past an output's end hits the guard. Between the two are the
+bytes by which the allocator rounds up, 511 at most. On a CPU torch's functions for new memory are replaced.
 
 Imported before the arm, so that names an arm patches later are not the ones used here.
 """
@@ -22,30 +22,30 @@ from kda_judge.arms.protocol import ArmSpec, Place
 from kda_judge.contract.tensor_spec import INTEGRAL, ITEM_SIZE, span
 
 SMALL = 1 << 20
-"""Bytes up to which torch's caching allocator takes blocks from other segments than above (kSmallSize)."""
+"""Largest block, in bytes, that torch's caching allocator takes from segments for small blocks (kSmallSize)."""
 LARGE_GUARD = 2 * SMALL
-"""A guard between larger blocks has to be one, too; a multiple of what segments are rounded to."""
+"""Bytes of a guard between larger blocks, which has to be one itself; a multiple of what segments are rounded to."""
 ROUND = 512
 """The caching allocator's blocks are multiples of so many bytes (kMinBlockSize)."""
 ROOMS = 2
-"""Of each size: an operand that the call makes on its way may take the first."""
+"""Free rooms of each size: a temporary tensor of the call may take the first."""
 MAKERS = (
     *((torch, name) for name in ("empty", "empty_like", "empty_strided", "zeros", "zeros_like", "full", "full_like")),
     *((torch.Tensor, name) for name in ("new_empty", "new_empty_strided", "new_zeros", "new_full")),
 )
-"""What gives new memory on a CPU, where the tensors that torch's operators return have no guards."""
+"""Functions whose new memory gets guards on a CPU. Tensors that torch's operators return have none there."""
 _empty, _full, _frombuffer = torch.empty, torch.full, torch.frombuffer
 
 
 class Guards:
-    """What lies around the tensors of one call."""
+    """The guards around the tensors of one call."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self.kept: list[torch.Tensor] = []
 
     def broken(self) -> bool:
-        """Whether a byte of them changed, the last question: what no output lies in is given back to the device."""
+        """Whether a guard's byte changed. Ask last: this frees the guards, and returns unused memory to the device."""
         found = any(bool((one != GUARD_BYTE).any()) for one in self.kept)
         self.kept.clear()
         if self._device.startswith("cuda"):
@@ -55,9 +55,9 @@ class Guards:
 
 @contextmanager
 def guarded(arm: ArmSpec, outputs: Sequence[Place]) -> Iterator[Guards]:
-    """Around verified calls: what they allocate has guards, and poison where `outputs` may lie.
+    """In this context, memory that calls allocate has guards, and holds poison where `outputs` may lie.
 
-    On a CPU torch.compile makes none: Dynamo takes other paths where torch's functions are replaced.
+    On a CPU compiled arms get no guards: Dynamo takes other paths where torch's functions are replaced.
     """
     guards = Guards(arm.device)
     if arm.device.startswith("cuda"):
@@ -77,7 +77,7 @@ def _on_gpu(guards: Guards, device: str, outputs: Sequence[Place]) -> Iterator[N
             wanted = [(size, byte) for size, byte in sizes * ROOMS if size and (size > SMALL) == large]
             if not wanted:
                 continue
-            if large:  # one segment for all, given back at once: what follows is cut off its front, piece by piece
+            if large:  # one segment for all, freed at once: later blocks are cut off its front, piece by piece
                 _blank(sum(-size // ROUND * -ROUND + width for size, _ in wanted) + width, GUARD_BYTE, device)
             rooms = []
             for size, byte in wanted:
@@ -100,7 +100,7 @@ def _bytes(place: Place) -> int:
 
 
 def _byte(place: Place) -> int:
-    """What unwritten memory of an output holds: all bits set is NaN, but -1 is what padding often is."""
+    """Byte of an output's unwritten memory. All bits set is NaN; of integers it is -1, which padding often is."""
     return GUARD_BYTE if place.dtype in INTEGRAL else 0xFF
 
 

@@ -1,8 +1,8 @@
-"""A worker's whole process tree, which ends with it: what left its group or its session, daemons too.
+"""End a worker's whole process tree with the worker, also daemons that left its group or its session.
 
-The worker runs as the child of a supervisor, a fork made before anything of the arm is there. Linux hands every orphan
-below the supervisor to it (prctl(2), PR_SET_CHILD_SUBREAPER), so that nothing leaves the tree while it lives. An arm
-that kills it ends its own worker, too.
+The worker runs as the child of a supervisor, which forks it before any code of the arm is imported. Linux hands every
+orphan below the supervisor to the supervisor (prctl(2), PR_SET_CHILD_SUBREAPER), so that nothing leaves the tree while
+the supervisor lives. An arm that kills the supervisor ends its own worker, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAT_BYTES = 4096
 """More than /proc/PID/stat has: some fifty numbers, and a name of at most 64 bytes."""
 ZOMBIE = "Z"
 CHILDREN = "children"
-"""In a thread's folder, from proc(5): the processes that it has started, or inherited."""
+"""File in a thread's folder, from proc(5): the processes that the thread has started, or inherited."""
 STOPPED = ("T", "t", "X", ZOMBIE)
 """States of threads, from proc(5): stopped by a signal or a tracer, dead, ended."""
 
@@ -34,9 +34,11 @@ def die_with_parent(by: signal.Signals) -> None:
 
 
 def supervise(channel: int) -> None:
-    """Return in a child. The caller stays behind as its supervisor, and ends as it ends, after all that it started.
+    """Fork, and return in the child. The caller stays as its supervisor.
 
-    SIGTERM, and the end of the judge, end the child. `channel` is the descriptor of its end of the judge's socket pair.
+    After the child, the supervisor ends all processes that the child started, and then itself, in the same way as the
+    child ended. SIGTERM, or the end of the judge, ends the child. `channel` is the descriptor of the child's end of the
+    judge's socket pair.
     """
     asked = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, asked)
@@ -45,12 +47,12 @@ def supervise(channel: int) -> None:
     supervisor, worker = os.getpid(), os.fork()
     if worker == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
-        os.setpgid(0, 0)  # what it sends its own group does not reach the supervisor
+        os.setpgid(0, 0)  # a signal to its own group does not reach the supervisor
         die_with_parent(signal.SIGKILL)
         if os.getppid() != supervisor:
             os._exit(1)
         return
-    os.close(channel)  # it closes with the worker
+    os.close(channel)  # so that it closes when the worker ends
     status = None
     while status is None:
         if signal.sigwait(asked) == signal.SIGTERM:
@@ -118,7 +120,7 @@ def _children(process: int) -> list[int]:
 
 
 def detached(tree: Iterable[int]) -> list[str]:
-    """The command lines of those in another session than the first."""
+    """The command lines of the processes in another session than the first one."""
     first, *rest = tree
     found = []
     for process in rest:
@@ -138,7 +140,7 @@ def cpu_s(processes: Iterable[int]) -> float:
         with suppress(OSError):
             total += time.clock_gettime(~process << 3 | CPUCLOCK_SCHED)
             ended = _facts(f"/proc/{process}/stat")[13:15]
-            total += sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")  # of children that were waited for
+            total += sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")  # the time of children that were waited for
     return total
 
 
@@ -151,9 +153,9 @@ def stopped(process: int) -> bool:
 
 
 def _facts(stat: str) -> list[str]:
-    """What proc(5) lists behind a process's name, which may hold anything: its state comes first, then its parent.
+    """The fields that proc(5) lists after a process's name, which may hold anything: first its state, then its parent.
 
-    Read by the system's calls alone: around every sample hundreds of these files are read.
+    Uses system calls directly, because hundreds of these files are read around every sample.
     """
     file = os.open(stat, os.O_RDONLY)
     try:

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from kda_judge.contract.strict_models import Strict
 
 HOT, COLD, CHANGED = "hot", "cold", "changed"
-"""What a CUDA graph's inputs are: in the caches, out of them, or other ones from one of its calls on."""
+"""Inputs of a CUDA graph: in the caches, in no cache, or replaced by other values before one of its calls."""
 MAX_LINE = 8 << 20
 """Longest accepted line in bytes; a worker that floods the channel is cut off here."""
 
@@ -36,15 +36,15 @@ class ArmSpec(Strict):
 
     name: str
     folder: str
-    """The task's, in which the arm is."""
+    """The task's folder, or that of a package which a request brings as an arm."""
     module: str
-    """In the task, for example `solution`."""
+    """The arm's module in that folder, for example `solution`."""
     device: str
     """`cuda:0` or `cpu`."""
     upstream_root: str | None = None
     upstream_version: str | None = None
     upstream_module: str = "sglang"
-    """The package that is imported from there."""
+    """The package that is imported from `upstream_root`."""
     compiled: bool = False
     limit: bool = False
     """The worker measures the machine's limits instead of an arm."""
@@ -62,7 +62,7 @@ class Traffic(Strict):
 
     @property
     def moved(self) -> int:
-        """Both."""
+        """Bytes read and bytes written together."""
         return self.read + self.written
 
 
@@ -71,15 +71,15 @@ class RowSpec(Strict):
 
     op: str
     sets: tuple[dict[str, Place | None], ...]
-    """Input sets: name -> place in positional order, None for None."""
+    """Input sets: name -> place, in positional order; None for an input that is passed as None."""
     hot: int
-    """Timed calls rotate through so many of them, those with cold inputs through all."""
+    """How many sets timed calls rotate through; calls with cold inputs rotate through all."""
     flush: int = 0
-    """Bytes to read before every replay with cold inputs: more than the caches hold, where the sets are fewer."""
+    """Bytes, more than the caches hold, to read before every replay with cold inputs; 0 where there are sets enough."""
     canary: dict[str, Place | None] | None
-    """In-place ops: a set of fresh inputs that one call, at a place the judge draws, works on."""
+    """In-place ops: a further input set. One call of a timed loop, which the judge draws, works on it."""
     slices: dict[str, Place | None] | None
-    """Inputs that begin at an element's boundary and at no wider one; None for ops that take none."""
+    """Inputs that are aligned to one element and no further; None for ops that take no slices."""
     scalars: dict[str, bool | int | float | str]
     inplace: tuple[str, ...]
     outputs: tuple[Place, ...]
@@ -133,7 +133,7 @@ class Called(Strict):
 class Timed(Strict):
     """Reply to `wall`, `latency` and `replay`: totals of one sample.
 
-    Nothing else happens in these commands, so that the judge's own clock can be held against the totals.
+    Nothing else happens in these commands, so that the judge can check the totals by its own clock.
     """
 
     calls: Annotated[int, Field(gt=0)]
@@ -176,7 +176,7 @@ class ChannelClosed(Exception):
 
 
 class ChannelTimeout(Exception):
-    """Nothing complete came in time."""
+    """No complete line came in time."""
 
 
 class ArmFailure(Exception):
@@ -244,7 +244,7 @@ class Channel:
     ) -> tuple[Reply, float]:
         """Send a command, unless it was `posted`, and wait for its answer.
 
-        Returns it and the seconds that passed by our own clock. `meanwhile` is called between the two.
+        Returns the answer and the seconds that passed by our own clock. `meanwhile` is called before the waiting.
         """
         start = time.perf_counter()
         if not posted:

@@ -1,9 +1,9 @@
 """Triton's interpreter, made to convert bfloat16 and to multiply and add as a GPU does.
 
 A GPU rounds float32 to the nearest bfloat16, ties to even. The interpreter of Triton 3.6 to 3.9 cuts the lower half
-off: errors of bfloat16 outputs are twice as large, and an op with an inner rounding is another op. It also widens
-subnormal bfloat16 to other float32 values. What float8_e4m3fn has no digits for it cuts off, too, and it does not
-saturate. Its float16 is NumPy's and right. Its `tl.fma` rounds twice, and takes the bits of bfloat16 for integers.
+off: errors of bfloat16 outputs are twice as large, and an op that rounds inside computes something else. It also
+widens subnormal bfloat16 to wrong float32 values. It cuts off the digits that float8_e4m3fn lacks, and does not
+saturate. Its float16 is NumPy's and right. Its `tl.fma` rounds twice, and treats the bits of bfloat16 as integers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _fused_probe(out, values, COUNT: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 def convert_as_a_gpu_does() -> None:
-    """Replace conversions and `tl.fma` of this process's interpreter; nothing where TRITON_INTERPRET=1 is not set.
+    """Replace conversions and `tl.fma` of this process's interpreter; do nothing unless TRITON_INTERPRET=1 is set.
 
     Raises:
         MissingRequirement: this Triton's interpreter is built otherwise, and still does not convert as a GPU does.
@@ -89,7 +89,7 @@ def widened(bits: Array) -> Array:
 
 
 def _replace_cast() -> None:
-    """Put the two functions above below every conversion of the interpreter but those that ask for a rounding mode."""
+    """Make the interpreter's conversions use the two functions above, but not those that ask for a rounding mode."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     cast = InterpreterBuilder.cast_impl

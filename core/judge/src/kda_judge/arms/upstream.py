@@ -140,7 +140,7 @@ def _verify(tree: Path, entries: Mapping[str, str]) -> None:
 
 
 def is_intact(tree: Path, lock: Path) -> bool:
-    """Whether the folder still holds exactly the files of `lock`. Brings none that are missing."""
+    """Whether the folder still holds exactly the files of `lock`. Fetches no missing ones."""
     try:
         _verify(tree, read_lock(lock))
     except UpstreamError:

@@ -1,4 +1,4 @@
-"""Values captured from a run: small `.npy` files beside the rows, each read only when it is what its row says.
+"""Read values captured from a run: small `.npy` files beside the rows, each refused unless it matches its row.
 
 The format is numpy's own, without pickles: a header in text and the bytes. numpy has no bfloat16 and no float8; files
 of these hold their bits, as uint16 and uint8.
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from kda_judge.contract.tensor_spec import TensorSpec
 
 MOST_BYTES = 4 << 20
-"""A repository is no place for larger ones."""
+"""Bytes of the largest accepted file: a repository is no place for larger ones."""
 BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
 """Dtypes that numpy lacks -> the dtype that their files hold."""
 
 
 def captured(spec: TensorSpec) -> np.ndarray[Any, Any]:
-    """The values of an input whose fill is `captured`, of the row's shape; a UsageError names the file otherwise."""
+    """The values, in the row's shape, of an input whose fill is `captured`; a UsageError names a file that differs."""
     assert spec.file is not None
     assert spec.sha256 is not None
     return _read(Path(spec.file), spec.sha256, spec.dtype, spec.shape, spec.low, spec.high)
@@ -49,7 +49,7 @@ def _read(
     if digest != sha256:
         raise UsageError(f"{path}: expected sha256 {sha256}, as the row says, got {digest}")
     try:
-        # A zip or a pickle is no `.npy`, whatever numpy would make of it.
+        # `np.load` would also accept a zip or a pickle; only an `.npy` is wanted.
         array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise UsageError(f"{path}: expected an .npy file without pickles: {error}") from None

@@ -15,25 +15,25 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Goal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SHA256 = r"[0-9a-f]{64}"
 FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+!]*$"
-"""A part of a wheel's file name, whose parts `-` divides."""
+"""Pattern of one part of a wheel's file name; `-` separates the parts."""
 WHOLE = ("baseline", "upstream_latest", "solution", "eager")
-"""Arms that run without being asked for: each has every op."""
+"""Arms that run by default, so each has every op."""
 
 
 class Pin(Strict):
     """One upstream release: the exact wheel, and the file that lists what is taken from it."""
 
     package: str = Field(pattern=FILE_NAME)
-    """As the wheel's file name has it, for example quack_kernels."""
+    """Name as in the wheel's file name, for example quack_kernels."""
     imported: str = ""
-    """The name that it is imported by, where that is another one, for example quack."""
+    """Name that it is imported by, where that differs, for example quack."""
     version: str = Field(pattern=FILE_NAME)
     wheel_sha256: str = Field(pattern=f"^{SHA256}$")
     python: str = Field(pattern=r"^\d+$")
     """Python tag without `cp`, for example 312."""
     platform: str = Field(pattern=FILE_NAME)
-    """Platform tag, for example manylinux_2_34_x86_64; only text is taken, so any machine may fetch it. `any`: the
-    wheel is one for all Pythons and platforms."""
+    """Platform tag, for example manylinux_2_34_x86_64. Only text files are used, so any machine may fetch the wheel.
+    `any`: one wheel for all Pythons and platforms."""
     licence: str
     files: str
     """Lock file, relative to the task folder."""
@@ -64,16 +64,16 @@ class TaskTable(Strict):
 
 
 class Rule(Strict):
-    """How an output is judged for which a tolerance says too little or too much."""
+    """How to judge an output for which a tolerance says too little or too much."""
 
     rule: Literal["units", "indices", "probabilities"]
     """`units`: no element is further from the oracle than `within` numbers of its own dtype (quantised values, their
-    scales). `indices`: what stands at an index counts; the oracle's `keys` say which indices are as good as another.
-    `probabilities`: within the tolerance of their dtype, not negative, and every row sums to one. Tokens that were
-    sampled cannot be judged, only the probabilities that they are drawn from."""
+    scales). `indices`: an index is judged by its key, the value that it points at, which the oracle's `keys` give;
+    indices with equal keys are equally good. `probabilities`: within the tolerance of their dtype, not negative, and
+    every row sums to one. Sampled tokens cannot be judged, only the probabilities that they are drawn from."""
     within: float = Field(ge=0, allow_inf_nan=False)
-    """`units`: so many units in the last place. `indices`: how far the keys may be apart. `probabilities`: how far the
-    sum may be from one."""
+    """`units`: the number of units in the last place. `indices`: how far the keys may be apart. `probabilities`: how
+    far the sum may be from one."""
     reason: str
 
     @property
@@ -100,12 +100,12 @@ class Op(Strict):
     rules: dict[str, Rule] = {}
     """Output -> how it is judged where that is not by a tolerance alone."""
     pools: dict[str, str] = {}
-    """In-place output, a large one -> input of slots: the op writes these rows of it, and leaves all others alone. The
-    oracle returns the rows alone, in the slots' order."""
+    """Large in-place output (a pool) -> input of slots: the op writes the pool's rows that the slots name, and no
+    others. The oracle returns only these rows, in the slots' order."""
     gpus: int = 1
     """GPUs that a call runs on."""
     takes_no_slices: str = ""
-    """Why no caller passes a slice, which may begin at any element. Empty: one verified call of a row is of slices."""
+    """Why no caller passes a slice, which may begin at any element. Empty: one verified call of a row gets slices."""
 
     @model_validator(mode="after")
     def _outputs_are_known(self) -> "Op":
@@ -162,7 +162,7 @@ class Arm(Strict):
     compiled: bool = False
     """Wrap every callable in torch.compile."""
     ops: tuple[str, ...] = ()
-    """Those that it has, where it lacks some: a run with this arm leaves the others' rows out."""
+    """The ops that it has, where it lacks some: a run with this arm leaves out the rows of all other ops."""
 
 
 class Tolerance(Strict):
@@ -170,7 +170,7 @@ class Tolerance(Strict):
 
     atol: Amount
     rtol: float = Field(ge=0, lt=1)
-    """From 1 on nothing but zeros would pass."""
+    """Less than 1: from 1 on, an output of nothing but zeros would pass."""
     reason: str
 
 
@@ -182,24 +182,24 @@ class Target(Strict):
     attained: Goal | None = None
     """Device limit over device time, of rows that move more than 64 MB."""
     within_us: Goal | None = None
-    """How far above its device limit a smaller row may be."""
+    """How many microseconds a smaller row may be above its device limit."""
     ops_within_us: dict[str, Goal] = {}
-    """The same for single ops: one whose blocks have to wait for all others cannot come as near to a copy."""
+    """The same for single ops: one whose blocks wait for all others cannot come as near to a copy."""
 
     times_as_fast: dict[str, Goal] = {}
-    """Pattern of row names -> how many times as fast as each release of upstream such rows are to be on the device."""
+    """Pattern of row names -> the device speedup over each release of upstream that such rows aim at."""
 
     @property
     def stated(self) -> bool:
-        """Whether anything is aimed at; a task may only be compiled for a GPU."""
+        """Whether any goal is set; for some GPUs a task is only compiled."""
         return any((self.attained, self.within_us, self.ops_within_us, self.times_as_fast))
 
     def distance_us(self, op: str) -> float | None:
-        """How far above its device limit a smaller row of this op may be."""
+        """How many microseconds a smaller row of this op may be above its device limit."""
         return self.ops_within_us.get(op, self.within_us)
 
     def speedup(self, row: str) -> float | None:
-        """How many times as fast as each release of upstream a row is to be: by the first pattern that fits it."""
+        """The speedup over each release of upstream that a row aims at: that of the first pattern that fits."""
         return next((goal for pattern, goal in self.times_as_fast.items() if fnmatchcase(row, pattern)), None)
 
 
@@ -213,16 +213,16 @@ class Bench(Strict):
     """Benchmark settings; a run records the ones it used."""
 
     generations: Times = 3
-    """Times both workers are started afresh: host speed differs between processes."""
+    """How often all workers are started afresh: host speed differs between processes."""
     samples: Times = 8
     """Samples per row, arm and generation."""
     target_sample_us: Positive = 10_000
-    """Back-to-back calls are added until one `wall` sample lasts this long: 1000 calls of a small row."""
+    """Microseconds: back-to-back calls are added until one `wall` sample lasts this long, 1000 calls of a small row."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=3), AfterValidator(_all_differ)] = (11, 23, 47)
     isolate: Literal["none", "workload"] = "none"
     """`workload`: fresh workers for every row, for ops whose state leaks between rows."""
     timeout_s: Positive = 180
-    """Longest single command to a worker, the first call's compilation included."""
+    """Seconds that a single command to a worker may take, the first call's compilation included."""
 
 
 class Cpu(Strict):
@@ -249,7 +249,7 @@ class Config(Strict):
 
     @property
     def capabilities(self) -> list[str]:
-        """What is compiled for, each once: several kinds of GPU may run the same machine code."""
+        """Every compilation target once: several kinds of GPU may run the same machine code."""
         return list(dict.fromkeys(target.capability for target in self.targets.values()))
 
     def ops_of(self, arm: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     REQUIREMENT = 3
     """Something this command needs is missing: a GPU, a compiler, the network, a pinned file."""
     LEDGER = 4
-    """A ledger holds a line that cannot be read, or is offered one that it must not take in."""
+    """A ledger holds a line that cannot be read, or was offered one that it must not accept."""
     ARM_FAILED = 5
     """At least one row ended as ERROR or TIMEOUT, or is missing."""
     INTERNAL = 70
@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C, or SIGTERM; what was measured is kept and marked partial."""
     UNREAD = 141
-    """Whoever read the output has left, as `head -1` does; the command ran to its end. Shells say so of SIGPIPE."""
+    """The output's reader left early, as `head -1` does; the command ran to its end. Shells' code for SIGPIPE."""
 
 
 class KdaError(Exception):
@@ -34,7 +34,7 @@ class KdaError(Exception):
 
 
 class UsageError(KdaError):
-    """Bad input: the message names the file, key or argument, what was expected and what came."""
+    """Bad input: the message names the file, key or argument, what was expected and what was given."""
 
 
 class MissingRequirement(KdaError):
@@ -56,13 +56,13 @@ class LedgerError(KdaError):
 
 
 class ArmFailed(KdaError):
-    """An arm raised, crashed or launched nothing where a tool was to look at it."""
+    """An arm raised, crashed, or launched no kernel that a tool could inspect."""
 
     exit_code = ExitCode.ARM_FAILED
 
 
 def expecting(op: str = "") -> Callable[[bool, str, str, object], None]:
-    """`expect(fits, argument, expected, got)`: the ValueError of a call, or a row, of `op` that has no meaning."""
+    """Return `expect(fits, argument, expected, got)`, which raises a ValueError for a wrong call or row of `op`."""
     where = f"{op}: " if op else ""
 
     def expect(fits: bool, argument: str, expected: str, got: object) -> None:

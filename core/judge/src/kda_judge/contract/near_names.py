@@ -14,7 +14,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def expect_matches(option: str, patterns: Iterable[str], names: Collection[str]) -> None:
-    """Raise a UsageError for a pattern that fits no name; it has to fit the whole of one, which is easily forgotten."""
+    """Raise a UsageError for a pattern that fits no name. It must fit a whole name, which users easily forget."""
     for pattern in patterns:
         if any(fnmatchcase(name, pattern) for name in names):
             continue

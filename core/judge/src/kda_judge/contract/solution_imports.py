@@ -1,9 +1,9 @@
 """What a solution's files import and define, read from their text: nothing is run.
 
-A solution imports itself, `kda_runtime`, the libraries that kernels are written with, and the standard library. What
-else it used would be outside the hashes of a record (`tests/`, another task), or is what it is judged by (`bench/`,
-`baseline/`). Import statements are seen, and calls that name a module in full; a name put together at run time is for
-the person who reads it.
+A solution imports itself, `kda_runtime`, the libraries that kernels are written with, and the standard library.
+Anything else would be outside the hashes of a record (`tests/`, another task), or is what judges the solution
+(`bench/`, `baseline/`). Import statements are found, and calls that name a module in full; a name that is built at run
+time is left to a human reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KERNELS = ("triton", "cutlass")
 CUDA = "*.cu"
 """Files that hold kernels in CUDA C++."""
 HOOK = "launches"
-"""What a solution's package exports so that its kernels are compiled ahead of time: see `aot`."""
+"""Name that a solution's package exports so that its kernels are compiled ahead of time: see `aot`."""
 IMPORTERS = ("import_module", "__import__")
 """Functions that import the module that their first argument names."""
 _parsing = Lock()
@@ -30,8 +30,8 @@ _parsing = Lock()
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a Python file; a SyntaxError or ValueError where it is none.
 
-    One at a time: Python 3.11 counts the depth of a tree for all threads together, and a second thread that comes in
-    while the first one's garbage is collected makes that a SystemError.
+    Files are parsed one at a time: Python 3.11 counts the depth of a tree for all threads together, and a second
+    thread that parses while the first one's garbage is collected causes a SystemError.
     """
     return _parsed(path.read_bytes(), str(path))
 
@@ -70,7 +70,7 @@ def has_kernels(solution: Path) -> bool:
 
 
 def without_hook() -> str:
-    """What to say of kernels that nothing would compile."""
+    """The problem of a solution that has kernels and exports no hook to compile them."""
     return (
         f"has kernels ({', '.join(KERNELS)} or CUDA C++) and exports no {HOOK}(op, inputs, scalars), through which "
         "kernels are compiled ahead of time; docs/add_a_kernel.md has its smallest form"

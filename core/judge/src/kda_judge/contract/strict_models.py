@@ -1,4 +1,4 @@
-"""Read TOML and JSON into strict pydantic models; errors name the file, the key, what was expected and what came."""
+"""Read TOML and JSON into strict pydantic models; errors name the file, the key, the expected and the given value."""
 
 import difflib
 import json
@@ -44,7 +44,7 @@ def _text(path: Path, kind: str) -> str:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise UsageError(f"{path}: expected a file of {kind}, got a pipe or a device")  # which would be waited for
+            raise UsageError(f"{path}: expected a file of {kind}, got a pipe or a device")  # reading it would block
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{path}: file not found") from None
@@ -62,7 +62,7 @@ def validate(model: type[Model], data: object, where: Path | str) -> Model:
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
         raise UsageError("\n".join(f"{where}: {line}" for line in _explain(error, model))) from None
-    except (ValueError, RecursionError) as error:  # of `dumps`, as of `loads`
+    except (ValueError, RecursionError) as error:  # `dumps` raises them as `loads` does
         raise UsageError(f"{where}: {error}") from None
 
 
@@ -78,7 +78,7 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
             lines.append(f"missing key {key!r}")
         else:
             whole = item["type"] == "value_error" and isinstance(item["input"], dict)
-            # A check of a whole table says itself what it got; the table would bury it.
+            # The message of a check of a whole table names the wrong value; printing the table would bury it.
             lines.append(f"key {key!r}: {item['msg']}" + ("" if whole else f", got {item['input']!r}"))
     return lines
 

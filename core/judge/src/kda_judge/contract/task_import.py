@@ -16,17 +16,17 @@ from kda_judge.contract.errors import UsageError
 
 
 def import_from(folder: Path, module: str) -> ModuleType:
-    """The module of this name (`solution`, `bench.reference`) of the task in `folder`; the folder itself where empty.
+    """The module of this name (`solution`, `bench.reference`) of the task in `folder`; the package itself where empty.
 
     Raises:
-        UsageError: the folder's name is no name of a package.
+        UsageError: the folder's name is not a valid package name.
     """
     package = _package(folder.resolve())
     return importlib.import_module(f"{package}.{module}" if module else package)
 
 
 def _package(folder: Path) -> str:
-    """The name under which the folder is a package of this process; another one where a namesake has the plain name."""
+    """Register the folder as a package and return its name, with a hash in it where another package has that name."""
     if not folder.name.isidentifier():
         raise UsageError(f"{folder}: expected a folder whose name Python can import (letters, digits, _), got none")
     other = f"{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
@@ -52,5 +52,5 @@ def register(name: str, folder: Path) -> ModuleType:
 
 
 def import_path() -> str:
-    """PYTHONPATH of a child that shall find what this process finds."""
+    """The PYTHONPATH with which a child process finds the modules that this process finds."""
     return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *sys.path]))

@@ -16,7 +16,7 @@ from kda_judge.contract.task_import import import_from
 from kda_judge.contract.workloads import Workload, load_workloads
 
 NUMBER = re.compile(r"^[a-z]\d{2,}_")
-"""How a task's folder begins: a letter for the family and a number there."""
+"""How a task's folder begins: a letter for the family, and a number within it."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def find_tasks() -> list[Task]:
 
 
 def all_tasks() -> list[Task]:
-    """As `find_tasks`, for what makes no sense without any: none is a UsageError."""
+    """As `find_tasks`, for commands that make no sense without a task: to find none is a UsageError."""
     tasks = find_tasks()
     if not tasks:
         raise UsageError("no tasks found; run inside a checkout, set KDA_ROOT, or install a task's wheel")
@@ -156,7 +156,7 @@ def find_task(name: str) -> Task:
     A path is what a shell completes, `diffusion/k03_qknorm_rope/` or `.`; its folder need not lie in a checkout.
 
     Raises:
-        UsageError: no task is called so, or several folders begin so.
+        UsageError: no task has this name, or several folders begin with it.
     """
     plain, place = name.rstrip("/"), Path(name)
     tasks = find_tasks()

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from kda_judge.contract.strict_models import Strict
 
 Size = Annotated[int, Field(ge=0, le=1 << 40)]
-"""No machine holds a larger tensor."""
+"""Size or stride of a dimension, in elements; no machine holds a larger tensor."""
 DType = Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "int32", "int8", "uint8", "bool"]
 ITEM_SIZE: Mapping[str, int] = {
     "float64": 8,
@@ -52,9 +52,9 @@ DEFAULTS: Mapping[str, object] = {
 }
 INTEGER_FILLS = ("arange", "randint", "slots", "block_table", "expert_ids", "captured")
 INDEX_FILLS = frozenset({"slots", "block_table", "expert_ids"})
-"""Their values are places in something else: only integers make sense, and no two places hold one value."""
+"""Fills whose values are positions in something else: they need integers, and no stride of 0, which repeats values."""
 RANGE: Mapping[str, tuple[int, int]] = {"int8": (-128, 127), "uint8": (0, 255)}
-"""Dtypes whose range is so small that a bound may lie outside it."""
+"""Dtype -> its least and largest value, where `low` or `high` may lie outside them."""
 
 
 def span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
@@ -97,24 +97,24 @@ class TensorSpec(OutputSpec):
     fill: Fill = "normal"
     """`normal`: N(0, 1), in families; `arange`; `randint`: integers from `low` to below `high`; `cos`, `sin`,
     `cos_sin`: rotary tables; `scale`: 2^u, u uniform in [-6, 6]; `slots`: below `high`, none twice; `block_table`:
-    slots of a sequence's blocks; `expert_ids`: none twice in a row, some more often than others; `captured`: from a
-    file."""
+    slots of a sequence's blocks; `expert_ids`: different ones for each token, some more often than others; `captured`:
+    from a file."""
     low: int = 0
     """Lower bound of `randint` and of captured integers."""
     high: Annotated[int, Field(gt=0)] | None = None
     """Exclusive upper bound of integers: size of what they point into."""
     lengths: str | None = None
-    """`block_table`: the input that says how many tokens each sequence has. Places behind its last block hold 0."""
+    """`block_table`: the input that says how many tokens each sequence has. Entries after its last block are 0."""
     block: Annotated[int, Field(gt=0)] = 1
     """`block_table`: tokens of a block."""
     skew: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """`expert_ids`: the r-th most popular expert is chosen in proportion to r^-skew (Zipf's law; 0 is uniform)."""
     counts: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """`expert_ids`: instead, how often a run chose each expert."""
+    """`expert_ids`: in place of `skew`, how often a run chose each expert."""
     file: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._/-]*\.npy$")
     """`captured`: the file, relative to that of the rows."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """`captured`: of the whole file."""
+    """`captured`: the digest of the whole file."""
     shuffle: bool = False
     """`captured`: its rows come in an order drawn from the seed, the same one for inputs of equally many rows."""
 

@@ -31,13 +31,13 @@ class Workload(Strict):
     """How often one step of the model (a denoising step, a decoded token) calls the op like this."""
     inplace: tuple[str, ...] = ()
     restore: bool = False
-    """In place: every timed call works on values as drawn, since a call on its own output would be another call. A
-    sample is then as many calls as there are copies of the inputs."""
+    """In place: every timed call works on values as drawn, since a call on its own output would be a different call. A
+    sample then has as many calls as there are copies of the inputs."""
     loop: str | None = None
-    """In place without `restore`: why a timed call may work on what the one before left."""
+    """In place without `restore`: why a timed call may work on the output of the call before."""
     inputs: dict[str, TensorSpec]
     outputs: dict[str, OutputSpec] = {}
-    """Those that the op's `per_row` names: its other outputs are inputs, or like one."""
+    """The outputs that the op's `per_row` names. All others are inputs, or like one."""
     scalars: dict[str, Scalar] = {}
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ def load_workloads(path: Path) -> tuple[Workload, ...]:
 
 
 def _with_captured(row: Workload, path: Path) -> Workload:
-    """The row with the places of its captured files, which are read and checked now."""
+    """The row with the full paths of its captured files, which are read and checked now."""
     found = {name: spec.file for name, spec in row.inputs.items() if spec.file is not None}
     if not found:
         return row
@@ -123,12 +123,12 @@ def shrink(
     """The same row, small enough for a CPU: every size n > 8 becomes 8 + n % 8.
 
     Equal sizes stay equal across inputs, multiples of 8 stay multiples of 8, and odd tails stay
-    odd, so that the row takes the same path through a kernel. The last dimension (of indices, which
-    run along tokens, not), the dimensions in `keep`, and the strides of views keep their values. The dimensions in
-    `always` shrink whatever they equal, as a picture of 256 x 256 does although it has 256 channels. Outputs of the row
-    count as inputs do, so that sizes stay equal there too; one that is a sum or product of others has to be in `keep`.
-    Captured inputs, and the sizes that they point into, stay as they are; where values below `high` must all differ,
-    it stays large enough.
+    odd, so that the row takes the same path through a kernel. The last dimension (but not of
+    indices, which run along tokens), the dimensions in `keep`, and the strides of views keep their values. The
+    dimensions in `always` shrink whatever they equal, as a picture of 256 x 256 does although it has 256 channels.
+    Outputs of the row count as inputs do, so that sizes stay equal there too; a size that is a sum or product of others
+    has to be in `keep`. Captured inputs, and the sizes that they point into, stay as they are. Where values below
+    `high` must all differ, `high` stays large enough.
     """
     always = always or {}
     specs: dict[str, OutputSpec] = {**row.inputs, **row.outputs}
@@ -162,10 +162,10 @@ def shrink(
             least[spec.high] = max(least.get(spec.high, 0), needed)
     inputs = {}
     for name, spec in row.inputs.items():
-        # Values that start elsewhere than at 0, or have few bits, are amounts and no places in what shrinks.
+        # Values that do not start at 0, or have a narrow dtype, are amounts, not positions in a size that shrinks.
         pointing = spec.low == 0 and spec.dtype in INDICES and spec.high not in kept
         high = small(spec.high) if spec.high is not None and pointing else spec.high
-        # The experts that were chosen most.
+        # Keep the experts that were chosen most.
         counts = spec.counts and tuple(sorted(spec.counts, reverse=True)[:high])
         inputs[name] = spec.model_copy(update={"shape": shape(name), "high": high, "counts": counts})
     for spec in tuple(inputs.values()):

@@ -12,7 +12,7 @@ from kda_judge.contract.errors import LedgerError, MissingRequirement
 
 
 def content(path: Path) -> bytes:
-    """The file's bytes between two writers; none when it does not exist.
+    """The file's bytes, read while no writer is at work; none when it does not exist.
 
     Raises:
         LedgerError: something is there that is no file, such as a link to nowhere.
@@ -36,7 +36,7 @@ def all_of(file: int) -> bytes:
 
 
 def demand_appendable(path: Path) -> None:
-    """Refuse, before a long run and not behind it, a file that cannot be appended to.
+    """Refuse a file that cannot be appended to, before a long run and not after it.
 
     Raises:
         LedgerError: it is no file.
@@ -66,7 +66,7 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def write(file: int, lines: bytes) -> None:
-    """Append all of `lines` and wait until they are on disk, or nothing: what a full disk took of them is cut off.
+    """Append all of `lines` and wait until they are on disk, or append none of them: a partial write is cut off.
 
     A last line that some crash left unfinished is not continued: the new ones start on a line of their own, so that
     they are kept and a reader names the broken one.
@@ -80,7 +80,7 @@ def write(file: int, lines: bytes) -> None:
             written += os.write(file, lines[written:])
         os.fsync(file)
     except BaseException as error:
-        if isinstance(error, OSError) or written < len(lines):  # Ctrl-C behind the last byte loses no line
+        if isinstance(error, OSError) or written < len(lines):  # Ctrl-C after the last byte loses no line
             os.ftruncate(file, size)
         raise
 

@@ -1,6 +1,6 @@
-"""What a record claims against what it must be: its numbers against its samples, all else against what can be true.
+"""Check what a record claims: its numbers against its samples, and all else against what can be true.
 
-`kda ledger merge`, `kda publish` and `kda validate` refuse a record of which `mismatches` says anything. Nothing here
+`kda ledger merge`, `kda publish` and `kda validate` refuse a record for which `mismatches` finds anything. Nothing here
 shows that samples were measured: docs/method_evidence.md lists by field what can still be forged.
 """
 
@@ -34,22 +34,22 @@ RELATIVE = 1e-7
 """Largest difference that counts as equal: ten units of the last digit kept."""
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 CLOCK_READS_S = 10
-"""A run's id and its date are two readings of one clock."""
+"""Most seconds between a run's id and its date, which are two readings of one clock."""
 UNWATCHED_S = 30.0
-"""Of a run, while the watcher starts and ends; in all recorded runs it is below 4 s."""
+"""Seconds of a run that are unwatched, while the watcher starts and ends; below 4 s in all recorded runs."""
 FIXED = ("name", "uuid", "driver", "cuda", "sm_max_mhz", "memory_max_mhz", "memory_total_mb", "ecc", "mig")
-"""What a GPU says the same before and after a run."""
+"""Fields of a GPU's reading that are the same before and after a run."""
 HOTTEST_C = 150
 NEVER_EQUAL = 5
-"""So many samples of two generations, kept to 0.1 ns, are not the same by chance."""
+"""Two generations of this many samples, kept to 0.1 ns, are not the same by chance."""
 MOST_CLOCK_RATIO = 2.0
 """The judge's clock over what a worker claims: 1.1, and what the protocol adds to short samples on a slow host."""
 PEAK_POWER = 2.0
-"""Of the limit; single readings pass it by a per cent."""
+"""Largest reading of power over the power limit; single readings exceed the limit by a per cent."""
 
 
 def mismatches(record: RunRecord) -> list[str]:
-    """What cannot be true of the record: one line for each, with row, field, and what was expected and came."""
+    """What cannot be true of the record: one line for each, with row, field, and what was expected and found."""
     ids = [row.id for row in record.rows]
     found = [f"row {row}: listed {ids.count(row)} times" for row in sorted(set(ids)) if ids.count(row) > 1]
     found += [*_run(record), *_machine(record)]
@@ -64,7 +64,7 @@ def mismatches(record: RunRecord) -> list[str]:
 
 
 def misdated(run_id: str, utc: str) -> str | None:
-    """Why a run of that id cannot have begun then; None where it can."""
+    """Why a run with this id cannot have begun at `utc`; None where it can."""
     if not RUN_ID.fullmatch(run_id):
         return f"run_id: expected a date and six hex digits, like 20261120T043000Z-0a1b2c, got {run_id!r}"
     try:
@@ -212,7 +212,7 @@ def _correctness(arm: ArmRow) -> Iterator[str]:
 
 
 def _compared(arm: ArmRow, outputs: set[str]) -> Iterator[str]:
-    """Of an arm that passed every check of its row."""
+    """What cannot be true of an arm that passed every check of its row."""
     if arm.distance and sorted(one.output for one in arm.distance) != sorted(outputs):
         yield f"distance: expected one entry for each of {', '.join(sorted(outputs))}, got {arm.distance}"
     if arm.correctness.checks == 0:
@@ -223,7 +223,7 @@ def _compared(arm: ArmRow, outputs: set[str]) -> Iterator[str]:
 
 
 def _timed(name: str, arm: ArmRow, row: RowResult, record: RunRecord) -> Iterator[str]:
-    """Of an arm whose row was measured to the end."""
+    """What cannot be true of an arm whose row was measured to the end."""
     if name in record.settings.untimed:
         if any(found := [arm.samples, arm.clock_ratio, arm.kernels_per_call, arm.calls_per_sample, arm.no_graph]):
             yield f"samples: expected nothing of times, since only its outputs are compared, got {found}"

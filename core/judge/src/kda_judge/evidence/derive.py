@@ -127,7 +127,7 @@ def _verdict(row: RowResult, record: RunRecord, speedup: Mapping[Basis, Mapping[
 
 
 def _headline(rows: Sequence[RowResult], record: RunRecord) -> Headline | None:
-    """Geometric means over the measured production rows; one that a row has no samples for is left out."""
+    """Geometric means over the measured production rows; a mean that lacks a row's samples is left out."""
     rows = [row for row in rows if row.production and row.verdict in MEASURED]
     if not rows:
         return None
@@ -150,7 +150,7 @@ def _headline(rows: Sequence[RowResult], record: RunRecord) -> Headline | None:
 
 
 def _floor(row: RowResult, like: Generations) -> Generations:
-    """The device's limit as an arm to compare with: its own samples, or the constant that a record without states."""
+    """The device's limit as an arm to compare with: its samples, or without them the constant in the record."""
     if row.limit is None or not like:
         return ()
     return samples_of(row, LIMIT_ARM, Metric.DEVICE) or stats.constant_like(row.limit.device_us, like)

@@ -20,11 +20,11 @@ from kda_judge.evidence.gpu_state import GpuProcess, GpuState, read_state
 from kda_judge.evidence.run_record import MachineWatch, Spread, WatchedProcess
 
 PERIOD_S = 0.2
-"""Between two readings, unless `CORE_SHARE` asks for more: twenty samples of 10 ms."""
+"""Seconds between two readings, unless `CORE_SHARE` asks for more: as long as twenty samples of 10 ms."""
 CORE_SHARE = 0.01
-"""Of one core, at most: after a reading that took long the watcher rests the longer."""
+"""Most of one core that the watcher uses: after a reading that took long it rests longer."""
 LONGEST_REST_S = 5.0
-"""However long a reading took: a run unwatched for `watch.LONGEST_GAP_S` could not be published."""
+"""Longest rest, however long a reading took: a run unwatched for `gpu_watch.LONGEST_GAP_S` cannot be published."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def main() -> None:
 
     judge, gpu = map(int, sys.argv[1:])
     _leave_the_timed_core()
-    read_state(gpu)  # what cannot be read is said here, in words
+    read_state(gpu)  # a GPU that cannot be read ends the watcher here, with a message
     pynvml.nvmlInit()  # held open: opening NVML costs more than a reading
     own: set[int] = set()
     readings: list[Reading] = []

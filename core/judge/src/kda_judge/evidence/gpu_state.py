@@ -14,9 +14,9 @@ from kda_judge.contract.strict_models import Amount, Count, Strict
 BUSY_UTILISATION = 10
 """Per cent of the last NVML sampling period; a display or a monitor stays below it, a kernel loop does not."""
 LOW_CLOCK = 0.8
-"""SM clock over its maximum: held lower than this by some reason, times do not compare with other runs."""
+"""SM clock over its maximum: if something holds it lower than this, times do not compare with other runs."""
 THERMAL_US = 1000
-"""Thermal throttling that cannot move a median: a run lasts minutes, a sample 10 ms."""
+"""Microseconds of thermal throttling that cannot change a median: a run lasts minutes, a sample 10 ms."""
 
 
 class Throttle(IntFlag):
@@ -123,7 +123,7 @@ def read_state(device: int | str = 0, own_pids: Collection[int] = ()) -> GpuStat
 
 
 def holding() -> list[int]:
-    """This process's id if an earlier run in it uses CUDA already: then NVML lists it, and before that it does not."""
+    """This process's id if an earlier run in it uses CUDA already: NVML lists the process only from then on."""
     torch = sys.modules.get("torch")
     return [os.getpid()] if torch is not None and torch.cuda.is_initialized() else []
 

@@ -19,18 +19,18 @@ from kda_judge.evidence.gpu_state import DISTURBING, LOW_CLOCK, GpuState
 from kda_judge.evidence.run_record import MachineWatch, RunRecord
 
 FOREIGN_READINGS = 3
-"""In fewer a foreign process does not count: a worker that has just ended can still be listed, under a pid that is
-nobody's any more."""
+"""A foreign process that is in fewer readings does not count: a worker that has just ended can still be listed, under a
+pid that no process has any more."""
 NAMED = 3
-"""Foreign processes, those with the most readings; the others are counted."""
+"""How many foreign processes are named, those with the most readings; the others are only counted."""
 LONGEST_GAP_S = 10.0
-"""Unwatched for longer, a run is not known to be undisturbed: a row's samples take about as long."""
+"""A run that was unwatched for longer may have been disturbed: a row's samples take about as long."""
 ANSWER_S = 10.0
-"""For the watcher to sum up; it has 3000 readings after ten minutes."""
+"""Seconds for the watcher to sum up its readings, 3000 after ten minutes."""
 
 
 def completed(record: RunRecord, seen: MachineWatch | str) -> RunRecord:
-    """The record with what the watcher saw; `seen` in words says why it saw nothing, which makes the run noisy too."""
+    """The record with what the watcher saw. If `seen` is text, it says why it saw nothing; the run is then noisy."""
     if isinstance(seen, str):
         reason = f"during: the GPU was not watched: {seen}"
         return record.model_copy(update={"noisy": (*record.noisy, reason)})
@@ -41,7 +41,7 @@ def completed(record: RunRecord, seen: MachineWatch | str) -> RunRecord:
 def noise(watch: MachineWatch, before: GpuState | None) -> list[str]:
     """Reasons why times of the run may not be the kernels' own; empty for a quiet run.
 
-    Who held the GPU `before` is named by `gpu.noise` already.
+    `gpu_state.noise` already names the processes that held the GPU `before`.
     """
     reasons = []
     known = {process.pid for process in before.processes} if before else set()
@@ -90,7 +90,7 @@ class Watcher:
             self._process.communicate()
 
     def finish(self) -> MachineWatch | str:
-        """End the watching: what was seen, or in words why nothing was."""
+        """End the watching. Returns what was seen, or a text that says why nothing was."""
         try:
             out, err = self._process.communicate(timeout=ANSWER_S)
         except subprocess.TimeoutExpired:

@@ -34,7 +34,7 @@ def append(path: Path, record: RunRecord) -> None:
 def read(path: Path) -> list[RunRecord]:
     """Every record, in file order and in the form of the current schema version; none when the file does not exist.
 
-    Waits for a writer that is at it, so that no half line is seen.
+    Waits while another process writes, so that no half line is seen.
 
     Raises:
         LedgerError: a line that is broken, unfinished or of an unknown schema version, or a run id that occurs twice;
@@ -46,9 +46,9 @@ def read(path: Path) -> list[RunRecord]:
 def merge(path: Path, other: Path, unfit: Callable[[RunRecord], str | None]) -> int:
     """Append the lines of `other` whose run id `path` lacks, byte for byte; returns how many.
 
-    A ledger never loses a line again, so each new one has to be fit for it: `unfit` says why one is not. What a
-    transfer does to the ends of lines is mended: they may be CRLF, and the last one may be missing. Lines of an older
-    schema version stay what they are.
+    Lines are never removed from a ledger, so each new one has to be fit for it: `unfit` says why one is not. Line ends
+    that a transfer changed are mended: they may be CRLF, and the last one may be missing. Lines of an older schema
+    version stay what they are.
 
     Raises:
         UsageError: `other` does not exist, is no file, or holds no line.

@@ -1,8 +1,8 @@
 """Older lines of a ledger in the form of the current schema version. Applied on reading; no file is ever rewritten.
 
-A change of the record's schema raises `SCHEMA_VERSION`, adds here the function that takes a line of the version before
-one step further, and leaves that version's schema where it is (`docs/schema/`). A field that older lines cannot have
-must be one that can say so: nothing is made up for them.
+A change of the record's schema raises `SCHEMA_VERSION`, adds here a function that turns lines of the version before
+into lines of the new one, and keeps that version's schema (`docs/schema/`). A field that older lines lack must have a
+value that says so: nothing is made up for them.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ def _from_1(line: Line) -> Line:
 
 
 def _from_2(line: Line) -> Line:
-    """Version 3 has speedups by basis and attained by the device alone. What the old ones decided by, wall, is kept."""
+    """Version 3 has speedups by basis and attained by the device alone. The old basis, wall, is kept."""
     rows = [
         {
             **_without(row, "attained_device"),
@@ -46,7 +46,7 @@ def _from_2(line: Line) -> Line:
 
 
 MIGRATIONS: Final[Mapping[int, Callable[[Line], Line]]] = {1: _from_1, 2: _from_2}
-"""Version -> what makes it a line of the next one."""
+"""Version -> the function that makes its lines lines of the next version."""
 
 
 def is_known(version: object) -> bool:

@@ -1,4 +1,4 @@
-"""What loaded neighbours on a host do to walls, as a fleet measured it: whether runs beside them can be published."""
+"""Decide whether runs beside loaded neighbours on a host can be published, from what a fleet measured of the walls."""
 
 from math import log
 

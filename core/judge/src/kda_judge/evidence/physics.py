@@ -1,4 +1,4 @@
-"""What times cannot be: an arm's metrics against each other, and against the limits of the machine."""
+"""Find times that cannot be true: compare an arm's metrics with each other, and with the limits of the machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from kda_judge.evidence.run_record import Limit, Metric
 FASTER_THAN_DEVICE = 0.95
 """Share of the `device` time below which a call's other times cannot be true: the GPU's part is in them."""
 COLD_OF_DEVICE = 0.5
-"""The same of `cold`, which a quarter of the time is spent on."""
+"""The same for `cold`, on which only a quarter of the time is spent."""
 FASTER_THAN_STREAM = ((1, 0.85), (2, 0.95))
 """Tensors larger than so many L2 caches -> share of the stream's time below which moving their bytes cannot be true.
 
-What of the stream the cache holds is its own. Beyond that no solution passed it by more than 1% (H200, 2026-11-22).
+The cache may hold a part of the tensors. Beyond twice the L2 no solution beat the stream by more than 1% (H200,
+2026-11-22).
 """
 EVENTS_OF_WALL = 0.8
 """Share of the wall that the calls' stream must be in use: less, and their work is on another stream."""

@@ -43,10 +43,10 @@ NOT_DECIDING = frozenset(
 RUNTIME = "kda_runtime"
 """The package that solutions share; the judge never imports it, and hashes what a solution imports of it."""
 NOT_IN_LIBRARY = frozenset({"__init__.py", "errors.py"})
-"""Files of it that can change neither a result nor a time."""
+"""Files of kda_runtime that can change neither a result nor a time."""
 
 PORT = "port "
-"""Begins the part of a run's hashes that is an arm which the run brought."""
+"""Prefix of the name of a run's hash, if it is the hash of an arm which the run brought."""
 COMMIT_VARIABLE = "KDA_GIT_COMMIT"
 DIRTY_VARIABLE = "KDA_GIT_DIRTY"
 UNKNOWN_COMMIT = "unknown"
@@ -136,7 +136,7 @@ def own(recorded: Mapping[str, str]) -> dict[str, str]:
 def library(solution: Path) -> list[str]:
     """Files of kda_runtime that a solution's files import, directly or through one another, as paths in that package.
 
-    Beside a module stands what it is built from, under the same name (`native.py`, `native.c`).
+    Files with a module's name count too, since the module is built from them (`native.py`, `native.c`).
 
     Raises:
         UsageError: an import that leads to no file: a hash without it would miss a change of it.
@@ -216,7 +216,7 @@ def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str]
 def drop_bytecode(task: Task, *parts: str) -> None:
     """Delete what Python compiled in these folders earlier: it prefers that to the source, and no hash covers it."""
     for path in _bytecode(task, parts):
-        with suppress(OSError):  # an installed task's may be another user's, for arms too
+        with suppress(OSError):  # an installed task's may belong to another user; then arms cannot change it either
             path.unlink()
 
 

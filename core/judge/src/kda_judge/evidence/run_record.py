@@ -13,7 +13,7 @@ from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
 from kda_judge.evidence.gpu_state import GpuState
 
 SCHEMA_VERSION: Final = 3
-"""Of the lines written now; `kda_judge.evidence.ledger_migrations` reads the older ones."""
+"""Version of the lines written now; `kda_judge.evidence.ledger_migrations` reads the older ones."""
 LIMIT_ARM = "limit"
 """Arm of a row whose `wall` is the host's floor and whose `device` is the GPU's: its medians are the row's limit."""
 PORTABLE_ARM, REPLAYED_ARM = "portable", "replayed"
@@ -57,7 +57,7 @@ class Metric(str, Enum):
 
 
 class Basis(str, Enum):
-    """Whose times a speedup is the ratio of: an opponent's over the subject's, in one of its forms."""
+    """Which times a speedup compares: an opponent's over the subject's, in one of the subject's forms."""
 
     DEVICE = "device"
     """GPU time: what a CUDA graph or torch.compile leaves of a call. It decides the verdict."""
@@ -72,7 +72,7 @@ class Basis(str, Enum):
 
     @property
     def metric(self) -> Metric:
-        """What is compared."""
+        """The metric that is compared."""
         return {Basis.DEVICE: Metric.DEVICE, Basis.COLD: Metric.COLD}.get(self, Metric.WALL)
 
     def arm(self, subject: str) -> str:
@@ -124,8 +124,8 @@ class Distance(Strict):
     near: Annotated[float, Field(ge=0, le=1)]
     """Share that is at most one unit in the last place apart; the least of any draw."""
     ulps: Count
-    """Largest distance in units in the last place of the output's dtype; -0 and 0 are none apart. Where terms cancel,
-    one rounding of them is many units of what is left."""
+    """Largest distance in units in the last place of the output's dtype; -0 and 0 are equal. Where terms cancel, one
+    rounding of a term is many units of the small result."""
 
 
 class Correctness(Strict):
@@ -145,7 +145,7 @@ class ArmRow(Strict):
 
     correctness: Correctness
     distance: tuple[Distance, ...] = ()
-    """Of the subject's outputs from this arm's, one per output; none where this is the subject, or wrong."""
+    """How far the subject's outputs are from this arm's, one entry per output; none for the subject or a wrong arm."""
     samples: dict[Metric, tuple[tuple[float, ...], ...]] = {}
     """Metric -> one tuple of samples per generation, in the order taken; sample i of two arms is a pair."""
     summary: dict[Metric, Summary] = {}
@@ -224,7 +224,7 @@ class Machine(Strict):
     cpu: str
     cores: Annotated[Count, Field(gt=0)]
     pinned_core: Count | None
-    """Core that both workers were pinned to while timing."""
+    """Core that all workers were pinned to while timing."""
     platform: str
     before: GpuState | None = None
     after: GpuState | None = None
@@ -260,7 +260,7 @@ class Settings(Strict):
 
     @property
     def all_cold(self) -> bool:
-        """Whether no time is of hot inputs, as `--cold` asked for before version 3."""
+        """Whether all times are of cold inputs, which `--cold` asked for before version 3."""
         return self.cold and self.decides is Basis.WALL
 
 
@@ -286,7 +286,7 @@ class SharedHost(Strict):
     """A fleet measured on several GPUs of this host at a time."""
 
     neighbours: Annotated[Count, Field(gt=0)]
-    """Other GPUs of the host that worked for it."""
+    """Other GPUs of the host that worked for the fleet."""
     rows: dict[str, Neighbours]
     """`op row` -> the interference, measured at the beginning of the fleet; empty where that failed."""
 
@@ -304,7 +304,7 @@ class WatchedProcess(Strict):
 
     pid: Count
     readings: Count
-    """In how many it was seen."""
+    """Number of readings that showed it."""
     memory_mb: Count | None
     """The most it was seen to hold."""
 
@@ -324,13 +324,13 @@ class MachineWatch(Strict):
     cpu_s: Amount
     """Processor time that watching cost."""
     sm_mhz: Spread | None
-    """Of the busy readings, as the memory's clock and the power."""
+    """Of the busy readings, like `memory_mhz` and `power_w`."""
     memory_mhz: Spread | None
     power_w: Spread | None
     temperature_c: Spread | None
     """Of all readings."""
     throttle_s: dict[str, Amount]
-    """Reason for lowered clocks, as `gpu.Throttle` names it -> seconds between the readings that showed it."""
+    """Reason for lowered clocks, as `gpu_state.Throttle` names it -> seconds between the readings that showed it."""
     foreign: tuple[WatchedProcess, ...]
 
 

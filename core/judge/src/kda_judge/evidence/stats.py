@@ -101,7 +101,7 @@ def geomean(rows: Sequence[tuple[Generations, Generations]]) -> Interval:
 
 
 def step_gain(rows: Sequence[tuple[Generations, Generations]], calls: Sequence[float]) -> Interval:
-    """What the opponent's calls of a step take over what the subject's take, the rows called so often in a step.
+    """The opponent's time over the subject's for all calls of a step, in which each row is called `calls` times.
 
     `sum(calls * median(opponent)) / sum(calls * median(subject))`: a row counts by the time that models spend in it.
     Raises as `geomean`.
@@ -111,7 +111,7 @@ def step_gain(rows: Sequence[tuple[Generations, Generations]], calls: Sequence[f
 
 
 def _interval(rows: Sequence[tuple[Generations, Generations]], combine: Callable[[Floats, Floats], Floats]) -> Interval:
-    """The interval of what `combine` makes of medians [rows, draws] of the opponent and the subject: logs [draws]."""
+    """The interval of a ratio: `combine` makes its logs [draws] of both arms' medians [rows, draws], opponent first."""
     if not rows:
         raise ValueError("rows: expected at least one row, got none")
     paired = [_pair(opponent, subject, index) for index, (opponent, subject) in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""What arms compute, held against the oracle: draws, verified calls, comparisons of outputs with what they must be."""
+"""Check what arms compute: draw inputs, make verified calls, and compare the outputs with the oracle's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 REDRAWN = 64
-"""What part of an input `redraw` changes."""
+"""`redraw` changes one part in this many of an input."""
 SPARE = 1 / 32
-"""Of a GPU's memory, that the judge may hold unused: the oracle needs many times what an arm does."""
+"""Share of a GPU's memory that the judge may hold unused: the oracle needs many times what an arm does."""
 
 
 def give_back(device: str) -> None:
-    """Return memory that the oracle used to the GPU, where all arms have theirs beside it."""
+    """Give memory that the oracle has used back to the GPU, where all arms need theirs too."""
     import torch
 
     if device == "cpu":
@@ -40,13 +40,13 @@ def give_back(device: str) -> None:
 
 
 class Checker:
-    """Draws inputs, asks the oracle, and notes what is wrong with what arms left."""
+    """Draws inputs, asks the oracle, and notes what is wrong with the arms' outputs."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self.random = random.Random()  # seeded by the system: arms must not foresee the draws
         self.previous: tuple[torch.Tensor, ...] | None = None
-        """What the outputs of the draw before had to be: an arm may have remembered its own."""
+        """The expected outputs of the draw before: an arm may have remembered its results."""
         self._drawn = ""
 
     def seed(self) -> int:
@@ -86,17 +86,17 @@ class Checker:
             case.write(values, cold, slices)
 
     def takes_slices(self, row: Workload) -> bool:
-        """Whether the subject has to be right on slices: an arm of upstream is what it is."""
+        """Whether the subject has to be right on slices; an arm of upstream does not."""
         upstream = self._setup.config.arms[self._setup.settings.subject].upstream
         return not (self._setup.config.ops[row.op].takes_no_slices or upstream)
 
     def verify(
         self, case: Case, notes: RowNotes, seed: int, family: Family, slices: bool = False, twice: bool = False
     ) -> None:
-        """One call of every arm on the same values, compared in full; on slices, of the subject alone.
+        """Make one call of every arm on the same values, and compare it in full; on slices, of the subject alone.
 
-        Upstream may refuse slices, and a misaligned access would cost its process. Asked `twice`, an arm that is not in
-        place has to make a second result beside the first.
+        Upstream may refuse slices, and a misaligned access would end its process. With `twice`, an op that does not
+        work in place is called again, and the second result needs memory of its own.
         """
         how = {"slices": slices, "twice": twice and not case.row.inplace}
         values, expected = self.draw(case, notes, family, seed)
@@ -124,7 +124,7 @@ class Checker:
         self.hold_to_yardstick(case, notes, values, expected, errors)
 
     def _called(self, notes: ArmNotes, arm: ArmProcess, how: Mapping[str, Any]) -> Called | None:
-        """What one call left; None where an excused arm refused it, which is noted."""
+        """The worker's report of one call; None where an excused arm refused the call, which is noted."""
         try:
             return arm.ask("verify", Called, refusable=notes.excused, **how)[0]
         except Refusal as refusal:
@@ -134,7 +134,7 @@ class Checker:
     def hold_to_yardstick(
         self, case: Case, notes: RowNotes, values: Any, expected: Any, errors: Mapping[str, Sequence[OutputError]]
     ) -> None:
-        """The subject's errors of one draw beside the first opponent's, where both are right."""
+        """Compare the subject's errors of one draw with the first opponent's, where both are right."""
         subject, yardstick = self._setup.settings.subject, self._setup.settings.against[0]
         for own, base in zip(errors.get(subject, ()), errors.get(yardstick, ()), strict=False):
             if not case.op.tolerated(own.output):
@@ -151,7 +151,7 @@ class Checker:
     def examine(
         self, case: Case, arm: ArmNotes, called: Called, values: Any, expected: Any, family: Family, which: int | None
     ) -> Sequence[OutputError]:
-        """Note what a call left; its errors where it is right, since what is wrong is nobody's yardstick."""
+        """Note what is wrong with a call. Returns its errors if it is right, since a wrong call is no yardstick."""
         found = self.compare(case, called, values, expected, family, which)
         arm.checks += 1
         arm.incorrect = arm.incorrect or (found.broken if arm.excused else found.failure)
@@ -164,7 +164,7 @@ class Checker:
     def compare(
         self, case: Case, called: Called, values: Any, expected: Any, family: Family, which: int | None
     ) -> Examined:
-        """What is wrong with what a call left, in words that name the draw."""
+        """Compare what a call left with the expected outputs; a failure's words name the draw."""
         # Another row's results have other shapes: only the same row's can have been remembered.
         previous = self.previous
         if previous is not None and [p.shape for p in previous] != [e.shape for e in expected]:

@@ -22,12 +22,12 @@ BASELINE_FACTOR = 2.0
 BASELINE_SLACK = 1e-6
 """A solution's error may be at most twice the baseline's on the same inputs, plus this."""
 INPUT_ROUNDINGS: Mapping[str, float] = {"float32": 4.0}
-"""Dtype of an output -> how many changes by the last bit of its inputs (`oracle.last_bits`) are allowed beside that.
+"""Dtype of an output -> how many changes by its inputs' last bit (`oracle.last_bits`) are allowed in addition.
 
-The largest errors of two right float32 kernels differ by luck: of a mean near 64 one rounding decides. Between honest
-kernels, simulated, twice alone failed 8.6% of the draws of the family `offset`, and 16 times still 0.5%; beside twice,
-3.8 changes were enough for all, and TF32 is wrong by 22 or more (docs/method_details.md). 16-bit outputs are rounded
-last.
+The largest errors of two right float32 kernels differ by luck: if a mean is near 64, one rounding of it decides. In a
+simulation of honest kernels, twice the baseline's error failed 8.6% of the draws of the family `offset`, and 16 times
+still failed 0.5%. Twice and 3.8 changes passed all; TF32 is wrong by 22 changes or more (docs/method_details.md).
+Outputs of 16 bits get none: their own rounding comes last.
 """
 CHUNK = 1 << 26
 """Elements compared at a time: float64 temporaries of 512 MiB at most."""
@@ -59,7 +59,7 @@ def compare(
     magnitude:
         Size of the inputs' family, which scales `atol`.
     previous:
-        The last trial's expected values; an output that fits them instead is named a remembered result.
+        The last trial's expected values; an output that fits them instead is reported as a remembered result.
     """
     import torch
 
@@ -73,7 +73,7 @@ def compare(
         got = flat[start : start + CHUNK].to(ref.dtype)
         want = ref[start : start + CHUNK]
         difference = (got - want).abs_()
-        # Every pass over the elements counts: what only a wrong output needs is computed for a wrong output alone.
+        # Every pass over the elements costs time: what only a wrong output needs is computed only for that.
         largest = float(difference.max())
         if not math.isfinite(largest):
             finite = torch.isfinite(got)
@@ -85,7 +85,7 @@ def compare(
         allowed = (size * tolerance.rtol).add_(tolerance.atol * magnitude)
         share = difference / allowed
         if tolerance.atol == 0:
-            # Where nothing is allowed, an exact element uses nothing of it.
+            # Where the allowance is 0, an exact element uses a share of 0, not 0 / 0.
             share = torch.where(difference > 0, share, 0.0)
         here = int(share.argmax())
         most = float(share[here])
@@ -125,7 +125,7 @@ def compare(
 def worse_than_baseline(subject: OutputError, baseline: OutputError, roundings: float = 0.0) -> str | None:
     """Why the subject's error is too large beside the baseline's on the same inputs, or None.
 
-    `roundings` is what its dtype's share of `INPUT_ROUNDINGS` comes to.
+    `roundings` is the additional error that `INPUT_ROUNDINGS` allows for the output's dtype.
     """
     ceiling = BASELINE_FACTOR * baseline.max_abs + BASELINE_SLACK + roundings
     if subject.max_abs > ceiling:
@@ -134,7 +134,7 @@ def worse_than_baseline(subject: OutputError, baseline: OutputError, roundings: 
             f"the baseline's {baseline.max_abs:.3g}{f' and {roundings:.3g} for rounding' if roundings else ''} "
             f"on the same inputs"
         )
-    # Elements may be coarse without one of them being the worst.
+    # All elements may be less exact although the worst one is within the limit.
     if not roundings and subject.rel_l2 > BASELINE_FACTOR * baseline.rel_l2 + BASELINE_SLACK:
         return (
             f"output {subject.output!r}: error of all elements {subject.rel_l2:.3g} of their norm, more than twice "
@@ -144,7 +144,7 @@ def worse_than_baseline(subject: OutputError, baseline: OutputError, roundings: 
 
 
 def distance(name: str, one: torch.Tensor, other: torch.Tensor) -> Distance:
-    """How far two tensors of one shape and dtype are apart, element by element; both hold numbers alone."""
+    """How far two tensors of one shape and dtype are apart, element by element; all their values are finite."""
     one, other = one.reshape(-1), other.reshape(-1)
     unequal = beyond = furthest = 0
     for start in range(0, one.numel(), CHUNK):

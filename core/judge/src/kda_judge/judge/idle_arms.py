@@ -1,4 +1,4 @@
-"""What the other arms do while one is timed: nothing, or their row is INVALID."""
+"""Keep the other arms idle while one is timed. An arm that works all the same makes its row INVALID."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kda_judge.evidence.run_record import Verdict
 from kda_judge.judge.row_notes import ArmNotes
 
 IDLE_SHARE = 0.1
-"""Of a processor, that an arm may use while the others are timed; a worker that waits for a command uses nothing."""
+"""Share of a processor that an arm may use while the others are timed; a worker that waits uses nothing."""
 IDLE_LEAST_S = 0.05
-"""Shares of less time than this are not judged."""
+"""Seconds: shares of a shorter time are not judged."""
 ROUNDS = 20
-"""Of looking for processes to hold: who is held starts no other, but one may have been started meanwhile."""
+"""Most rounds of looking for processes to hold: a held process starts no other, but may have done so just before."""
 SETTLE_S = 0.1
-"""At most, until who was sent a stop has stopped: a thread may be on its way on another core."""
+"""Most seconds to wait until processes have stopped: a thread may still be running on another core."""
 
 
 @contextmanager
 def alone(asked: str, arms: Mapping[str, ArmProcess]) -> Iterator[Mapping[str, list[int]]]:
-    """Hold all that the other arms started; gives everybody's processes. Supervisors go on: they end the others."""
+    """Hold all processes that the other arms started, and yield every arm's. Supervisors go on, to end their trees."""
     held, found = set[int](), processes(arms, quick_trees)
     try:
         for _ in range(ROUNDS):
@@ -54,9 +54,9 @@ def _send(to: Iterable[int], number: signal.Signals) -> None:
 def watched(
     asked: str, arms: Mapping[str, ArmProcess], notes: Mapping[str, ArmNotes], core: int | None
 ) -> Iterator[None]:
-    """While arm `asked` is timed, hold the others and note what they use of a processor all the same.
+    """While arm `asked` is timed, hold the others and note the processor time that they use all the same.
 
-    Nobody may have lost its priority, and `asked` has to run where it was pinned.
+    No arm's priority or scheduling policy may have changed, and `asked` has to run on the core that it was pinned to.
     """
     with alone(asked, arms) as held:
         before = {name: cpu_s(tree) for name, tree in held.items()}
@@ -76,7 +76,7 @@ def watched(
 
 
 def _changed(pair: Sequence[int], core: int | None) -> str | None:
-    """What of the scheduling of a supervisor and its worker is not as the judge left it; the worker is on `core`."""
+    """What differs from how the judge left a supervisor and its worker: priority, policy, or the worker's `core`."""
     with suppress(ProcessLookupError):
         for process in pair:
             if os.getpriority(os.PRIO_PROCESS, process) != os.getpriority(os.PRIO_PROCESS, 0):

@@ -1,7 +1,7 @@
 """The judge: takes every row through generations of fresh workers. Imports no arm.
 
 For one row it lays out an arena, lets every arm verify (`checker.py`), and then times them sample by sample
-(`sampler.py`). After all timing comes an audit: unseen values, inputs replaced under way, kernels counted.
+(`sampler.py`). After all timing comes an audit: unseen values, inputs replaced while a loop runs, kernels counted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Judge:
                 self._audit(row)
 
     def pids(self) -> list[int]:
-        """This process and its workers: what of ours may hold the GPU."""
+        """Process ids of the judge and its workers, which may hold the GPU."""
         return [os.getpid(), *chain.from_iterable(processes(self._setup.arms).values())]
 
     def stop(self) -> None:
@@ -78,7 +78,7 @@ class Judge:
         settings = self._setup.settings
         if row.id not in self.notes:
             op = self._setup.config.ops[row.op]
-            # What is not timed, nor a row of production, asks whether the subject is right, whoever else is wrong.
+            # A row that is neither timed nor of production asks only whether the subject is right.
             excused = set() if measure or row.production else set(settings.against) - {settings.subject}
             excused |= set(settings.beside)
             arms = {name: ArmNotes(excused=name in excused) for name in self._setup.arms}
@@ -105,16 +105,17 @@ class Judge:
             self._timed(notes)
 
     def _warm(self, case: Case, notes: RowNotes) -> None:
-        """Every arm's first call, for what it compiles and tunes; on values of which nothing is judged.
+        """Make every arm's first call, in which it compiles and tunes; its outputs are not judged.
 
-        One after the other, all others held: what an arm makes of the GPU meanwhile would mislead their autotuners.
-        Then the limits' worker chooses its stream: once for all generations.
+        One arm after the other, with all others held: their use of the GPU meanwhile would mislead its autotuner. Then
+        the limits' worker chooses its stream, once for all generations.
         """
         self._checker.write(case, make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device))
         for name, arm in notes.usable(self._setup.arms):
             with notes.arms[name].noting(), suppress(Refusal), alone(name, self._setup.arms):
                 arm.ask("warm", Ready, refusable=notes.arms[name].excused, stream=notes.arms[name].stream)
-        case.arena.repair_guards()  # nobody knows who wrote there; whoever did does so again when it is verified
+        # It is unknown which arm wrote there. An arm that writes outside its tensors does it again when it is verified.
+        case.arena.repair_guards()
         for name, arm in notes.usable(self._setup.arms, LIMIT_ARM):
             with notes.arms[name].noting(), alone(name, self._setup.arms):
                 chosen, _ = arm.ask("choose", Chosen, stream=notes.arms[name].stream)
@@ -130,13 +131,13 @@ class Judge:
             for family in settings.families:
                 self._checker.verify(case, notes, self._checker.seed(), Family(family))
             named = (settings.subject, *settings.against)
-            # The profiler takes seconds to start in every worker: a first look goes without what is counted there.
+            # The profiler takes seconds to start in every worker, so a quick run goes without these checks.
             for name, arm in () if settings.quick else notes.usable(self._setup.arms, *named):
                 with notes.arms[name].noting():
                     if not row.inplace:
                         replace_under_way(self._checker, case, notes, notes.arms[name], arm)
                     for kind, count in (("verified", 1), ("timed", PROFILED_CALLS)) if device != "cpu" else ():
-                        # New values: what an arm remembers by content must not be there in the verified call.
+                        # New values: an arm that remembers results by content must not have one for this call.
                         self._checker.write(case, make(row, Family.NORMAL, self._checker.seed(), device))
                         counted, _ = arm.ask("profile", Counted, count=count)
                         notes.arms[name].kernels[kind] = counted.kernels / count
@@ -147,7 +148,7 @@ class Judge:
     def _start_all(self) -> None:
         """Start every worker; they end and import side by side, and nothing is timed meanwhile."""
         self._cannot_start = {}
-        # Before the first arm runs, which may put files where Python looks for modules.
+        # Imported before the first arm runs, since an arm may put files where Python looks for modules.
         import torch.multiprocessing.reductions  # noqa: F401
 
         for step in (ArmProcess.end, ArmProcess.start, _begin_import, _end_import):

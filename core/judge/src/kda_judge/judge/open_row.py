@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 NAN_BYTE = 0xFF
 """All bits set is NaN in every floating-point dtype."""
 RESTORED_SETS = 20
-"""Input sets of a row whose every call works on values as drawn: a graph of the calls uses each of them once."""
+"""Input sets of a row with `restore`, whose calls all work on values as drawn: a graph uses each set once."""
 COLD_SETS = 64
-"""Input sets at most for cold inputs. Where these fit into the caches, other memory is read before each replay."""
+"""Most input sets for cold inputs. Where more would be needed, other memory is read before each replay."""
 
 
 class Expected(tuple[Any, ...]):
@@ -46,7 +46,7 @@ class Expected(tuple[Any, ...]):
 
 
 def output_spec(op: Op, row: Workload, name: str) -> OutputSpec:
-    """How output `name` must look: the input itself in place, else contiguous, as the row says or like an input."""
+    """The spec of output `name`: in place the input's own, else contiguous, as the row says or like an input."""
     if name in op.per_row:
         return row.outputs[name]
     like = row.inputs[op.like.get(name, name)]
@@ -62,9 +62,9 @@ def judged_shape(op: Op, row: Workload, name: str) -> tuple[int, ...]:
 def traffic(op: Op, row: Workload, reference: Any) -> Traffic:
     """Bytes that the op must move.
 
-    Each input is read once and each output written once, in-place tensors both; of a pool the rows that slots name are
-    written. Where that is not the truth, a task's `bench/reference.py` says with `bytes_moved(row)` what is moved in
-    all; what it says otherwise is about reading.
+    Each input is read once and each output written once, in-place tensors both; of a pool only the rows that slots name
+    are written. Where that is not true, `bytes_moved(row)` of the task's `bench/reference.py` gives all bytes moved;
+    what it has besides the written bytes counts as read.
     """
     written = sum(_touched(op, row, name) for name in op.outputs)
     custom = getattr(reference, "bytes_moved", None)
@@ -92,7 +92,7 @@ def footprint(op: Op, row: Workload) -> int:
 
 @dataclass(frozen=True)
 class Examined:
-    """What one call left."""
+    """What the checks of one call found."""
 
     errors: tuple[OutputError, ...]
     """One per output; none where the form is wrong."""
@@ -116,11 +116,11 @@ class Case:
     device: str
     arena: Arena
     spec: RowSpec
-    """What the workers are told."""
+    """The row as the workers get it."""
     input_sets: tuple[dict[str, Place], ...]
     """Every input set, the canary last where there is one."""
     slices: dict[str, Place]
-    """The inputs of the one call that is of slices; none where no such call is made."""
+    """The inputs of the one call on slices; empty where no such call is made."""
     drawn: dict[str, torch.Tensor] = field(default_factory=dict)
     """The values that were written last."""
 
@@ -130,8 +130,8 @@ class Case:
     ) -> Case:
         """Lay out the input sets (and for in-place ops the canary), `slices`, and the outputs in a new arena.
 
-        Times with hot inputs use the first set, or of a row that is restored the first `RESTORED_SETS`. With `beyond`,
-        the bytes of a cache and of the tensors that one call touches, there are sets for cold inputs, too.
+        Times with hot inputs use the first set, or in a row with `restore` the first `RESTORED_SETS`. `beyond` has the
+        bytes of a cache and of the tensors that one call touches; if given, there are sets for cold inputs, too.
         """
         plan = Plan()
         hot = RESTORED_SETS if row.restore else 1
@@ -167,19 +167,19 @@ class Case:
     def write(self, values: Values, cold: bool = False, slices: bool = False) -> None:
         """Put `values` into the hot input sets, into all or into the slices, and NaN into the outputs' places.
 
-        All behind the workers' backs: no version counter moves there.
+        The workers cannot notice: no version counter of their tensors changes.
         """
         for places in self._written(slices):
             for place in filter(has_gaps, places.values()):
                 self.arena.fill(place, GUARD_BYTE)
         for place in self.spec.outputs:
             # Nothing of another arm's result, or of an earlier one, may stay: an arm could read it, or claim it.
-            # -1, all bits of an integer, is what padding often is.
+            # Integers get another byte: all bits set is -1, which padding often is.
             self.arena.fill(place, GUARD_BYTE if place.dtype in INTEGRAL else NAN_BYTE)
         self.replace(values, cold, slices)
 
     def replace(self, values: Values, cold: bool = False, slices: bool = False) -> None:
-        """The inputs alone, as calls may run: elements that stay the same hold nothing else meanwhile."""
+        """Write the inputs alone. Calls may be running, so elements that stay the same never hold anything else."""
         self.drawn.clear()
         self.drawn.update(values)
         for places in self._written(slices):
@@ -192,7 +192,7 @@ class Case:
         self._finish()
 
     def offer(self, values: Values) -> None:
-        """Put `values` into the last input set alone, from where a graph takes them ahead of one of its calls."""
+        """Put `values` into the last input set alone, from which a graph copies them before one of its calls."""
         places = self.input_sets[self.last_set]
         for place in filter(has_gaps, places.values()):
             self.arena.fill(place, GUARD_BYTE)
@@ -220,7 +220,7 @@ class Case:
             torch.cuda.synchronize()
 
     def _written(self, slices: bool) -> Sequence[Mapping[str, Place]]:
-        """Where values are written one by one."""
+        """The input sets that are written tensor by tensor: the slices, or the first set and the canary."""
         return (self.slices,) if slices else (self.input_sets[0], *self.input_sets[len(self.spec.sets) :])
 
     def restore(self) -> None:
@@ -251,7 +251,7 @@ class Case:
         tolerances: Mapping[str, Tolerance],
         which: int | None,
     ) -> Examined:
-        """Everything about a call that worked on input set `which`, or on the slices."""
+        """Check everything about a call that worked on input set `which`, or for None on the slices."""
         worked_on = self.slices if which is None else self.input_sets[which]
         errors: list[OutputError] = []
         outside = None

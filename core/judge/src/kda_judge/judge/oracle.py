@@ -1,4 +1,4 @@
-"""A task's oracle, `bench/reference.py`: load it and ask it. What it answers is checked before anything rests on it."""
+"""Load a task's oracle, `bench/reference.py`, and ask it. Its answers are checked before anything relies on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = ("float64", "float32")
 """float32 only where memory forbids float64; the record says which it was."""
 
 NUDGES = 8
-"""Draws of directions for `last_bits`: one alone may leave a small output nearly where it was."""
+"""How often `last_bits` draws directions: after a single draw a small output may have hardly changed."""
 
 
 def load_reference(task: Task) -> Any:
@@ -39,9 +39,9 @@ def load_reference(task: Task) -> Any:
 def ask_oracle(reference: Any, op: Op, row: Workload, values: Mapping[str, torch.Tensor]) -> Expected:
     """What the outputs of `row` must be, one float64 (or float32) tensor per output of the op, in order.
 
-    Of a pool the rows that the slots name. Outputs with the rule `indices` get their keys from the reference's
-    `keys(row, values)`, a dict of tensors by the output's name, float64 or float32; where it has none, or no such
-    output, the indices themselves count.
+    Of a pool, only the rows that the slots name. Outputs with the rule `indices` get their keys from the reference's
+    `keys(row, values)`, a dict of tensors by the output's name, float64 or float32. Without that function, or without
+    such an output in the dict, the indices themselves are compared.
     """
     import torch
 
@@ -74,7 +74,7 @@ def ask_oracle(reference: Any, op: Op, row: Workload, values: Mapping[str, torch
 def _keys(
     reference: Any, op: Op, row: Workload, values: Mapping[str, torch.Tensor], where: str
 ) -> dict[str, torch.Tensor]:
-    """Output -> what stands at each index, [..., n] with the output's leading dimensions, or [n]; checked."""
+    """Output -> the key of each index, [..., n] with the output's leading dimensions, or [n]; checked."""
     named = {name: op.rules[name] for name in op.outputs if name in op.rules and op.rules[name].rule == "indices"}
     if not named or not hasattr(reference, "keys"):
         return {}
@@ -100,7 +100,7 @@ def last_bits(
     expected: Expected,
     seed: str,
 ) -> list[float]:
-    """Output by output, how far the last bit of float32 inputs moves it: the largest change over `NUDGES` draws.
+    """For each output, its largest change over `NUDGES` draws when the last bit of the float32 inputs changes.
 
     Every element of every float32 input goes to the next number above or below. No kernel can be blamed for an error of
     that size: it is what one rounding of its inputs would have done.

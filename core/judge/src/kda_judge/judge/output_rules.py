@@ -37,7 +37,7 @@ def judged(
     magnitude, previous:
         As `compare` takes them.
     keys:
-        For `indices`: what stands at each index, [..., n] with the leading dimensions of `out`, or [n] for all rows.
+        For `indices`: the key of each index, [..., n] with the leading dimensions of `out`, or [n] for all rows.
     """
     if rule is not None and rule.rule == "units":
         return _units(name, rule, out, expected, previous)
@@ -50,13 +50,14 @@ def judged(
 def _units(
     name: str, rule: Rule, out: torch.Tensor, expected: torch.Tensor, previous: torch.Tensor | None
 ) -> Comparison:
-    """Places of the output's own dtype between it and the oracle. Errors are in these units."""
+    """Count how many numbers of its own dtype the output is away from the oracle. Errors are in these units."""
     import torch
 
     def places(values: torch.Tensor) -> torch.Tensor:
         rounded = values if out.dtype.is_floating_point else values.round()
         found = codes(rounded.to(out.dtype)).double()
-        # float8 has no test of its own. NaN, and infinity, lie one place behind the largest number.
+        # Finiteness is tested as float32, since float8 has no test of its own. NaN, and infinity, have the code after
+        # the largest number's.
         return torch.where(torch.isfinite(values.float()), found, torch.nan)
 
     before = places(previous) if previous is not None else None
@@ -66,7 +67,7 @@ def _units(
 
 
 def _indices(name: str, rule: Rule, out: torch.Tensor, expected: torch.Tensor, keys: torch.Tensor | None) -> Comparison:
-    """What stands at the indices, and that no index comes more often than the oracle has it (or once) in a row."""
+    """Compare the keys of the indices, and check that none comes in a row more often than the oracle's (or once)."""
     import torch
 
     if keys is None or not out.numel():
@@ -116,11 +117,11 @@ def _sums(name: str, rule: Rule, out: torch.Tensor, found: Comparison) -> Compar
 
 
 def _exactly(rule: Rule) -> Tolerance:
-    """The rule as a tolerance of what it compares."""
+    """The rule's `within` as an absolute tolerance."""
     return Tolerance(atol=rule.within, rtol=0.0, reason=rule.reason)
 
 
 def _failed(found: Comparison, words: str) -> Comparison:
-    """A comparison that no number shows to be wrong: all of what is allowed counts as used up."""
+    """A failed comparison whose errors do not show it: its `used` becomes the largest float."""
     used = max(found.error.used or 0.0, sys.float_info.max)
     return Comparison(error=found.error.model_copy(update={"used": used}), failure=words)

@@ -1,4 +1,4 @@
-"""New values in the inputs while a timed loop runs: its last output must follow from them."""
+"""Write new values into the inputs while a timed loop runs, and check that its last output follows from them."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from kda_judge.judge.open_row import Case
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 
 REPLACED_LOOP_US = 50_000
-"""A loop whose inputs are replaced lasts as long at least: writing them takes some milliseconds."""
+"""Least microseconds of a loop whose inputs are replaced: writing them takes some milliseconds."""
 REPLACED_CALLS = (16, 4**10)
-"""Least and most calls of such a loop. Where four take longer than `REPLACED_LOOP_US`, nothing is tried: by the row's
-samples, for here an arm may take its time."""
+"""Least and most calls of such a loop. Nothing is tried where four calls take longer than `REPLACED_LOOP_US`. The row's
+samples decide that, because in these loops an arm could be slow on purpose."""
 REPLACED_LONGEST_S = 1.0
-"""By the judge's clock. Shorter loops grow where the judge came too late: a wait of the host soon weighs nothing."""
+"""Seconds by the judge's clock. Shorter loops are doubled where the judge was too late, so that a wait of the host
+matters less."""
 SHORT_CLAIM = 1 / 2
-"""Share of the time that passed: a loop that claims less cannot be looked at. An honest one claims less where the judge
-waited as long as the whole loop again."""
+"""Share of the time that passed: a loop that claims less cannot be judged. An honest one claims less only where the
+judge waited as long as the whole loop took."""
 REPLACE_TRIALS = 9
 REPLACE_WRONG = 3
-"""Trials of one kind that end it, or two where none was right: one may be a call that was held up meanwhile."""
+"""Wrong trials of one kind that fail an arm, or two if none was right: in a single one, a call may have been late."""
 
 
 def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:
     """Write new values into the inputs while a timed loop runs: its last output must follow from them.
 
-    Every other time only a part of them is new, so that comparing a few elements does not tell what is remembered.
-    A call that reads while they change may return anything; only the last one is looked at, and only where its
-    start lies behind the change. Where nothing could be looked at because the arm claims far less time than passed,
-    the row is INVALID; where the judge came too late, the loop gets longer, and the record says how many counted.
+    Every other time only a part of them is new, so that an arm cannot notice the change by comparing a few elements.
+    A call that reads while they change may return anything, so only the last call is judged, and only if it started
+    after the change. If that is impossible because the arm claims far less time than passed, the row is INVALID. If
+    the judge was too late, the loop gets longer. The record says how many loops counted.
     """
     usual_us = median(chain(*arm.samples[Metric.WALL]))
     if usual_us > REPLACED_LOOP_US / 4:
@@ -46,7 +47,7 @@ def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNot
     count, elapsed = _long_loop(process, usual_us)
     right, wrong, short = {True: 0, False: 0}, dict[bool, list[str]]({True: [], False: []}), 0
     for trial in range(REPLACE_TRIALS):
-        # All of the inputs and a part of them in turn; where one of these was right, it is the other's turn.
+        # All of the inputs and a part of them in turn; once one kind was right, only the other is tried.
         whole = trial % 2 == 1 if bool(right[True]) == bool(right[False]) else not right[True]
         old, checker.previous = checker.draw(case, notes, Family.NORMAL, checker.seed())
         new, expected = checker.draw(case, notes, Family.NORMAL, checker.seed()) if whole else checker.redraw(case, old)
@@ -61,13 +62,13 @@ def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNot
         begin = time.perf_counter()
         claimed, elapsed = _loop(process, count, replace)
         called, _ = process.ask("collect", Called)
-        # The loop ended `claimed` behind `begin` or later, and its last eighth holds two calls or more.
+        # The loop ended `claimed` after `begin`, or later, and its last eighth holds two calls or more.
         if written[0] < begin + 7 / 8 * claimed:
             failure = checker.compare(case, called, new, expected, Family.NORMAL, which=0).failure
             right[whole] += failure is None
             wrong[whole] += [failure] if failure else []
         else:
-            # Where the judge was late by its own clock too, the reply waited for it, and that clock says nothing.
+            # Where the judge was late by its own clock too, the reply waited for the judge, so the clock says nothing.
             short += claimed < elapsed * SHORT_CLAIM and written[0] < begin + 7 / 8 * elapsed
             if elapsed < REPLACED_LONGEST_S and count < REPLACED_CALLS[1]:
                 count, elapsed = 2 * count, 2 * elapsed

@@ -25,19 +25,19 @@ class ArmNotes:
     incorrect: str | None = None
     """The first failed comparison, in words."""
     excused: bool = False
-    """An opponent on a row that is about the subject alone: outside the tolerance, or where it refuses, it goes on, and
-    bounds nothing."""
+    """Whether this arm may be wrong on this row. If it is outside the tolerance, or refuses a call, it goes on, and its
+    errors do not bound the subject's."""
     outside: str | None = None
     """Of an excused arm the first output outside the tolerance, or what it raised, in words."""
     fault: Fault | None = None
     samples: dict[Metric, list[list[float]]] = field(default_factory=dict)
     """Metric -> one list per generation."""
     graphs: list[Metric] = field(default_factory=list)
-    """What this generation replays CUDA graphs for."""
+    """Metrics that this generation times by replays of CUDA graphs."""
     calls: int | None = None
-    """N of the latest generation."""
+    """Calls per `wall` sample in the latest generation."""
     replays: int = 1
-    """Of the graph of `device` in the latest sample."""
+    """Replays of the `device` graph in the latest sample."""
     clock_ratios: dict[Metric, list[float]] = field(default_factory=dict)
     """Per sample: time by the judge's clock over the time that the worker claims."""
     protocol_us: dict[Metric, list[float]] = field(default_factory=dict)
@@ -54,9 +54,9 @@ class ArmNotes:
     stream: int | None = None
     """Of the limits' worker: which stream was the fastest when the row was first timed."""
     idle_s: float = 0.0
-    """How long others were timed."""
+    """Seconds in which others were timed."""
     idle_cpu_s: float = 0.0
-    """Processor time that the arm used meanwhile."""
+    """Seconds of processor time that the arm used meanwhile."""
 
     @property
     def usable(self) -> bool:
@@ -79,11 +79,11 @@ class RowNotes:
     row: Workload
     traffic: Traffic
     footprint: int
-    """Bytes of the tensors that one call touches: how hard a limit the copy rate is depends on them."""
+    """Bytes of the tensors that one call touches. They decide how strict a limit the copy rate is."""
     arms: dict[str, ArmNotes]
     oracle_dtype: str = "float64"
     complete: bool = False
-    """Every check was made; an interrupted run leaves rows without."""
+    """Whether every check was made; not on all rows of an interrupted run."""
 
     @property
     def failed(self) -> bool:
@@ -91,7 +91,7 @@ class RowNotes:
         return not all(arm.usable for arm in self.arms.values())
 
     def usable(self, arms: Mapping[str, ArmProcess], *names: str) -> list[tuple[str, ArmProcess]]:
-        """Of `arms`, or of those of `names`, the ones with which going on makes sense."""
+        """The usable ones of `arms`, or of the arms called `names`."""
         names = names or tuple(arms)
         return [(name, arm) for name, arm in arms.items() if name in names and self.arms[name].usable]
 

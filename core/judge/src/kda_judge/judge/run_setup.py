@@ -1,4 +1,4 @@
-"""What a run of the judge works with, the same for its whole length."""
+"""What a run of the judge works with; it stays the same during the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kda_judge.judge.spent import Spent
 
 @dataclass(frozen=True)
 class Setup:
-    """Arms on one device, and what they are held against."""
+    """Arms on one device, and what they are compared with."""
 
     config: Config
     reference: Any
@@ -22,9 +22,9 @@ class Setup:
     arms: Mapping[str, ArmProcess]
     settings: Settings
     device: str
-    """Its name in torch."""
+    """The device's name in torch."""
     core: int | None = None
     """The core that workers are pinned to while they are timed."""
     spent: Spent = field(default_factory=Spent)
     l2_bytes: int = 0
-    """Of the GPU's second cache; 0 on a CPU."""
+    """Bytes of the GPU's L2 cache; 0 on a CPU."""

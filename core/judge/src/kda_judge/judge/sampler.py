@@ -22,11 +22,11 @@ LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
 CANARY_GRAPH_CALLS = 100
-"""The same of in-place rows that the L2 holds: one call of a graph works on the canary, and evicts part of the row."""
+"""The same for in-place rows that fit the L2: a graph's one call on the canary evicts part of the row."""
 GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
-"""What is timed in CUDA graphs."""
+"""Metrics that are timed in CUDA graphs -> kind of the graph's inputs."""
 COLD_SHARE = 1 / 4
-"""Of a sample's length, for cold inputs: they decide nothing."""
+"""Length of a sample with cold inputs, as a share of the usual one: cold times decide nothing."""
 
 
 class Sampler:
@@ -39,7 +39,7 @@ class Sampler:
     def measure(self, case: Case, notes: RowNotes, generation: int) -> None:
         """One generation's samples of every arm that is timed."""
         self._take_samples(case, notes, generation)
-        # Not where a run is interrupted: an arm may still owe an answer.
+        # Not done when a run is interrupted: an arm may still owe an answer.
         for name, arm in self._setup.arms.items():
             if arm.alive:
                 with notes.arms[name].noting():
@@ -67,7 +67,7 @@ class Sampler:
                     errors[name] = self._sample(case, notes.arms[name], arm, stale, values, expected, trusted)
             stale, self._checker.previous = values, expected
             self._checker.hold_to_yardstick(case, notes, values, expected, errors)
-            if self._setup.device != "cpu":  # where no time is kept, OpenMP's threads may spin after their work
+            if self._setup.device != "cpu":  # no time is kept there, and OpenMP's threads may spin after their work
                 for name, arm_notes in notes.arms.items():
                     arm_notes.fault = arm_notes.fault or busy(name, arm_notes)
             if not notes.worth_measuring(self._setup.settings):
@@ -79,7 +79,7 @@ class Sampler:
                     self._hold_to_clock(case, notes, notes.arms[name], arm)
 
     def _metrics(self, name: str) -> list[Metric]:
-        """What is timed of an arm: of the portable ones, whose kernels are the subject's, and of A/A the wall alone."""
+        """Metrics to time for an arm: only the wall for A/A and the portable arms, whose kernels are the subject's."""
         settings = self._setup.settings
         if name in settings.untimed:
             return []
@@ -112,9 +112,10 @@ class Sampler:
     def _capture(
         self, case: Case, arm: ArmNotes, process: ArmProcess, metrics: list[Metric], stale: Any, changed: Any
     ) -> None:
-        """Capture the graphs, in an order that is drawn: those that are timed, and one whose inputs change on the way.
+        """Capture the graphs in random order: those that are timed, and one whose inputs change between two calls.
 
-        An arm that remembers between the calls of a capture does so in that one, too, for it cannot tell them apart.
+        An arm that remembers results between the calls of a capture does so in that graph too: it cannot tell which is
+        which.
         """
         kinds, failed = [GRAPHS[metric] for metric in metrics if metric in GRAPHS], dict[str, str]()
         if HOT in kinds and changed is not None and not process.spec.limit:
@@ -137,25 +138,26 @@ class Sampler:
     def _replay_changed(
         self, case: Case, arm: ArmNotes, process: ArmProcess, calls: int, at: int, stale: Any, changed: Any
     ) -> None:
-        """One replay on inputs that are `stale` up to call `at`: what it and the last one make follows from the new."""
+        """Replay once on inputs that are `stale` until call `at`: its output and the last one must fit `changed`."""
         values, expected = changed
         self._checker.write(case, stale)
         case.offer(values)
         self._timed_calls(arm, process, "replay", calls, None, kind=CHANGED, times=1)
         which = case.last_set if case.row.inplace and not case.row.restore else at % case.spec.hot
-        # In place, the last call works on what others made, and no oracle knows that.
+        # In place, the last call works on other calls' outputs, for which there is no expected value.
         for changed_at in (True,) if case.row.inplace else (False, True):
             called, _ = process.ask("collect", Called, changed=changed_at)
             self._checker.examine(case, arm, called, values, expected, Family.NORMAL, which)
 
     def _hold_to_clock(self, case: Case, notes: RowNotes, arm: ArmNotes, process: ArmProcess) -> None:
-        """INVALID for an arm that claims less time than passed in this generation's samples, and in longer loops."""
+        """Make an arm INVALID that claims less time than passed, in this generation's samples and in longer loops."""
         assert arm.calls is not None
-        # The limits' worker runs our own code alone; without it, on a busy CPU, the least of an arm's own is nearest.
+        # The limits' worker runs only our code, so its median holds. Without it, on a CPU that may be busy, the least
+        # of the arm's own values is nearest to the true cost.
         count, trusted = self._setup.settings.samples, notes.arms.get(LIMIT_ARM)
         usual = median if trusted is not None else min
         listed = [one.protocol_us.get(Metric.LATENCY, [])[-count:] for one in (arm, trusted) if one is not None]
-        # 0 where nobody made short loops: the arm has its wall timed alone, and the limits' worker is gone.
+        # 0 where no arm made short loops: only the wall of this one is timed, and the limits' worker has failed.
         short = min((usual(costs) for costs in listed if costs), default=0.0)
         lasting = self._setup.settings.target_sample_us > LEAST_US and not case.row.restore
         for metric, command in ((Metric.WALL, "wall"), (Metric.DEVICE, "replay")):
@@ -190,7 +192,7 @@ class Sampler:
     def _timed_calls(
         self, arm: ArmNotes, process: ArmProcess, command: str, calls: int, metric: Metric | None, **arguments: Any
     ) -> Timed:
-        """What the worker claims for a command, and in the notes of `metric` what the judge's clock says of it."""
+        """Send a command and return the worker's claim; note under `metric` how it compares with the judge's clock."""
         answer, elapsed = process.ask(command, Timed, **arguments)
         if answer.calls != calls:
             raise process.give_up(Verdict.ERROR, f"says that it made {answer.calls} calls of {calls}")
@@ -206,9 +208,9 @@ class Sampler:
     def _sample(
         self, case: Case, arm: ArmNotes, process: ArmProcess, stale: Any, values: Any, expected: Any, trusted: bool
     ) -> list[OutputError]:
-        """One sample of every metric. The last (in place: the canary's) output of all but `latency` is compared.
+        """Take one sample of every metric. The last (in place: the canary's) output of all but `latency` is compared.
 
-        A graph's first replay, for its length, is on `stale` values: what it leaves is no answer to `values`.
+        A graph's first replay, which finds its length, is on `stale` values, so that its outputs do not fit `values`.
         """
         assert arm.calls is not None
         errors: list[OutputError] = []

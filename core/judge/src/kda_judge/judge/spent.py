@@ -1,4 +1,4 @@
-"""Where the seconds of a run went, by the judge's own clock: what makes a run shorter is looked up here first."""
+"""Count where the seconds of a run go, by the judge's own clock, to see what would make a run shorter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "replay": "timing",
     "profile": "counting kernels",
 }
-"""What a worker's command is for; the other commands set rows up and hand outputs back."""
+"""Command of a worker -> what its time counts as; the other commands set rows up and hand outputs back."""
 OTHER_COMMANDS, REST = "handing data over", "the rest"
 
 

@@ -12,10 +12,10 @@ from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Correctness, Limit,
 from kda_judge.judge.row_notes import ArmNotes, RowNotes
 
 CLOCK_TOLERANCE = 1.10
-"""Median time of a command by the judge's clock over what the worker claims, apart from what the protocol adds for the
-limits' worker, whose claims are our own: 0.6 to 1 ms on a fast host, twice that on a slow one."""
+"""Largest allowed median of a command's time by the judge's clock over the worker's claim. What the protocol adds for
+the limits' worker (our code alone) is allowed besides: 0.6 to 1 ms on a fast host, twice that on a slow one."""
 ABSOLUTE = re.compile(r"(?:(?<=-[ILo])|(?<![\w./~-]))/(?!/)(?:[^\s/'\":,;()\[\]]+/)+")
-"""The folders of an absolute path, a compiler's option before it included; ratios and addresses of the web are none."""
+"""The folders of an absolute path, also right after a compiler's option; ratios and web addresses do not match."""
 NOT_TIMED = {
     "cpu": "correct on the CPU; a GPU would add the timing against upstream, correctness at full size, and the verdict",
     "cuda": "correct; not timed, as only correctness was asked for",
@@ -31,7 +31,7 @@ def result(
     timed: bool = True,
     counted: bool = True,
 ) -> RowResult:
-    """One row's result. A measured row leaves as NOT_FASTER without a reason: `derive` decides it from its samples.
+    """One row's result. A measured row gets NOT_FASTER and no reason: `derive` decides later, from its samples.
 
     Args:
         notes: what the judge noted.
@@ -39,7 +39,7 @@ def result(
         kind: where it ran.
         l2_bytes: size of the GPU's L2 cache.
         timed: False for a run that only verified.
-        counted: False where kernels are not counted: in a quick run, and before the checks behind all timing.
+        counted: False where kernels are not counted: in a quick run, and before the checks that follow all timing.
     """
     limit = _limit(notes)
     measured = kind == "cuda" and timed
@@ -84,7 +84,7 @@ def _arm(arm: ArmNotes, oracle: str, measured: bool) -> ArmRow:
 
 
 def without_folders(text: str) -> str:
-    """What an arm said, without the folders of absolute paths: they are the machine's, and records are published."""
+    """An arm's message without the folders of absolute paths: they belong to the machine, and records are published."""
     shown = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
     return ABSOLUTE.sub("", shown)
 
@@ -100,7 +100,7 @@ def _limit(notes: RowNotes) -> Limit | None:
 
 
 def _failure(notes: RowNotes, settings: Settings) -> tuple[Verdict, str] | None:
-    """The first thing wrong with the pair that decides, or None."""
+    """The first thing wrong with the subject or its first opponent, or None."""
     for name in (settings.subject, settings.against[0]):
         arm = notes.arms[name]
         if arm.incorrect is not None:
@@ -113,7 +113,7 @@ def _failure(notes: RowNotes, settings: Settings) -> tuple[Verdict, str] | None:
 
 
 def _outside(notes: RowNotes) -> str:
-    """Which opponents of a correct subject are not."""
+    """Text that names the arms which are wrong although the subject is correct; empty if there are none."""
     return "".join(f"; {name} is not: {arm.outside}" for name, arm in notes.arms.items() if arm.outside)
 
 
@@ -134,7 +134,7 @@ def _judged(
 
 
 def _protocol_us(notes: RowNotes) -> dict[Metric, float]:
-    """What a command costs beside the time that it claims, by the one worker that runs nothing but our own code."""
+    """Metric -> what a command costs besides the claimed time, from the limits' worker, which runs only our code."""
     arm = notes.arms.get(LIMIT_ARM)
     return {metric: median(times) for metric, times in arm.protocol_us.items()} if arm is not None else {}
 
@@ -149,7 +149,7 @@ def _impossible(
 
 
 def _ratios(arm: ArmNotes) -> list[tuple[Metric, list[float]]]:
-    """Of `latency` there is none: it is so short that most of what the judge sees is the protocol."""
+    """The clock ratios of all metrics but `latency`, which is so short that the judge sees mostly the protocol."""
     return [(metric, ratios) for metric, ratios in arm.clock_ratios.items() if metric is not Metric.LATENCY]
 
 
