@@ -11,11 +11,11 @@ from ..solution.norm import TUNED, Config
 
 
 def grid() -> Iterator[Config]:
-    """Warps and vectors; late affine loads, hints and launches without PDL only beside what they may help."""
+    """Warps and vectors; late affine loads, hints and launches without PDL only with settings that they may help."""
     for warps, vectors in product((8, 4, 16), (1, 2, 5, 10)):
         for early, store in product((True, False), ("", ".cs")):
             yield Config(warps, vectors, early, store=store)
-        # A hint for loads is for what streams: beside that of the stores.
+        # A hint for loads can help rows that stream, so it is tried together with the hint for stores.
         yield Config(warps, vectors, load=".cg", store=".cs")
         if vectors in (1, 5):
             yield Config(warps, vectors, pdl=False)

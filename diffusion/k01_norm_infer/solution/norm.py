@@ -52,7 +52,7 @@ class Config:
 
     warps: int
     vectors: int
-    """16-byte vectors of x that a thread shall have in flight: as many rows to a program, at least one."""
+    """16-byte vectors of x that a thread should have in flight: a program takes as many rows as needed, or one."""
     early: bool = True
     """Load weight and bias before the statistics, at the price of registers."""
     pdl: bool = True
@@ -64,7 +64,7 @@ class Config:
 
 
 TUNED = Table(__file__, "norm", Config)
-"""Features: `width` (columns) and `bytes` (of x)."""
+"""Tuned configurations, chosen by `width` (columns) and `bytes` (of x)."""
 
 
 # --- kernel
@@ -76,7 +76,7 @@ def norm_kernel(
     x,  # [ROWS, N]
     weight,  # [N] or None
     bias,  # [N] or None
-    rows,  # number of rows; None where every program is full, as the grid says the rest
+    rows,  # number of rows; None where every program has its full number of rows, so that no mask is needed
     # Strides and eps are fixed per model: as constants they cost the host nothing at launch (20 ns an argument).
     X_STRIDE: tl.constexpr,
     Y_STRIDE: tl.constexpr,
@@ -96,14 +96,14 @@ def norm_kernel(
     CHUNKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
     first = tl.program_id(0).to(tl.int64) * (ROWS * TILES)
     row = tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    # 64 bits reach every program's first row; from there 32 do, unless rows are very far apart.
+    # A program's first row is addressed in 64 bits; offsets from there fit 32, unless rows are very far apart.
     if ROWS * TILES * X_STRIDE >= 2**31 or ROWS * TILES * Y_STRIDE >= 2**31:
         row = row.to(tl.int64)
     x += first * X_STRIDE
     y += first * Y_STRIDE
     col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    # Where rows lie side by side among the threads, weight and bias are loaded for each of them: every thread gets the
-    # vector that it needs, where one row for all would be loaded value by value and spread through shared memory.
+    # Where the threads hold several rows side by side, weight and bias are loaded once per row, so that every thread
+    # loads the vector that it needs. One row for all would be loaded value by value and spread through shared memory.
     affine = col + 0 * row if REPEAT else col
 
     follow_the_kernel_ahead(PDL)
@@ -159,7 +159,7 @@ def plan(call: Call) -> Launch:
     config = TUNED.select(major, width=width, bytes=x.nbytes)
     vector = vector_width(config.warps, x.itemsize)
     block = min(triton.next_power_of_2(width), vector)
-    # Rows narrower than a vector of all threads lie side by side in it, and are few or many such tiles.
+    # Rows narrower than one vector of all threads lie side by side in a tile, and a program has `vectors` tiles.
     tile, tiles = vector // block, config.vectors
     if block == vector:
         tile, tiles = _power_of_two_below(max(config.vectors * vector // width, 1)), 1
@@ -196,9 +196,9 @@ def _power_of_two_below(number: int) -> int:
 
 
 def _ready(call: Call) -> Call:
-    """The call with an x that the kernel reads: itself where its rows are evenly spaced, else a copy, as upstream's.
+    """The call with an x that the kernel can read: x itself if its rows are evenly spaced, else a copy, as upstream's.
 
-    Also a copy where x has gaps and `out` is given: `out` may overlap x in any way then, and upstream allows it.
+    x is also copied where it has gaps and `out` is given: `out` may then overlap x in any way, and upstream allows it.
     """
     x = call.x
     if x.is_contiguous():
@@ -223,7 +223,7 @@ def _check(call: Call, expect: Expect) -> None:
 
 
 def _check_one_pass(call: Call, expect: Expect) -> None:
-    """The same of `triton_one_pass_rms_norm`."""
+    """The same for `triton_one_pass_rms_norm`."""
     x, weight = call.x, call.weight
     assert weight is not None
     expect(x.dim() > 0, "x", "one dimension or more [..., columns]", list(x.shape))

@@ -22,9 +22,9 @@ apply_ltx2_split_rotary_emb:
   float32 tables; one table for all batches; one of cos and sin contiguous, the other a view of [batch, tokens, heads,
   half] with gaps, so that batches, heads and tokens are at other distances}: 42 rows.
 
-Where cos and sin lie differently their values are N(0, 1), other ones for every batch, head and token: the angles of
-other rows are the same for all batches, and along the shorter of heads and tokens, so that a kernel which reads another
-line of the table there still finds what it should.
+Where cos and sin have different layouts, their values are N(0, 1), independent for every batch, head and token. In all
+other rows the angles are the same for all batches, and along the shorter of heads and tokens, so that a kernel which
+reads a wrong line of the table there still finds the right values.
 
 Layouts that upstream reads wrongly (LTX2's x with gaps) or answers with permuted strides are in `tests/`.
 
@@ -47,7 +47,7 @@ HEADS = tuple(sorted({kv * group for kv in (1, 2, 8) for group in (1, 4, 8)}))
 DIMS = (64, 128, 256, 512)
 LAYOUTS = ("no-batch", "batch2", "packed", "packed-batch2", "long-tables", "wide-tables", "narrow-tables")
 UNLIKE = ("sin-apart", "cos-apart")
-"""Layouts of one table and not of the other. Their values have no pattern."""
+"""Layouts in which only the named table has gaps. The values of both tables have no pattern."""
 X_AND_TABLES: tuple[tuple[DType, DType], ...] = (
     ("float16", "float32"),
     ("float32", "float32"),

@@ -51,13 +51,13 @@ def apply_ltx2_split_rotary_emb(x: torch.Tensor, cos: torch.Tensor, sin: torch.T
 
 
 def bytes_moved(workload: Workload) -> int:
-    """X read, y written, and of each table what the op reads: fewer rows or columns than there are, perhaps."""
+    """X read, y written, and the rows and columns of each table that the op reads, perhaps not all of them."""
     inputs = workload.inputs
     x = inputs["x"]
     tables = inputs["cos"].nbytes + inputs["sin"].nbytes
     if workload.op == "apply_rotary_embedding":
         dim, columns = x.shape[-1], inputs["cos"].shape[1]
-        # Every second column is as many sectors of memory as all columns.
+        # Reading every second column touches as many sectors of memory as reading all columns.
         used = dim if workload.scalars.get("interleaved", False) and columns == dim else dim // 2
         tables = x.shape[-3] * used * sum(ITEM_SIZE[inputs[name].dtype] for name in ("cos", "sin"))
     return x.nbytes + ITEM_SIZE[x.dtype] * _count(x.shape) + tables

@@ -11,7 +11,7 @@ from ..solution import ltx2_rotary, rotary
 from ..solution.common import Config
 
 ALL_TILES = 8
-"""More than any row has: a program takes all heads of its tokens."""
+"""More tiles than any row has: a program then takes all heads of its tokens."""
 
 
 def grid() -> Iterator[Config]:
@@ -22,7 +22,7 @@ def grid() -> Iterator[Config]:
 
 
 def pairs(tokens: int) -> Workload:
-    """A row as the frozen one, of fewer tokens: it lies within the L2."""
+    """A row like the frozen one, with fewer tokens: it fits into the L2 cache."""
     table = TensorSpec(shape=(tokens, 64), dtype="float32", fill="cos")
     return Workload(
         id=f"tune-{tokens}x24x128",

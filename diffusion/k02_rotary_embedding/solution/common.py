@@ -11,9 +11,9 @@ from kda_runtime.checks import capability, given, output_strides, pdl_works, unf
 from kda_runtime.triton_rows import VECTOR_BYTES, even_share
 
 LARGEST_HEAD = 4096
-"""Elements; a head lies in the registers of one program, 32 elements a thread at this size and 4 warps."""
+"""Largest head, in elements; it lies in the registers of one program, 32 elements a thread at 4 warps."""
 LARGEST_BATCH = 65_535
-"""Batches are the second dimension of the grid, which CUDA limits."""
+"""Largest batch: batches are the second dimension of the grid, and this is CUDA's limit on it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Strides(NamedTuple):
     head: int = 0
     column: int = 1
     jump: int = 0
-    """From the end of a batch to the next one: 0 for contiguous tensors, however many tokens a batch has."""
+    """Elements from the end of a batch to the next one: 0 for contiguous tensors, whatever the number of tokens."""
 
 
 def strides(batch: int, tokens: int, by_batch: int, by_token: int, by_head: int) -> Strides:

@@ -8,10 +8,10 @@ part of the op's contract, because models were trained and compared with it.
 
 Semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/triton/ltx2_rotary.py` (Apache-2.0); the code is our own.
 
-Idea: the op only streams, a head's angles are as many bytes as the head. A thread loads 16 bytes of each of x's halves,
-of cos and of sin, and stores two vectors: all operands have one layout, so nothing moves between threads. A program
-takes as many heads of a token as fit, all its loads before the first use. (0.5.12 gives each head a warp and each lane
-one or two elements, 0.5.23 16 heads a program.)
+Idea: the op only streams; a head's angles are as many bytes as the head. A thread loads 16 bytes of each of x's halves,
+of cos and of sin, and stores two vectors: all operands have one layout, so no data is exchanged between threads. A
+program takes as many heads of a token as fit, and issues all its loads before the first use. (0.5.12 gives each head a
+warp and each lane one or two elements, 0.5.23 16 heads a program.)
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from . import common
 from .common import Config, first_of_program, strides
 
 TUNED = Table(__file__, "ltx2_rotary", Config)
-"""Features: `bytes` (of x)."""
+"""Tuned configurations, chosen by `bytes` (of x)."""
 
 
 # --- kernel

@@ -29,7 +29,7 @@ from . import common
 from .common import Config, Strides, first_of_program, strides
 
 TUNED = Table(__file__, "rotary", Config)
-"""Features: `bytes` (of x)."""
+"""Tuned configurations, chosen by `bytes` (of x)."""
 
 
 # --- kernel
@@ -41,7 +41,7 @@ def rotary_kernel(
     x,  # as out
     cos,  # [TOKENS or more, columns]
     sin,  # as cos
-    OUT: tl.constexpr,  # `Strides` of every operand; a column of cos and sin is a pair's
+    OUT: tl.constexpr,  # `Strides` of every operand; `column` of cos and sin is the step from pair to pair
     X: tl.constexpr,
     COS: tl.constexpr,
     SIN: tl.constexpr,

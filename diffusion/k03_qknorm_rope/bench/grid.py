@@ -3,8 +3,8 @@
 - Shapes: 25 token counts (powers of two up to 4096, and each plus one) x heads {8, 16, 24, 32} x (head_dim, rope_dim)
   x both pairings x int32 and int64 positions, contiguous bfloat16 with as many k heads as q heads: 2400 rows.
 - Layouts: tokens {1, 9, 129, 2049} x the same heads, sizes and pairings x {a quarter of the k heads, views into a
-  packed qkv, both, heads apart}: 768 rows. With heads apart no stride follows from a shape, nor k's from q's but that
-  between heads, which upstream wants alike.
+  packed qkv, both, heads apart}: 768 rows. With heads apart, no stride can be derived from a shape. k's strides cannot
+  be derived from q's either, except the one between heads, which upstream wants to be the same.
 - float16: tokens {9, 257} x 8 heads x sizes x pairings: 24 rows.
 
 Thinning for machines without a GPU (`thin`): the rows of 9 tokens and 8 heads, 84 of 3192. Tokens and heads only set
@@ -64,7 +64,7 @@ def _row(
 ) -> Workload:
     # In a packed qkv a token's q heads, k heads and v heads follow each other.
     stride = ((q_heads + 2 * k_heads) * dim, dim, 1) if packed else None
-    # Each head's q, k and v side by side, with a gap behind k's tokens.
+    # Each head's q, k and v side by side, with a gap after each of k's tokens.
     strides = (((3 * q_heads) * dim, 3 * dim, 1), ((3 * k_heads + 1) * dim, 3 * dim, 1)) if apart else (stride, stride)
     # Twice as many cache rows as tokens, so that positions are not simply the token's number.
     slots = 2 * tokens

@@ -6,7 +6,7 @@ from kda_judge.contract.errors import expecting
 from kda_judge.contract.workloads import Workload
 
 LANES = 32
-"""Upstream gives one warp a head: a lane holds head_dim / 32 elements and rotates all of them or none."""
+"""Lanes of a warp. In upstream one warp has one head: a lane holds head_dim / 32 elements and rotates all or none."""
 RANKS = {"q": 3, "k": 3, "q_weight": 1, "k_weight": 1, "cos_sin_cache": 2, "positions": 1}
 """Dimensions of each tensor argument."""
 
@@ -91,7 +91,7 @@ def check(workload: Workload) -> None:
 
 
 def _lanes(dim: int, rope: int, is_neox: bool) -> str | None:
-    """What upstream's lanes ask of rope_dim, where it does not hold."""
+    """The condition of upstream's lanes on rope_dim, if this rope_dim violates it, or None."""
     width = dim // LANES
     if not 0 < rope <= dim or rope % width:
         return f"rope_dim a multiple of {width} from {width} to {dim}"

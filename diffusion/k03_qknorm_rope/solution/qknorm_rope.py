@@ -47,20 +47,20 @@ class Config:
     store: str = ""
     """Cache modifier of the stores."""
     early: bool = False
-    """A barrier holds the compiler to loads of all tiles ahead of the first use; else it saves registers."""
+    """A barrier makes the compiler issue the loads of all tiles before the first use; else it saves registers."""
     flat: bool = False
-    """A program takes a tile of the heads of all tokens, q's and k's, in one row: fewer programs, more loads each."""
+    """The q and k heads of all tokens form one sequence, cut into tiles, one a program: fewer programs, more loads."""
 
 
 TUNED = Table(__file__, "qknorm_rope", Config)
-"""Features: `rows` (tokens times q heads and k heads)."""
+"""Tuned configurations, chosen by `rows` (tokens times q heads and k heads)."""
 
 
 # --- kernel
 
 
 class Heads(NamedTuple):
-    """The heads of q or k, a constant: what is fixed per model costs the host nothing then (else 20 ns an argument)."""
+    """The heads of q or k, a constant: what is fixed per model then costs the host nothing, instead of 20 ns each."""
 
     number: int
     token_stride: int
@@ -71,7 +71,7 @@ class Heads(NamedTuple):
 
 @triton.jit
 def pairs_of(pair, DIM: tl.constexpr, ROPE: tl.constexpr, NEOX: tl.constexpr):
-    """Pair p is elements (a, b); pairs behind `rope_dim` are any pairs of the rest, for their cos is 1 and sin 0."""
+    """Elements (a, b) of pair p. After `rope_dim` any pairing of the rest will do, because cos is 1 and sin 0 there."""
     if NEOX:
         # Contiguous in groups of VEC, which the compiler cannot see across the jump at ROPE / 2.
         VEC: tl.constexpr = 8 if ROPE % 16 == 0 else 1
@@ -163,8 +163,9 @@ def weighted_angles(
 ):
     """Cos and sin of the pairs, times the weight of either element, float32: (cos_a, sin_a, cos_b, sin_b).
 
-    `weight` and `angles` are one line for all heads, or one for each. All is loaded for each head, [HEADS, ...]: a
-    thread gets what its own elements need. One line for all would be spread over threads, and exchanged.
+    `weight` and `angles` point to one line for all heads, or to one for each. They are loaded once per head,
+    [HEADS, ...], so that a thread loads what its own elements need. A single line would be spread over the threads,
+    which would then have to exchange it.
     """
     HALF: tl.constexpr = DIM // 2
     if NEOX:
@@ -227,7 +228,7 @@ def flat_kernel(
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """One program: HEADS of all tokens' heads, a token's q heads and then its k heads, with cos and sin for each."""
+    """One program: HEADS heads of the sequence of all tokens' q heads and k heads, with cos and sin for each head."""
     HALF: tl.constexpr = DIM // 2
     at = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
     inside = at < rows

@@ -7,7 +7,7 @@
 - Half of the parameters: weight without bias (LayerNorm leaves it out too), bias without weight: 8 rows.
 - Layouts of x: one of three chunks of [B, S, 3 * D]: 4 rows.
 - Operands unlike each other, so that none can be read as another one: scale, shift and scale2 in three layouts and one
-  of them float32 (`UNLIKE`): 8 rows; one of them alone such a chunk, the others [B, S, D], both ops: 10 rows.
+  of them float32 (`UNLIKE`): 8 rows; only one of them such a chunk, the others [B, S, D], both ops: 10 rows.
 
 - Layouts that upstream refuses, as it takes three dimensions alone (`FLAT`): each for all operands, in three shapes
   (tokens are whole frames) x dtypes x norms, both ops: 180 rows; beside [B, S, D] in the smallest shape: 60 rows.
@@ -54,7 +54,7 @@ UNLIKE = (("11D", "BSD", "1SD"), ("BSD", "B1D", "11D"), ("1SD", "11D", "B1D"), (
 """(scale, shift, scale2)."""
 OPERANDS = ("scale", "shift", "scale2")
 OWN = "unlike"
-"""In the ids of rows whose operands are unlike each other."""
+"""Part of the ids of rows whose operands are unlike each other."""
 MIXED: tuple[tuple[DType, DType, DType], ...] = (
     ("bfloat16", "float32", "bfloat16"),
     ("bfloat16", "bfloat16", "float32"),
@@ -129,7 +129,7 @@ def _row(
     def operand(of: str, layout: str, fill: Fill = "normal") -> TensorSpec:
         kind: DType = "float32" if of == wide else operands or dtype
         sized = tuple(sizes[letter] for letter in layout)
-        # Tables have positions and frequencies, which a flat operand has not.
+        # A fill of cosines needs positions and frequencies, which a flat operand does not have.
         return TensorSpec(shape=sized, dtype=kind, stride=stride(of), fill=fill if len(sized) > 1 else "normal")
 
     scale, shift = layouts

@@ -8,7 +8,7 @@ from kda_judge.contract.workloads import Workload
 DTYPES = ("float16", "bfloat16", "float32")
 NORMS = ("layer", "rms")
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192
-"""Upstream's rows are a multiple of the one and at most the other."""
+"""Upstream's number of columns is a multiple of the first and at most the second."""
 OPERANDS = ("scale", "shift", "scale2")
 VECTORS = ("weight", "bias", "weight2", "bias2")
 
@@ -41,7 +41,7 @@ def fused_norm_tanh_mul_add_norm_scale(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same y, and y2 = norm(y) * (1 + scale2), [B, S, D] float64 each.
 
-    y2 is that of y as it is returned: rounded to x's dtype. That rounding is part of the contract, the only one here.
+    y2 is computed from y as it is returned, rounded to x's dtype. Only this rounding is part of the contract.
     """
     (y,) = fused_norm_tanh_mul_add(x, weight, bias, scale, shift, norm_type, eps)
     normed = _norm(y.to(x.dtype).double(), weight2, bias2, norm_type, eps)

@@ -15,14 +15,15 @@ CUTS = ((4, 1), (8, 1), (8, 2), (16, 2), (16, 4))
 """Warps and rows. Fewer warps do not hold these rows of 3840 columns without spills, and would be raised to these."""
 
 LIMITS = ((1, 96), (0, 96), (2, 128))
-"""Norms whose operands are loaded early, and registers that make room for 5 programs of 4 warps, or hold both norms.
-Other cuts spill when they are given fewer than the compiler takes: 8 warps 8 bytes at 48, with two rows 80 at 64."""
+"""(early, maxnreg): norms whose operands are loaded early, and a register limit that makes room for 5 programs of 4
+warps, or holds both norms. Other cuts spill under a limit below the number that the compiler takes: 8 warps spill 8
+bytes at 48 registers, and with two rows 80 bytes at 64."""
 
 
 def grid() -> Iterator[Config]:
-    """Every cut with every order of loads; the questions apart from both, PDL, the tanh, L1, with the usual order.
+    """Every cut with every order of loads; settings that depend on neither (PDL, the tanh, L1) with the usual order.
 
-    At last limits to the registers.
+    Register limits come last.
     """
     for warps, rows in CUTS:
         for early, store in product((1, 0, 2), ("", ".cs")):
@@ -37,7 +38,7 @@ def grid() -> Iterator[Config]:
 
 
 def small(op: str, tokens: int) -> Workload:
-    """A row as the frozen ones, of fewer tokens: it lies within the L2."""
+    """A row like the frozen ones, with fewer tokens: it fits into the L2 cache."""
     whole = TensorSpec(shape=(1, tokens, COLUMNS), dtype="bfloat16")
     vector = TensorSpec(shape=(COLUMNS,), dtype="bfloat16")
     line = TensorSpec(shape=(1, 1, COLUMNS), dtype="bfloat16")

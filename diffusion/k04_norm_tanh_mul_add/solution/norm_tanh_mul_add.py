@@ -1,4 +1,4 @@
-"""Norm, tanh gate and shift, and a second norm and scale behind it: one Triton kernel for both ops, launched directly.
+"""Norm, tanh gate and shift; one op adds a second norm and scale: one Triton kernel for both ops, launched directly.
 
     y = norm(x) * tanh(scale) + shift                                               per token, over the D columns
     y2 = norm(y) * (1 + scale2)                                                     of y rounded to x's dtype
@@ -6,15 +6,15 @@
     norm(x) = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias     "layer"
 
 All in float32, each output rounded to x's dtype once. y and y2 are new tensors like x. weight and bias may be left out;
-as upstream has it, RMSNorm takes no notice of a bias, and LayerNorm of one of the two without the other.
+as in upstream, RMSNorm ignores a bias, and LayerNorm ignores weight or bias if only one of the two is given.
 
 Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/cutedsl/norm_tanh_mul_add_norm_scale.py`
 (Apache-2.0); the code is our own.
 
-Idea: a row of x is read once and stays in registers, and so does y until its own norm is done: as it is stored, in x's
-dtype, so that y2 is the norm of the y that the caller gets. Rows are cut into chunks of one 16-byte vector a thread.
-Operands of every broadcast form are read where they lie; what all rows of a program share is loaded once, and its tanh
-computed once. shift, which is as large as x in production, is in flight together with x.
+Idea: a row of x is read once and stays in registers. y stays in registers until its own norm is done, rounded to x's
+dtype as it is stored, so that y2 is the norm of the y that the caller gets. Rows are cut into chunks of one 16-byte
+vector a thread. Operands of every broadcast form are read in place; what all rows of a program share is loaded once,
+and its tanh computed once. shift, which is as large as x in production, is loaded together with x.
 """
 
 from dataclasses import dataclass
@@ -44,10 +44,10 @@ from kda_runtime.tuned_table import Table
 
 OPERANDS = ("scale", "shift", "scale2")
 MOST_PER_THREAD = 32
-"""Elements of its rows that a thread holds, before a row gets more warps: more of them would spill."""
+"""Elements of a program's rows that a thread holds before the program gets more warps: more would spill."""
 MOST_WARPS = 16
 MOST_EARLY = 768
-"""Bytes that a thread may load of both norms before the first statistics, of the 1020 of its registers."""
+"""Bytes that a thread may load for both norms before the first statistics; its registers hold 1020."""
 
 
 # --- configuration and selection
@@ -72,12 +72,12 @@ class Config:
     store: str = ""
     """Cache modifier of the stores."""
     maxnreg: int = 0
-    """Registers that a thread has at most, where the tanh is approximate and they hold what is loaded
-    (`norm_rows.register_limit`); 0 leaves them to the compiler."""
+    """Limit on a thread's registers, applied if the tanh is approximate and that many hold the loaded data
+    (`norm_rows.register_limit`); 0 leaves the number to the compiler."""
 
 
 TUNED = Table(__file__, "norm_tanh_mul_add", Config)
-"""Features: `outputs` (1 or 2), `width` (columns) and `bytes` (of x)."""
+"""Tuned configurations, chosen by `outputs` (1 or 2), `width` (columns) and `bytes` (of x)."""
 
 
 # --- kernel
@@ -85,11 +85,11 @@ TUNED = Table(__file__, "norm_tanh_mul_add", Config)
 
 @triton.jit
 def tanh(value, APPROXIMATE: tl.constexpr):
-    """The hyperbolic tangent of float32 values; exact: to three units in the last place, also near 0."""
+    """The hyperbolic tangent of float32 values; not APPROXIMATE: to three units in the last place, also near 0."""
     if APPROXIMATE:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [value], tl.float32, is_pure=True, pack=1)
     else:
-        # 1 - e loses its digits where e is close to 1: there the series, cut where it is good to 1e-8.
+        # 1 - e loses its digits where e is close to 1. There the series is used, cut where it is good to 1e-8.
         e = tl.exp(-2.0 * tl.abs(value))
         large = (1.0 - e) / (1.0 + e)
         square = value * value
@@ -101,7 +101,7 @@ def tanh(value, APPROXIMATE: tl.constexpr):
 
 @triton.jit
 def load_parameters(weight, bias, col, WEIGHT: tl.constexpr, BIAS: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-    """All chunks of weight and of bias, [1, BLOCK] each; none of what takes no part."""
+    """All chunks of weight and of bias, [1, BLOCK] each; an empty tuple for one that takes no part."""
     weights = load_row(None if WEIGHT is None else weight, col, None, N, BLOCK, "")
     biases = load_row(None if BIAS is None else bias, col, None, N, BLOCK, "")
     return weights, biases
@@ -263,7 +263,7 @@ def cut(config: Config, columns: int, item_size: int) -> tuple[int, int, int]:
 def held(sizes: dict[str, int], columns: int, warps: int, block: int, early: int) -> int:
     """Bytes that a thread loads of x and of the first norm's operands, and of the second's where they are early.
 
-    `sizes` are those of a column.
+    `sizes` are the bytes of one column that a program loads of each tensor.
     """
     by_column = sum(size for name, size in sizes.items() if early == 2 or not name.endswith("2"))
     return by_column * triton.cdiv(columns, block) * block // (32 * warps)
@@ -344,7 +344,7 @@ def fused_norm_tanh_mul_add_norm_scale(
     norm_type: str,
     eps: float = 1e-5,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as y, and norm(y) * (1 + scale2) of y as it is returned.
+    """The y of `fused_norm_tanh_mul_add`, and y2 = norm(y) * (1 + scale2) of y as it is returned, rounded.
 
     `weight2`, `bias2` and `scale2` are as `weight`, `bias` and `scale`; `norm_type` and `eps` are those of both norms.
     The others are as above, and so are errors.

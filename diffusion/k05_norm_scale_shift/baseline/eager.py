@@ -29,7 +29,7 @@ def fused_scale_residual_norm_scale_shift(
     norm_type: str,
     eps: float = 1e-5,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of residual + gate * x, rounded to x's dtype, which is returned too."""
+    """The same for r = residual + gate * x instead of x; r is rounded to x's dtype and returned too."""
     gated = x.float() if gate is None else _per_token(gate, x) * x.float()
     total = (residual.float() + gated).to(x.dtype)
     return fused_norm_scale_shift(total, weight, bias, scale, shift, norm_type, eps), total

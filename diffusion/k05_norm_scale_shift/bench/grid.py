@@ -2,15 +2,15 @@
 
 - Shapes: [1, 1024, 3072] in 8 frames and [4, 512, 3072] in 16, and [2, 12, 1280] in 3, x {float16, bfloat16, float32} x
   {layer, rms} x with and without weight and bias x 9 layouts of scale and shift {BSD, 1, 1SD, BD, B1D, D, 1D, 11D,
-  BF1D}, both ops, the gate in the layout behind it or None: 648 rows.
+  BF1D}, both ops, the gate in the next of these layouts or None: 648 rows.
 - Gates: each layout and None, over [2, 12, 1280] x dtypes x norms, with scale and shift [B, S, D]: 60 rows.
 - Widths: 256, 1536, 2304, 4096, 5120, 7936 and 8192 columns x dtypes x norms, both ops: 84 rows.
 - Dtypes: float32 parameters, operands, or both beside 16-bit x, and the reverse, both norms and ops: 16 rows.
 - Half of the parameters: weight without bias (LayerNorm leaves it out too), bias without weight, both norms: 8 rows.
 - Layouts of x and residual: one of three chunks of [B, S, 3 * D], both norms and ops: 4 rows.
 - Operands unlike each other, so that none can be read as another one: scale, shift and gate in three layouts and one of
-  them float32 (`UNLIKE`), both norms and ops: 24 rows; one of x, residual, scale, shift and gate alone such a chunk,
-  the others [B, S, D], both norms and, but for x, ops: 14 rows.
+  them float32 (`UNLIKE`), both norms and ops: 24 rows; only one of x, residual, scale, shift and gate such a chunk, the
+  others [B, S, D], both norms; of the op without a residual only scale and shift: 14 rows.
 
 A float16 gate is a cosine: the product of two large draws of the family `mixed` would be beyond float16.
 
@@ -55,7 +55,7 @@ UNLIKE = (
 """(scale, shift, gate)."""
 OPERANDS = ("scale", "shift", "gate")
 OWN = "unlike"
-"""In the ids of rows whose operands are unlike each other."""
+"""Part of the ids of rows whose operands are unlike each other."""
 AFFINE = ("weight", "bias")
 ROWS = ("x", "residual")
 ORDER = ("residual", "x", "gate", "weight", "bias", "scale", "shift")

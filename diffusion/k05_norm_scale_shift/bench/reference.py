@@ -8,7 +8,7 @@ from kda_judge.contract.workloads import Workload
 DTYPES = ("float16", "bfloat16", "float32")
 NORMS = ("layer", "rms")
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192
-"""Upstream's rows are a multiple of the one and at most the other."""
+"""Upstream's number of columns is a multiple of the first and at most the second."""
 OPERANDS = ("gate", "scale", "shift")
 VECTORS = ("weight", "bias")
 
@@ -40,9 +40,9 @@ def fused_scale_residual_norm_scale_shift(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Y of r, and r = residual + gate * x itself, [B, S, D] float64 each.
 
-    y is that of r as it is returned: rounded to x's dtype. That rounding is part of the contract, for it decides y
-    where r has a large offset: at 4160 two neighbours in bfloat16 are 32 apart. r is one multiply-add in float32,
-    rounded there first, as upstream's compiled kernel has it; float64 holds the product of two inputs exactly.
+    y is computed from r as it is returned, rounded to x's dtype. That rounding is part of the contract, because it
+    decides y where r has a large offset: at 4160 two neighbours in bfloat16 are 32 apart. r is one multiply-add that is
+    rounded to float32 first, as in upstream's compiled kernel; float64 holds the product of two inputs exactly.
     """
     gated = x.double() if gate is None else _per_token(gate, x) * x.double()
     total = residual.double() + gated

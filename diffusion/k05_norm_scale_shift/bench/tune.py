@@ -9,18 +9,18 @@ from kda_tools.lab.tune import Sweep
 from ..solution.norm_scale_shift import ALL, TUNED, Config
 
 SMALL = 2**22
-"""Bytes of x. Its rows are one wave of programs, which wait and compute alone."""
+"""Bytes of x up to which a row is one wave of programs, each of which waits and computes alone."""
 MEDIUM = 12_000_000
-"""Up to so many a few waves of programs, with x and y in the L2 cache."""
+"""Bytes of x up to which a row is a few waves of programs, with x and y in the L2 cache."""
 CACHED = 2**25
-"""Up to so many x and y fill the L2 cache: what is streamed past it leaves x there."""
+"""Bytes of x up to which x and y fill the L2 cache: data that is streamed past the cache leaves x there."""
 
 
 def grid() -> Iterator[Config]:
-    """Warps and rows of a program with both orders of loads; then the questions apart from these.
+    """Warps and rows of a program with both orders of loads; then the settings that do not depend on these.
 
-    2 warps would be raised to 4 for every frozen row but those of 1536 columns, which 4 are lowered to 2 for. Two rows
-    of 5120 columns take 156 registers, which leaves 3 programs at a time, and 4 with 128.
+    2 warps would be raised to 4 for every frozen row, except those of 1536 columns, for which 4 are lowered to 2. Two
+    rows of 5120 columns take 156 registers, with which 3 programs run at a time; with 128 registers 4 do.
     """
     for warps, rows in ((4, 1), (8, 1), (4, 2)):
         for ahead, store in ((ALL, ""), (ALL, ".cs"), (1, "")):
@@ -35,7 +35,7 @@ def grid() -> Iterator[Config]:
 
 
 def applies(config: Config, features: Features) -> bool:
-    """Small rows ask how fast one program is, not how many there are or what the caches keep of a stream."""
+    """Whether a row times `config`. For small rows only one program's speed matters, not their number or caches."""
     if features["bytes"] <= SMALL:
         return config.rows == 1 and not config.load and not config.maxnreg
     return config.whole

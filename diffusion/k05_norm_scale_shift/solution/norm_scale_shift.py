@@ -6,16 +6,16 @@
     norm(r) = (r - mean(r)) / sqrt(mean((r - mean(r))^2) + eps) * weight + bias     "layer"
 
 All in float32, each output rounded to x's dtype once. y and r are new tensors like x. gate may be None (1), weight and
-bias may be left out; as upstream has it, RMSNorm takes no notice of a bias, and LayerNorm of one of the two without the
-other.
+bias may be left out; as in upstream, RMSNorm ignores a bias, and LayerNorm ignores weight or bias if only one of them
+is given.
 
 Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/cutedsl/scale_residual_norm_scale_shift.py`
 (Apache-2.0); the code is our own.
 
-Idea: the op only streams. A row of x is read once and stays in registers; so does r, as it is stored, in x's dtype:
-y is the norm of the r that the caller gets, and a 16-bit row takes half the registers. Rows are cut into chunks of one
-16-byte vector a thread: 5120 columns are 5 chunks of 1024. Operands of every broadcast form are read where they lie
-(`kda_runtime.broadcast`); what all rows of a program share is loaded once.
+Idea: the op only streams. A row of x is read once and stays in registers. So does r, rounded to x's dtype as it is
+stored: y is then the norm of the r that the caller gets, and a 16-bit row takes half the registers. Rows are cut into
+chunks of one 16-byte vector a thread: 5120 columns are 5 chunks of 1024. Operands of every broadcast form are read in
+place (`kda_runtime.broadcast`); what all rows of a program share is loaded once.
 """
 
 from dataclasses import dataclass
@@ -48,13 +48,13 @@ OPERANDS = ("gate", "scale", "shift")
 MOST_PER_THREAD = 40
 """Elements of a row that a thread holds before the row gets more warps: 5120 columns at 4 warps."""
 MOST_BYTES_OF_ROWS = 160
-"""Bytes of x that a thread may hold of its program's rows: at 4 warps two of 5120 16-bit columns, one of float32."""
+"""Bytes of x that a thread may hold: at 4 warps two rows of 5120 16-bit columns, or one row of float32."""
 MOST_BYTES_HELD = 320
-"""Bytes that a thread may load before the statistics, of the 1020 of its registers, where that is all that it loads."""
+"""Bytes that a thread may load before the statistics if it loads nothing after them; its registers hold 1020."""
 MOST_BYTES_AHEAD = 256
-"""The same where more is loaded behind the statistics; but at least one chunk of every operand is loaded before."""
+"""The same if it loads more after the statistics; at least one chunk of every operand is loaded before them."""
 ALL = 16
-"""Chunks: no row of the envelope has more."""
+"""All chunks of a row: no row of the envelope has more than this."""
 MOST_WARPS = 16
 
 
@@ -69,10 +69,10 @@ class Config:
     rows: int = 1
     """Rows of a program, which share what is loaded of weight, bias and one-line operands."""
     whole: bool = True
-    """Fewer warps, down to a quarter, where so a row is cut into whole chunks and no thread idles in the last one."""
+    """Fewer warps, down to a quarter, where that cuts a row into whole chunks, so that no thread idles in the last."""
     ahead: int = ALL
-    """Chunks of weight, bias, scale and shift that are loaded before the statistics. Behind these, each further chunk
-    is loaded so many chunks before it is needed. 1 is the least, and takes the fewest registers."""
+    """Chunks of weight, bias, scale and shift that are loaded before the statistics. After these, each further chunk is
+    loaded this many chunks before it is needed. 1 is the least, and takes the fewest registers."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     load: str = ""
@@ -80,13 +80,13 @@ class Config:
     store: str = ""
     """Cache modifier of the stores."""
     maxnreg: int = 0
-    """Registers that a thread has at most, where they hold what is loaded (`norm_rows.register_limit`); 0 leaves
-    them to the compiler."""
+    """Limit on a thread's registers, applied if that many hold the loaded data (`norm_rows.register_limit`); 0 leaves
+    the number to the compiler."""
 
 
 TUNED = Table(__file__, "norm_scale_shift", Config)
-"""Features: `bytes` (of x), `width` (columns), `residual` (0 or 1) and `streamed` (bytes of gate, scale and shift that
-come with an element of x, where they differ from row to row)."""
+"""Tuned configurations, chosen by `bytes` (of x), `width` (columns), `residual` (0 or 1) and `streamed` (bytes per
+element of x of those of gate, scale and shift that differ from row to row)."""
 
 
 # --- kernel
@@ -94,8 +94,8 @@ come with an element of x, where they differ from row to row)."""
 
 @triton.jit
 def load_next(chunks, line, col, inside, chunk: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr):
-    """The chunks of an operand that are loaded, and one more; of one value for all columns the same again."""
-    if len(chunks) > 0:  # it takes part
+    """The loaded chunks of an operand and one more; an operand of one value for all columns repeats its first chunk."""
+    if len(chunks) > 0:  # the operand takes part
         if FORM.across:
             chunks += (load_operand_chunk(line, col, inside, chunk, N, BLOCK, FORM),)
         else:
@@ -155,7 +155,7 @@ def norm_scale_shift_kernel(
         residuals = load_row(operand_line(residual, row, None, RESIDUAL), col, inside, N, BLOCK, LOAD)
         gate_line = None if gate is None else operand_line(gate, row, gate_group, GATE)
         gates = load_operand_row(gate_line, col, inside, N, BLOCK, GATE)
-    # The first chunks of the rest as well.
+    # Then the first chunks of the other operands.
     scales = load_operand_row(scale_line, col, inside, FIRST, BLOCK, SCALE)
     shifts = load_operand_row(shift_line, col, inside, FIRST, BLOCK, SHIFT)
     weights = load_operand_row(None if WEIGHT is None else weight, col, inside, FIRST, BLOCK, WEIGHT)
@@ -163,7 +163,7 @@ def norm_scale_shift_kernel(
 
     if residual is not None:
         sum_line = residual_out + first
-        sums = ()  # as they are stored
+        sums = ()  # rounded, as they are stored
         for chunk in tl.static_range(CHUNKS):
             if gate is None:
                 # Not `widen`: without it the compiler adds pairs in bfloat16, one instruction with the same result.
@@ -261,9 +261,9 @@ def cut(config: Config, columns: int, item_size: int) -> tuple[int, int, int]:
 def loads_ahead(sizes: dict[str, int], wanted: int, columns: int, warps: int, block: int) -> tuple[int, int]:
     """Chunks of weight, bias, scale and shift that are loaded ahead, and the bytes that a thread holds with them.
 
-    `sizes` are those of a column.
+    `sizes` are the bytes of one column that a program loads of each tensor.
     """
-    # Bytes of a chunk for a thread: of what is loaded of whole rows, and of the rest.
+    # Bytes of a chunk per thread: `whole` of the tensors of which whole rows are loaded first, `each` of the rest.
     sizes = {name: size * block // (32 * warps) for name, size in sizes.items()}
     whole = sum(sizes.get(name, 0) for name in ("residual", "x", "gate"))
     each = sum(sizes.values()) - whole
@@ -347,7 +347,7 @@ def fused_scale_residual_norm_scale_shift(
     norm_type: str,
     eps: float = 1e-5,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of r = residual + gate * x as it is returned, rounded to x's dtype.
+    """The same for r = residual + gate * x instead of x: r as it is returned, rounded to x's dtype.
 
     `residual` is [B, S, D] in any of the three dtypes; its rows may be apart from each other. `gate` is as `scale`, or
     None for 1. The others are as above, and so are errors.

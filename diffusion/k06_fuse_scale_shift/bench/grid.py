@@ -8,8 +8,8 @@ Shapes: batch {1, 2, 4} x tokens {6, 33, 128, 257} x channels {512, 1024, 1536, 
 - select01, both ops: index {int32, int64, bool} x with and without weight and bias. Rows of one modulation table
   (stride 6 * channels) at batch 1: with more, upstream makes the rows contiguous and still uses the old strides.
 
-Two scalars together only as zeros with scale_constant 1: upstream reads on the host, without waiting, whether both are
-zero (docs/dispatch.md), so that its own result for others depends on timing. `tests/` has them.
+Two scalars occur together only as zeros with scale_constant 1: upstream reads on the host, without waiting, whether
+both are zero (docs/dispatch.md), so that its own result for other scalars depends on timing. `tests/` has those.
 
 Thinning for machines without a GPU (`thin`): 6 tokens, batch 2, 1536 channels (a tile and a half, so masked), bfloat16
 and float32: 56 of 3544 rows, with every layout, index and affine, mixed dtypes and the strided scale. Batch and tokens
@@ -31,7 +31,7 @@ TOKENS = (6, 33, 128, 257)
 CHANNELS = (512, 1024, 1536, 3072)
 DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")
 FRAMES = {6: 3, 33: 3, 128: 4, 257: 1}
-"""Tokens -> frames of the [B, F, 1, C] layout; all divide the shrunken tokens too."""
+"""Tokens -> frames of the [B, F, 1, C] layout. They also divide the tokens of rows shrunk for the CPU."""
 LAYOUTS = (
     ("BC", "BC"),
     ("11C", "11C"),
@@ -52,7 +52,7 @@ MIXED: tuple[tuple[DType, DType, int], ...] = (
     ("float16", "float32", 1),
     ("float32", "bfloat16", 0),
 )
-"""Dtype of x and of scale, scale_constant: 1 + scale in bfloat16 is upstream's rounding, too coarse for float32."""
+"""(dtype of x, dtype of scale, scale_constant). Upstream rounds 1 + scale to bfloat16: too coarse for float32 x."""
 THIN_BATCH, THIN_TOKENS, THIN_CHANNELS = 2, 6, 1536
 
 

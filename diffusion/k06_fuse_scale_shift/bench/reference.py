@@ -61,7 +61,7 @@ def fuse_residual_layernorm_scale_shift_gate_select01_kernel(
     index: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of residual + residual_gate * x, which stands second, [B, L, C] float64 each."""
+    """The same for total = residual + residual_gate * x, which is the second output, [B, L, C] float64 each."""
     total = residual.double() + residual_gate.double() * x.double()
     y, gate = fuse_layernorm_scale_shift_gate_select01_kernel(
         total, weight, bias, scale0, shift0, gate0, scale1, shift1, gate1, index, eps

@@ -5,8 +5,8 @@
 scale and shift broadcast from 0 to 4 dimensions; two scalars (0-D or [1]) that are both zero leave x as it is, whatever
 `scale_constant` is.
 
-With the op's setting `exact` it has upstream's bits: scale_constant + scale is rounded to scale's dtype, product and
-sum are computed in the wider dtype of their operands, as one fused multiply-add where that is one dtype.
+In the op's exact mode the result has upstream's bits: scale_constant + scale is rounded to scale's dtype; product and
+sum are each computed in the wider dtype of their operands, or as one fused multiply-add where both have one dtype.
 
 Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/triton/scale_shift.py` (Apache-2.0); the code is our
 own.
@@ -48,7 +48,7 @@ class Config:
 
     warps: int
     rows: int = 1
-    """Rows of a tile: a thread has a vector of each, so the loads in flight."""
+    """Rows of a tile. A thread has a vector of each, so this is also its number of loads in flight."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
@@ -56,7 +56,7 @@ class Config:
 
 
 TUNED = Table(__file__, "scale_shift", Config)
-"""Features: `elements` (of x)."""
+"""Tuned configurations, chosen by `elements` (of x)."""
 
 
 # --- kernel
@@ -64,7 +64,7 @@ TUNED = Table(__file__, "scale_shift", Config)
 
 @triton.jit
 def to_common(value, other):
-    """`value` in the dtype that Triton computes in with one of `other`'s: float32, else float16, else bfloat16."""
+    """`value` in the dtype in which Triton combines it with `other`: float32 or else float16 if either is that."""
     if value.dtype == tl.float32 or other.dtype == tl.float32:
         return value.to(tl.float32)
     elif value.dtype == tl.float16 or other.dtype == tl.float16:
@@ -77,9 +77,9 @@ def to_common(value, other):
 def as_upstream(value, factor, offset, CONSTANT: tl.constexpr):
     """`value * (CONSTANT + factor) + offset` of 16-bit or float32 operands, as the compiler rounds upstream's kernel.
 
-    It makes one fused multiply-add of product and sum where both have one dtype. That is written out here: it does not
-    depend on what stands around it, and Triton's interpreter does it, too. A sum or a product of 16 bits is taken
-    through float32, which gives the same, and which the compiler makes one instruction of.
+    The compiler fuses product and sum into one multiply-add where both have one dtype. That is written out here, so
+    that it does not depend on the surrounding code and Triton's interpreter does it, too. A 16-bit sum or product is
+    computed through float32: the result is the same, and the compiler makes one instruction of it.
     """
     constant = tl.cast(CONSTANT, factor.dtype).to(tl.float32)
     factor = (constant + factor.to(tl.float32)).to(factor.dtype)
@@ -135,10 +135,10 @@ def scale_shift_kernel(
         result = as_upstream(value, factor, offset, CONSTANT).to(y.dtype.element_ty)
     else:
         factor = factor.to(tl.float32)
-        # Not `widen`: of 137 instructions 20 less, but where rows are masked a load behind the first wait.
+        # Not `widen`: it would save 20 of 137 instructions, but put a load after the first wait where rows are masked.
         result = (value.to(tl.float32) * (CONSTANT + factor) + offset).to(y.dtype.element_ty)
     if SCALARS:
-        # Decided here, where upstream asks the host: no synchronisation, and a CUDA graph stays valid.
+        # Decided on the GPU; upstream asks the host. So nothing synchronises, and a CUDA graph stays valid.
         zero = (factor.to(tl.float32) == 0.0) & (offset.to(tl.float32) == 0.0)
         result = tl.where(zero, value, result)
     store_tile(y + first, result, col, inside, C, PARTIAL, STORE)
@@ -157,7 +157,7 @@ class Call(NamedTuple):
 
     @property
     def operands(self) -> dict[str, torch.Tensor]:
-        """Both by name. Beside a scale of frames, a shift of x's size is one line per row, whatever its shape."""
+        """Scale and shift by name. If scale has 4 dimensions, a shift of x's size is one line per row in any shape."""
         shift = self.shift
         if self.scale.dim() == 4 and shift.numel() == self.x.numel():
             shift = shift.reshape(self.x.shape)

@@ -41,9 +41,9 @@ from kda_runtime.tuned_table import Table
 
 MODULATION = ("scale0", "shift0", "gate0", "scale1", "shift1", "gate1")
 Strides = namedtuple("Strides", MODULATION)
-"""Elements from the row of a batch to that of the next, in each of them: a constant of the kernel."""
+"""For each modulation tensor, elements from one batch's row to the next one's: a constant of the kernel."""
 MOST_BYTES = 65536
-"""Of a row of x: upstream's envelope."""
+"""Most bytes of a row of x: upstream's envelope."""
 MOST_PER_THREAD = 32
 """Elements of a row that a thread holds, in float32, before the row gets more warps; with several rows a program up to
 three times as many."""
@@ -59,17 +59,17 @@ class Config:
 
     warps: int
     rows: int = 1
-    """Rows of a program, with warps / rows warps each; equal to `warps`, a row stays within one warp."""
+    """Rows of a program, with warps / rows warps each. If it equals `warps`, a row stays within one warp."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
     early: bool = True
-    """Scale, shift and gate are loaded before the statistics instead of behind them."""
+    """Scale, shift and gate are loaded before the statistics instead of after them."""
 
 
 TUNED = Table(__file__, "select01", Config)
-"""Features: `elements` (of x)."""
+"""Tuned configurations, chosen by `elements` (of x)."""
 
 
 # --- kernel
@@ -353,7 +353,9 @@ def fuse_residual_layernorm_scale_shift_gate_select01_kernel(
     index: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of residual + residual_gate * x, both [B, L, C] and contiguous. The other arguments are as above.
+    """The same for residual + residual_gate * x instead of x.
+
+    `residual` and `residual_gate` are [B, L, C] and contiguous. The other arguments are as above.
 
     Returns:
         y, residual + residual_gate * x, and the chosen gates, [B, L, C] each, contiguous, x's dtype.

@@ -8,7 +8,7 @@ from kda_judge.contract.errors import expecting
 from kda_judge.contract.workloads import Workload
 
 L2_BYTES = 60_000_000
-"""L2 cache of an H200, of which a kernel can hope to find again what it read before."""
+"""Bytes of an H200's L2 cache in which a kernel can hope to find again what it read before."""
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -25,10 +25,10 @@ def triton_group_norm_silu(
 
 
 def bytes_moved(workload: Workload) -> int:
-    """Read x, weight and bias once, write y once, and read again what of a group is beyond the L2 cache.
+    """Read x, weight and bias once, write y once, and read again the part of each group beyond the L2 cache's size.
 
     A second reading is needed because the first one has to be over before anything can be written. But groups do not
-    depend on each other: whoever works off one group at a time finds it in the cache, however large the tensor is.
+    depend on each other: a kernel that takes one group at a time finds it in the cache, however large the tensor is.
     """
     inputs = workload.inputs
     groups = inputs["x"].shape[0] * int(workload.scalars["num_groups"])

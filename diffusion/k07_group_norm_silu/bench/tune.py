@@ -11,7 +11,7 @@ from kda_tools.lab.tune import Sweep
 from ..solution.plans import CLUSTER_TILES, H200_MULTIPROCESSORS, TUNED, WHOLE_BYTES, Config
 
 FLOWS = {(4, 4, 32): 256, (8, 4, 32): 512, (4, 6, 24): 256, (8, 6, 24): 1024, (8, 8, 16): 1024}
-"""flow: warps and tiles of a program, warps of a multiprocessor: parts of a group, in bfloat16 without spills."""
+"""flow: (warps and tiles of a program, warps of a multiprocessor) -> most parts of a bfloat16 group without spills."""
 RINGS = (
     (2, 8, 16, 3, 2),
     (4, 8, 16, 3, 2),
@@ -23,17 +23,17 @@ RINGS = (
     (4, 8, 12, 4, 3),
     (8, 4, 16, 7, 5),
 )
-"""ring: warps and tiles of a block, warps of a multiprocessor, parts of a ring, and those of them that are ahead."""
+"""ring: warps and tiles of a block, warps of a multiprocessor, parts of a ring (`stages`), and `ahead` of these."""
 WHOLE_TILES = 16
-"""whole: vectors of a thread, 64 registers of it; a group that has more for so many warps gets more warps."""
+"""whole: most vectors of a thread, which take 64 registers; a group that needs more of them gets more warps."""
 SMALL_GROUP = 2**15
-"""Up to so many bytes of a group no second launch is made up for, nor more than a few blocks."""
+"""Bytes of a group up to which neither a second launch nor more than a few blocks pay off."""
 FEW_BLOCKS = 4
-"""cluster: for small groups, which as one block each leave most multiprocessors idle."""
+"""cluster: blocks for small groups, which with one block each leave most multiprocessors idle."""
 WITHIN_L2 = 40_000_000
-"""Up to so many bytes of x, x and y together are about what the L2 cache holds: plain stores."""
+"""Bytes of x up to which x and y together are about what the L2 cache holds: plain stores may help."""
 BEYOND_L2 = 12_000_000
-"""From so many bytes of x on, streaming stores may help, and writing while statistics are still taken."""
+"""Bytes of x above which streaming stores may help, and writing while statistics are still computed."""
 
 
 def grid() -> Iterator[Config]:

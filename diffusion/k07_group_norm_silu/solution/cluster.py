@@ -17,16 +17,17 @@ from . import dsl
 from .plans import CLUSTER_TILES
 
 RESIDENT_WARPS = ((8, 32), (12, 24), (CLUSTER_TILES, 16))
-"""Up to so many tiles, so many warps of a multiprocessor; what they leave a thread are 64, 80 and 128 registers."""
+"""(tiles, warps): up to so many tiles, so many warps are resident on a multiprocessor. That leaves a thread 64, 80 or
+128 registers."""
 
 
 class Numbers(NamedTuple):
-    """What the kernel is told of a call."""
+    """A call's sizes, as the kernel gets them."""
 
     vectors: Int32
-    """Of a group."""
+    """Vectors of a group."""
     by_channel: Int32
-    """Vectors of a channel, as `divisor` says, with the next."""
+    """Factor of `dsl.divisor` for the vectors of a channel; the next field is its shift."""
     channel_shift: Int32
     groups: Int32
     group_channels: Int32
@@ -58,10 +59,10 @@ def cluster_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlas
     sSquares = smem.allocate_tensor(Float32, cute.make_layout(blocks))
     sWarp = smem.allocate_tensor(Float32, cute.make_layout(2 * cut.warps))
     arrived = smem.allocate_array(Int64)  # an mbarrier
-    # The last array, as long as the launch makes it: weight and bias of every channel.
+    # The last array is as long as the launch's shared memory allows: weight and bias of every channel.
     sAffine = cute.make_tensor(smem.allocate_array(Float32, 2), cute.make_layout((2, numbers.group_channels)))
 
-    # Nobody may write into the shared memory of a block that has not begun, and is not ready to count what arrives.
+    # No block may write into another's shared memory before that block has begun and its mbarrier is set up.
     if thread == 0:
         cute.arch.mbarrier_init(arrived, 1)
         cute.arch.mbarrier_init_fence()
@@ -74,7 +75,7 @@ def cluster_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlas
     rX = cute.make_rmem_tensor(cute.make_layout((dsl.WORDS, cut.tiles)), Uint32)
     dsl.read(rX, x, group, first, threads, vectors)
 
-    # These loads, too, are before the branch of those threads that have a channel.
+    # All threads issue these loads, too, before the branch; only threads that have a channel store the results.
     near = cutlass.min(thread, numbers.group_channels - 1)
     one, other = dsl.scaled(mW[near], dtype), dsl.scaled(mB[near], dtype)
     if thread < numbers.group_channels:
@@ -106,7 +107,7 @@ def cluster_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlas
 
 
 def _held(vectors, rank, cut):
-    """Elements of block `rank`."""
+    """Elements of the group that block `rank` holds."""
     return Float32(cutlass.max(cutlass.min(vectors - rank * cut.share, cut.share), 0) * (128 // cut.dtype.width))
 
 
@@ -126,7 +127,7 @@ def _combine(sMean, sSquares, length, vectors, cut: cutlass.Constexpr):
     """Mean and centred squares of the group, by Chan's formula: a lane takes a block, and every lane has the result."""
     i = cute.arch.lane_idx() % cut.blocks
     count = _held(vectors, i, cut)
-    # Means are taken relative to the first one, so that what they have in common costs no digits.
+    # Means are taken relative to the first one, so that a common offset costs no digits.
     common = sMean[0]
     apart = sMean[i] - common
     shift = dsl.quotient(cute.arch.warp_reduction_sum(count * apart, threads_in_group=cut.blocks), length)
@@ -147,7 +148,7 @@ def _block_sum(value, sWarp, first: cutlass.Constexpr, warps: cutlass.Constexpr)
 
 
 def shared_bytes(blocks, warps, group_channels):
-    """Of a block: two numbers of every block and warp, an mbarrier, weight and bias of every channel."""
+    """Shared memory of a block: two floats per block and per warp, an mbarrier, weight and bias of every channel."""
     return 8 * (blocks + warps + 1 + group_channels)
 
 
@@ -155,7 +156,7 @@ def shared_bytes(blocks, warps, group_channels):
 def launch(
     addresses: tuple, numbers: tuple, eps: Float32, constants: cutlass.Constexpr, blocks: Int32, stream: driver.CUstream
 ):
-    """So many blocks, a cluster a group."""
+    """Launch `blocks` blocks, one cluster for each group."""
     numbers, cut = Numbers(*numbers), Cut(*constants)
     cluster_kernel(addresses, numbers, eps, cut).launch(
         grid=[blocks, 1, 1],

@@ -1,7 +1,7 @@
 """What the CuTe DSL kernels share: vectors in registers, SiLU of their elements, and how machine code is launched.
 
-A special function takes eight cycles where a sum takes one, so the output is bound by them: in 16 bits four elements
-share a reciprocal, which leaves 1.25 of them an element where exp2 and a root of its own would be 2.
+A special function (exp2, reciprocal) takes eight cycles where a sum takes one, so special functions bound the output.
+In 16 bits four elements share a reciprocal: 1.25 special functions an element instead of 2, exp2 and a reciprocal.
 """
 
 import functools
@@ -24,19 +24,19 @@ from .plans import Config
 
 WARP = 32
 WORDS = 4
-"""Of a vector."""
+"""32-bit words of a vector."""
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 KEPT_TILES = 4
-"""Up to so many vectors of a thread are also kept as floats, where the registers allow it."""
+"""A thread that has at most so many vectors also keeps them as floats, where the registers allow it."""
 MOST_POWER = 31.0
 """Largest exponent of two under the reciprocal: the product of four 1 + 2^31 and its reciprocal are normal numbers.
-SiLU of what would need a larger one, below -21.5, is about -1e-8 instead of a number between that and 0."""
+Inputs below -21.5 would need a larger one: their SiLU is about -1e-8 instead of a number between that and 0."""
 DTYPES = {torch.float16: Float16, torch.bfloat16: BFloat16, torch.float32: Float32}
 
 
 def pointer(dtype, address, align=None):
-    """Into global memory."""
+    """A pointer into global memory."""
     return cute.make_ptr(dtype, address, AddressSpace.gmem, assumed_align=align or dtype.width // 8)
 
 
@@ -46,9 +46,9 @@ def words_at(address):
 
 
 def read(rX, x, group, first, stride, vectors):
-    """A thread's vectors of a group, `stride` apart; the last one stands in for what is behind the group's end.
+    """Load a thread's vectors of a group, `stride` apart; past the group's end its last vector is loaded instead.
 
-    No branch then keeps one load from the next.
+    So there is no branch between one load and the next.
     """
     for tile in range(cute.size(rX, mode=[1])):
         at = cutlass.min(first + tile * stride, vectors - 1)
@@ -56,7 +56,7 @@ def read(rX, x, group, first, stride, vectors):
 
 
 def afresh(rX):
-    """The same words, of which the compiler does not know that: it then converts them again and keeps no floats."""
+    """A copy of the words that the compiler takes for new ones: it converts them again instead of keeping floats."""
     if cute.size(rX, mode=[1]) <= KEPT_TILES:
         return rX
     rZ = cute.make_rmem_tensor(rX.layout, Uint32)
@@ -66,7 +66,7 @@ def afresh(rX):
 
 
 def element(rX, dtype, i, tile):
-    """Element i of a vector as float32: one instruction, which extracting 16 bits and converting them is not."""
+    """Element i of a vector as float32, by one instruction; extracting 16 bits and converting them takes more."""
     if dtype is Float32:
         return rX[i, tile].bitcast(Float32)
     word, upper = rX[i // 2, tile], i % 2
@@ -76,13 +76,13 @@ def element(rX, dtype, i, tile):
 
 
 def channels_of(group, dtype, address, numbers):
-    """Weight or bias, whose address is given, of a group's channels, (group_channels)."""
+    """Weight or bias (given by its address) of a group's channels, (group_channels)."""
     first = Int32(Uint32(group) % Uint32(numbers.groups)) * numbers.group_channels
     return cute.make_tensor(pointer(dtype, address) + first, cute.make_layout(numbers.group_channels))
 
 
 def scaled(number, dtype):
-    """Weight or bias for x of that dtype: in 16 bits for the exponent of SiLU, -n log2(e)."""
+    """Weight or bias in float32; in 16 bits times -log2(e), which makes the norm n SiLU's exponent, -n log2(e)."""
     return number.to(Float32) * (1.0 if dtype is Float32 else -LOG2_E)
 
 
@@ -94,14 +94,14 @@ def tree(values):
 
 
 def quotient(a, b):
-    """The quotient to the last bit but one, without a division's special cases: a is finite, b no subnormal number."""
+    """Quotient a / b to the last bit but one, without a division's special cases: a is finite, b is not subnormal."""
     inverse = cute.arch.rcp_approx(b)
     near = a * inverse
     return near + (a - near * b) * inverse
 
 
 def total_of(rX, dtype, left, stride):
-    """The sum of a thread's elements; of its vectors, `stride` apart, those that lie before `left` count."""
+    """The sum of a thread's elements. Its vectors are `stride` apart, and only those before `left` count."""
     total = Float32(0.0)
     for tile in range(cute.size(rX, mode=[1])):
         part = tree([element(rX, dtype, i, tile) for i in range(128 // dtype.width)])
@@ -110,7 +110,7 @@ def total_of(rX, dtype, left, stride):
 
 
 def squares_of(rX, dtype, mean, left, stride):
-    """The same for the squares of what they are apart from `mean`."""
+    """The same for the squares of the elements' differences from `mean`."""
     squares = Float32(0.0)
     for tile in range(cute.size(rX, mode=[1])):
         centred = [element(rX, dtype, i, tile) - mean for i in range(128 // dtype.width)]
@@ -122,16 +122,16 @@ def squares_of(rX, dtype, mean, left, stride):
 
 
 def affine(weight, bias, mean, scale, dtype):
-    """What an element is multiplied by, and what is added then; weight and bias are `scaled`.
+    """Factor and offset that normalise an element; weight and bias are `scaled`.
 
-    In 16 bits that is for the element itself, in float32 for what it is apart from the mean.
+    In 16 bits the factor is for the element itself, in float32 for its difference from the mean.
     """
     slope = weight * scale
     return slope, bias if dtype is Float32 else bias - mean * slope
 
 
 def output(rX, dtype, tile, mean, slope, shift, rY):
-    """The words of a vector's output, made in rY: normalised by what `affine` gives and through SiLU."""
+    """The words of a vector's output, made in rY: normalised by slope and shift, which `affine` gives, then SiLU."""
     if dtype is Float32:
         values = [_silu((element(rX, dtype, i, tile) - mean) * slope + shift) for i in range(WORDS)]
     else:
@@ -143,7 +143,7 @@ def output(rX, dtype, tile, mean, slope, shift, rY):
 
 
 def ratio(number, by, shift):
-    """The natural number divided as `divisor` says."""
+    """A natural number divided by the factor and shift that `divisor` gives."""
     twice = Uint64(Uint32(2 * number))
     return Int32(Uint32(twice * Uint64(Uint32(by)) >> Uint64(32)) >> Uint32(shift))
 
@@ -154,7 +154,7 @@ def _silu(n):
 
 
 def _silu_of_four(*exponents):
-    """SiLU of -ln(2) z for four z, z -ln(2) / (1 + 2^z): 1 / a = b / (a b), so that one reciprocal is enough."""
+    """SiLU of -ln(2) z for four z: -ln(2) z / (1 + 2^z). As 1 / a = b / (a b), one reciprocal is enough."""
     z = [cute.arch.fmin(one, MOST_POWER, nan=True) for one in exponents]
     p = [cute.math.exp2(one, fastmath=True) for one in z]
     # Of two denominators 1 + p only one is formed; the other is a factor of multiply-adds: (1 + p) b = p b + b.
@@ -167,7 +167,7 @@ def _silu_of_four(*exponents):
 
 
 def divisor(vectors: int) -> tuple[int, int]:
-    """Factor and shift by which a natural number below 2^31 is divided: the upper half of 2 a factor, shifted.
+    """Factor and shift to divide a < 2^31 by `vectors`: the upper 32 bits of 2 * a * factor, shifted right by shift.
 
     Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (1994), theorem 4.2.
     """
@@ -177,7 +177,7 @@ def divisor(vectors: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Cut:
-    """Constants of a kernel: dtypes, then fields of `plans.Config`, and what else its launch has."""
+    """Constants of a kernel: dtypes, then fields of `plans.Config` or of the kernel's launch."""
 
     dtype: Any
     weight_dtype: Any
@@ -188,12 +188,12 @@ class Cut:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.warps * WARP
 
     @property
     def share(self) -> int:
-        """Vectors that a block has of a group, or of a part."""
+        """Vectors of a group, or of a part, that a block has."""
         return self.tiles * self.threads
 
 
@@ -201,17 +201,17 @@ class Cut:
 class CuteLaunch:
     """One launch of a CuTe DSL kernel, in the manner of `kda_runtime.launch.Launch`.
 
-    The kernel takes addresses, numbers, eps and constants. So does `function`, which launches it: as plain tuples.
+    The kernel takes addresses, numbers, eps and constants. `function`, which launches it, takes them as plain tuples.
     """
 
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
-    """Of x, weight and bias."""
+    """Dtypes of x, weight and bias."""
     sizes: tuple[int, int, int, int, int]
     """Vectors of a group and of a channel; groups of all batches and of one, channels of a group."""
     eps: float
     config: Config
     otherwise: Chain = field(compare=False, repr=False)
-    """What takes x where it is not aligned to 16 bytes; its output is y, its arguments are x, weight and bias."""
+    """The chain for an x that is not aligned to 16 bytes; its output is y, its arguments are x, weight and bias."""
 
     name: ClassVar[str]
     """The kernel's function name."""
@@ -220,11 +220,11 @@ class CuteLaunch:
     numbers: ClassVar[type[tuple[Any, ...]]]
     """The named tuple of the kernel's numbers."""
     scratch: ClassVar[int] = 0
-    """Addresses that the kernel takes behind those of y, x, weight and bias."""
+    """Number of addresses that the kernel takes after those of y, x, weight and bias."""
 
     @classmethod
     def arguments(cls, constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `function` is compiled with; of numbers, also that of blocks, only the types matter."""
+        """The arguments that `function` is compiled with; of numbers and of `blocks` only the types matter."""
         addresses, numbers = (Int64(0),) * (4 + cls.scratch), (Int32(0),) * len(cls.numbers._fields)
         return addresses, numbers, Float32(0.0), constants, Int32(0), driver.CUstream(0)
 

@@ -1,4 +1,4 @@
-"""GroupNorm followed by SiLU: one launch where a group fits into a program, else launches that share their statistics.
+"""GroupNorm followed by SiLU: one launch where a group fits into a program, else launches that pass on statistics.
 
     n = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias        over a group: some channels of one batch, in float32
     y = n / (1 + exp(-n))                                         SiLU; rounded once, to x's dtype
@@ -6,12 +6,13 @@
 Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/diffusion/triton/group_norm_silu.py` and
 `jit_kernel/diffusion/group_norm_silu.py` (Apache-2.0); the code is our own.
 
-Idea: the op streams, but every element waits for all of its group. A small group is one program's, in registers
-(`whole`). A larger one is cut into parts, which leave mean and centred squares each, and read their x a second time for
-the output. In `stretch` these are two launches: the later one starts early (programmatic dependent launch) and has its
-x in registers when the statistics arrive, but beyond the L2 cache it reads x from memory again. In `flow` one launch
-does both, the statistics a group and some more ahead of the output, so that the second reading comes from the cache.
-Only there programs wait for each other, in an order in which nothing can hang, see `flow_kernel`.
+Idea: the op streams, but every output needs the statistics of its whole group. A small group is held in the registers
+of one program (`whole`). A larger one is cut into parts. Each part leaves its mean and centred squares, and x is read a
+second time for the output. In `stretch` these are two launches: the later one starts early (programmatic dependent
+launch) and has its x in registers when the statistics arrive, but beyond the L2 cache it reads x from memory again. In
+`flow` one launch does both: the statistics run a group and some more before the output, so that the second reading
+comes from the cache. Its programs wait for each other in an order in which nothing can hang, see `flow_kernel`.
+`cluster` and `ring`, in CuTe DSL, read x once.
 """
 
 from itertools import chain
@@ -27,9 +28,9 @@ from .kernels import whole_kernel
 from .plans import Call, plan
 
 MAX_GROUP = 2**30
-"""Elements of a group: the kernels count them in 32 bits, a last part included."""
+"""Most elements of a group: the kernels count them in 32 bits, up to the end of the last part."""
 INTERPRETED = 45_000
-"""Elements of x that Triton's interpreter is given: a program takes it 10 ms, and these rows have hundreds of them."""
+"""Most elements of x for Triton's interpreter: it takes 10 ms a program, and the rows have hundreds of programs."""
 
 
 # --- what is wrong with a call, what the kernels cover, and the path for the rest
@@ -60,7 +61,7 @@ def _uncovered(call: Call) -> str | None:
 
 
 def _ready(call: Call) -> Call:
-    """The call with an x that the kernels read: itself where it is contiguous, else a copy, as upstream's."""
+    """The call with an x that the kernels can read: x itself if it is contiguous, else a copy, as upstream's."""
     return call if call.x.is_contiguous() else call._replace(x=call.x.contiguous())
 
 
@@ -79,7 +80,7 @@ def _plain(call: Call) -> torch.Tensor:
 
 
 def _fused(x: torch.Tensor, norm: nn.Module, activation: nn.Module) -> Call | str:
-    """The call that does what the modules do, or why they are called one after the other."""
+    """The call that does what the modules do, or the reason why they are called one after the other."""
     if torch.is_grad_enabled():
         return "gradients are recorded; the kernels have no backward pass"
     if type(norm).forward is not nn.GroupNorm.forward or norm.weight is None or norm.bias is None:
@@ -123,7 +124,7 @@ def triton_group_norm_silu(
     Returns:
         A new contiguous tensor like x.
 
-    Other dtypes and CPU tensors take a plain PyTorch path, and so does a call that gradients are recorded of: see
+    Other dtypes and CPU tensors take a plain PyTorch path, and so does a call for which gradients are recorded: see
     `why_not`.
 
     Raises:

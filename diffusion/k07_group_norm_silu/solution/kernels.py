@@ -1,15 +1,17 @@
-"""The Triton kernels: `whole` has a group in one program, all others have a group in many.
+"""Triton kernels of GroupNorm with SiLU: `whole_kernel` has a group in one program, the others split it over many.
 
-`statistics` takes those of parts, and `output` or `flow` writes behind it: `output` when all statistics are there,
-`flow` while it takes the rest of them itself. `fresh` goes ahead of the CuTe DSL kernel of `ring.py`.
+A split group is cut into parts. `statistics_kernel` computes mean and centred squares of parts. The output is written
+by `output_kernel`, after all statistics are there, or by `flow_kernel`, which computes the rest of them itself.
+`fresh_kernel` runs before the CuTe DSL kernel of `ring.py`.
 
-All take x as a row of groups, each of N = group_channels * S elements one after the other, S of them (the spatial
-size) in every channel. A tile (`Cut`) is [block / shared, shared]: a row's elements are sure to be of one channel, so
-that weight and bias are loaded once for all of them. N, S and the numbers of groups are arguments, not constants: the
-pictures and frames of one model have dozens of sizes, and each of them would be compiled for itself.
+All take x as contiguous groups of N = group_channels * S elements, S (the spatial size) of each channel. A tile (`Cut`)
+is [block / shared, shared]: a row of it has elements of one channel only, so that weight and bias are loaded once per
+row. N, S and the numbers of groups are arguments, not constants: the pictures and frames of one model have dozens of
+sizes, and each size would be compiled separately.
 
-A statistic is a mean and a sum of centred squares, taken in two passes over registers and combined by Chan's formula;
-E[x^2] - E[x]^2 is never formed. Every sum has a fixed order, so that results are the same from call to call.
+A statistic is a mean and a sum of centred squares. It is computed in two passes over registers, and statistics are
+combined by Chan's formula; E[x^2] - E[x]^2 is never formed. Every sum has a fixed order, so that results are the same
+from call to call.
 """
 
 from typing import NamedTuple
@@ -30,7 +32,7 @@ class Cut(NamedTuple):
     full: int
     """How many of a program's tiles are sure to lie inside the group."""
     shared: int
-    """Elements that are sure to be of one channel: a power of two, at most a vector."""
+    """Elements in a row of a tile, all of one channel: a power of two, at most a vector."""
 
 
 class Writing(NamedTuple):
@@ -40,7 +42,7 @@ class Writing(NamedTuple):
     store: str
     """Cache modifier of the stores."""
     fast: bool
-    """16 bits: weight and bias in one multiplication and addition, SiLU by approximations."""
+    """For 16-bit x: normalise with one multiplication and addition, and approximate SiLU."""
 
 
 @triton.jit(do_not_specialize=["S", "groups", "group_channels"])
@@ -55,7 +57,7 @@ def whole_kernel(
     group_channels,
     CUT: tl.constexpr,  # `Cut`
     HOW: tl.constexpr,  # `Writing`
-    AHEAD: tl.constexpr,  # so many tiles ahead weight and bias are loaded, at the price of registers
+    AHEAD: tl.constexpr,  # weight and bias are loaded so many tiles before their use, at the price of registers
     PDL: tl.constexpr,
 ):
     """One program: a whole group, in registers from its only load to its store."""
@@ -92,10 +94,10 @@ def statistics_kernel(
     N,
     total,  # groups of all batches
     parts,  # programs of a group
-    head,  # parts that are taken, of all groups in their order
+    head,  # number of parts, in the order of all groups, whose statistics are computed
     CUT: tl.constexpr,
     PDL: tl.constexpr,
-    HINTS: tl.constexpr,  # tell the cache to keep x for its second reading, and to let it go behind it
+    HINTS: tl.constexpr,  # tell the cache to keep x until its second reading, and to drop it then
     SLOTS: tl.constexpr,  # other entries of `partials` that a program initialises for `flow_kernel`
 ):
     """One program: the statistics of one part."""
@@ -141,8 +143,8 @@ def output_kernel(
     if REVERSE:  # back to front: what was read last is what the cache still has
         part = parts - 1 - part
         group = tl.num_programs(1) * tl.num_programs(2) - 1 - group
-    # This launch begins when every program of the one before has come past its own wait, so x is there: only
-    # `partials`, which other programs wrote, has to be waited for.
+    # This launch begins when every program of the previous launch has passed its own wait, so x is complete. Only
+    # `partials`, which those programs write, has to be waited for.
     if not EARLY:
         follow_the_kernel_ahead(PDL)
     if group < total:
@@ -157,10 +159,10 @@ def output_kernel(
             affine = _affines(weight, bias, near, begin, N, S, group_channels, CUT, TWO)
         if EARLY:
             follow_the_kernel_ahead(PDL)
-        if TWO:  # one trip to memory with the partial results; earlier loads were waited for before it began
+        if TWO:  # one trip to memory with the partial results, whose loads would wait for any earlier ones
             affine = _affines(weight, bias, near, begin, N, S, group_channels, CUT, TWO)
-        # 32 parts at a time, or a quarter of many: what a warp adds alone takes no shared memory and no barrier. With
-        # an eighth at a time the kernel took more than 80 registers, and a third block had no room.
+        # 32 parts at a time, or a quarter if there are many: sums within a warp need no shared memory and no barrier.
+        # With an eighth at a time the kernel took more than 80 registers, and a third block had no room.
         WIDE: tl.constexpr = PARTS // 4 if PARTS > 128 else min(PARTS, 32)
         partials += group.to(tl.int64) * parts
         first = tl.load(partials)
@@ -184,7 +186,7 @@ def flow_kernel(
     group_channels,
     total,
     parts,
-    head,  # parts whose statistics the launch before has taken: those of the first group and more
+    head,  # number of parts whose statistics the previous launch has computed: those of the first group and more
     CUT: tl.constexpr,
     HOW: tl.constexpr,
     TWO: tl.constexpr,
@@ -194,15 +196,15 @@ def flow_kernel(
     PDL: tl.constexpr,
     HINTS: tl.constexpr,
 ):
-    """The output of all parts, and `head` parts ahead of it the statistics: programs take the ticket that is next.
+    """The output of all parts, and their statistics, `head` parts before it. Programs take the ticket that is next.
 
-    Ticket t is the statistics of part head + t, if there is one, and then the output of part t, which waits until all
-    parts of its group have their statistics. They are single words that say themselves whether they are there, so that
-    nothing else has to be ordered.
+    Ticket t is first the statistics of part head + t, if there is one, and then the output of part t, which waits until
+    all parts of its group have statistics. A part's statistics are one word, which is negative until they are there, so
+    that no other memory access has to be ordered.
 
-    It cannot hang as long as programs that have begun go on, however many there are and whenever others begin: an
-    output waits only for statistics of lower tickets, which wait for nothing, and a program works off its tickets in
-    ascending order, so that the lowest one which is not done never waits for long. So a program may take its next
+    It cannot hang as long as programs that have begun keep running, however many there are and whenever others begin.
+    An output waits only for statistics of lower tickets, and statistics wait for nothing. A program finishes its
+    tickets in ascending order, so the lowest unfinished ticket never waits for long. So a program may take its next
     ticket early.
     """
     follow_the_kernel_ahead(PDL)
@@ -214,7 +216,7 @@ def flow_kernel(
             group = _quotient(place + head, parts)
             begin = (place + head - group * parts) * (CUT.block * CUT.tiles)
             values = _load(x + group.to(tl.int64) * N, begin, N, CUT, "evict_last" if HINTS else "")
-            ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)  # on its way together with x
+            ticket = tl.atomic_add(partials + every, 1, sem="relaxed").to(tl.int32)  # in flight together with x
             mean, squares = _moments(values, begin, N, CUT)
             tl.atomic_xchg(partials + place + head, _packed(mean, squares), sem="relaxed")
         else:
@@ -237,7 +239,7 @@ def flow_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def fresh_kernel(partials, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """What `ring_kernel` has to find: no part has statistics yet."""
+    """Set the words of all parts to -1, as `ring_kernel` expects them: no part has statistics yet."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # Whatever used the memory of `partials` has to end.
     follow_the_kernel_ahead(PDL)
@@ -246,13 +248,13 @@ def fresh_kernel(partials, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 @triton.jit
 def _second():
-    """The number of a program in the second and third dimension of a grid: neither reaches beyond 65535."""
+    """A program's index over the grid's second and third dimension, each of which is limited to 65535."""
     return tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
 
 
 @triton.jit
 def _packed(mean, squares):
-    """Mean and centred squares as one natural number, which is stored and loaded as a whole."""
+    """Mean and centred squares as one int64 that is not negative; it is stored and loaded as a whole."""
     low = mean.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     return ((squares.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.int64) << 32) | low  # a NaN may have a sign
 
@@ -265,7 +267,7 @@ def _unpacked(word):
 
 @triton.jit
 def _words(partials, parts, PARTS: tl.constexpr, WIDE: tl.constexpr, VOLATILE: tl.constexpr):
-    """Those of the parts of a group, WIDE at a time, 0 behind the last one."""
+    """The words of a group's parts, WIDE at a time, 0 after the last part."""
     words = ()
     for begin in tl.static_range(0, PARTS, WIDE):
         part = begin + tl.arange(0, WIDE)
@@ -278,10 +280,10 @@ def _words(partials, parts, PARTS: tl.constexpr, WIDE: tl.constexpr, VOLATILE: t
 
 @triton.jit
 def _awaited(partials, parts, PARTS: tl.constexpr, THREADS: tl.constexpr):
-    """The words of a group, as soon as they are all there, and the mean of its first part.
+    """Wait for all words of a group; return the mean of its first part, and the words.
 
-    Threads may see a word at different times, and have to agree on when to go on. So each has words of its own, and its
-    own sight of the first one, and all of that is in the minimum.
+    Threads may see a word at different times, but must agree on when to go on. So each thread loads its own words and
+    its own copy of the first word, and the minimum is over all of these.
     """
     WIDE: tl.constexpr = max(PARTS, THREADS)
     words = _words(partials, parts, WIDE, WIDE, True)
@@ -294,7 +296,7 @@ def _awaited(partials, parts, PARTS: tl.constexpr, THREADS: tl.constexpr):
 
 @triton.jit
 def _affines(weight, bias, near, begin, N, S, group_channels, CUT: tl.constexpr, TWO: tl.constexpr):
-    """Weight and bias of a part, tile for tile, or of the two channels that it may have elements of: `near`, far."""
+    """Weight and bias for each tile of a part; if TWO, for the two channels that a part may have: `near` and far."""
     TILES: tl.constexpr = CUT.tiles
     if TWO:
         far = tl.minimum(near + 1, group_channels - 1)
@@ -330,7 +332,7 @@ def _quotient(a, b):
 
 @triton.jit
 def _first_channel(group, groups, group_channels):
-    """The channel with which a group begins, of those of its batch."""
+    """The first channel of a group, counted within its batch."""
     return (group - _quotient(group, groups) * groups) * group_channels
 
 
@@ -343,7 +345,7 @@ def _places(begin, tile: tl.constexpr, CUT: tl.constexpr):
 
 @triton.jit
 def _load(x, begin, N, CUT: tl.constexpr, EVICT: tl.constexpr):
-    """A group's tiles from element `begin` on, each [block / shared, shared], 0 behind the group's end."""
+    """A group's tiles from element `begin` on, each [block / shared, shared], 0 after the group's end."""
     TILES: tl.constexpr = CUT.tiles
     tiles = ()
     for tile in tl.static_range(TILES):
@@ -371,11 +373,12 @@ def _affine(weight, bias, begin, tile: tl.constexpr, N, S, CUT: tl.constexpr):
 def _moments(tiles, begin, N, CUT: tl.constexpr):
     """Mean and sum of centred squares of what the tiles hold of the group, float32."""
     TILES: tl.constexpr = CUT.tiles
-    # Tiles are added element by element first: one reduction across threads a statistic, and short sums.
+    # Tiles are added element by element first: then a statistic takes one reduction across threads, of short sums.
     total = tiles[0].to(tl.float32)  # [block / shared, shared]
     for tile in tl.static_range(1, TILES):
         total += tiles[tile].to(tl.float32)
-    # Corrected by its remainder: where a mean is large beside the deviation, its last digit is the result's error.
+    # The mean is corrected by its remainder: if it is large beside the deviation, its last digit decides the error of
+    # the result.
     total = _sum(total)
     if CUT.full < TILES:
         count = tl.minimum(N - begin, CUT.block * TILES).to(tl.float32)
@@ -401,9 +404,9 @@ def _sum(tile):
 
 @triton.jit
 def _combine(words, common, N, parts, CUT: tl.constexpr, HOW: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr):
-    """Mean of a group, and what it is scaled by, from the statistics of its parts.
+    """Mean of a group, and its scale 1 / sqrt(variance + eps), from the statistics of its parts.
 
-    Means are taken relative to `common`, the first one, so that what they have in common costs no digits.
+    Means are taken relative to `common`, the first one, so that a common offset costs no digits.
     """
     PART: tl.constexpr = CUT.block * CUT.tiles  # elements
     counts = ()
@@ -427,7 +430,7 @@ def _combine(words, common, N, parts, CUT: tl.constexpr, HOW: tl.constexpr, PART
 
 @triton.jit
 def _scaled(affine, mean, scale, HOW: tl.constexpr):
-    """Of weight and bias, in float32: a factor of x, or where not `fast` of x - mean, and what is added then."""
+    """Factor and offset in float32, from weight and bias: the factor is for x if `fast`, else for x - mean."""
     weight = affine[0].to(tl.float32) * scale
     bias = affine[1].to(tl.float32)
     if HOW.fast:

@@ -34,7 +34,7 @@ class Config:
     reverse: bool = True
     """stretch, flow: the second reading goes from the end to the beginning, in flow that of every group."""
     early: bool = True
-    """stretch: read x, weight and bias before waiting for the launch ahead."""
+    """stretch: read x, weight and bias before waiting for the previous launch."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     hints: bool = False
@@ -52,39 +52,39 @@ class Config:
 
 
 TUNED = Table(__file__, "group_norm_silu", Config)
-"""Features: `group_bytes` (of x, in one group) and `bytes` (of x)."""
+"""Tuned configurations, chosen by `group_bytes` (of x, in one group) and `bytes` (of x)."""
 WHOLE_BYTES = 98304
-"""Largest group of one program: 12 tiles of 16 warps, 48 registers a thread; with 14 tiles 24 bytes were spilled."""
+"""Most bytes of a group in one program: 12 tiles of 16 warps, 48 registers a thread; 14 tiles spilled 24 bytes."""
 EARLY_TILES = 8
 """whole: up to so many tiles, all of weight and bias is loaded before the statistics; with 12 that spilled 24 bytes."""
 LATE_AHEAD = 4
-"""whole: with more tiles, so many ahead; with 1 or 2 each of the last tiles waits for its own."""
+"""whole: with more tiles, weight and bias are loaded so many ahead; with 1 or 2 each last tile waits for its own."""
 CLUSTER_TILES = 16
-"""cluster: vectors of a thread; 18 spilled 136 bytes."""
+"""cluster: most vectors of a thread; 18 spilled 136 bytes."""
 CLUSTER_CHANNELS = 2048
-"""cluster: channels of a group, 16 KB of shared memory."""
+"""cluster: most channels of a group, 16 KB of shared memory."""
 FLOW, FLOW_BYTES = Config("flow", warps=8, tiles=6, hints=True, store=".cs"), 128_000_000
-"""Instead of a ring, for larger tensors of shapes that it does not take: the sweep of 2026-11-21 has it ahead of
-`stretch` there."""
+"""Configuration for tensors of shapes that `ring` does not take, and the bytes of x above which it is used: there it is
+faster than `stretch` in the sweep of 2026-11-21."""
 MAX_SLOTS = 1024
 """flow: words that a program of the first launch initialises, a power of two."""
 MAX_TICKETS = 2**30
-"""flow, ring: parts of all groups, which are counted in 32 bits."""
+"""flow, ring: most parts of all groups, because they are counted in 32 bits."""
 RING_CAPABILITIES = (9, 10)
-"""ring: those whose multiprocessors have 228 KiB of shared memory."""
+"""ring: major compute capabilities whose multiprocessors have 228 KiB of shared memory."""
 PATIENCE = 4096
 """ring: how often a thread looks for statistics, about 0.7 us each, before its block computes them itself."""
 FRESH = 1024
 """ring: words that a program of the first launch initialises."""
 MAX_PARTS = 4096
-"""Programs of a group: each of them reads the partial results of all, 8 to a thread at 16 warps."""
+"""Most programs of a group: each of them reads the partial results of all, 8 to a thread at 16 warps."""
 MAX_WARPS, MAX_TILES = 16, 8
 MAX_SECOND = 65535
-"""Programs in the second dimension of a grid, and in the third."""
+"""Most programs in the second dimension of a grid, and in the third."""
 REGISTERS = 65536
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 H200_MULTIPROCESSORS = 132
-"""For tensors that are on no GPU."""
+"""Number of multiprocessors that is assumed for tensors on no GPU."""
 
 
 # --- how a call is cut
@@ -116,7 +116,7 @@ class Call(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """What every kernel is told: elements of a group and of a channel, groups and channels of a group."""
+        """What every kernel gets: elements of a group and of a channel, groups and channels of a group."""
         return self.elements, self.channel, self.num_groups, self.x.shape[1] // self.num_groups
 
     @property
@@ -156,7 +156,7 @@ def rows_of_programs(count: int) -> tuple[int, int]:
 
 
 def head(parts: int, total: int, part_bytes: int, ahead_mb: float) -> int:
-    """flow: parts, of `total` groups of `parts`, whose statistics are taken before the first output."""
+    """flow: number of parts, of `total` groups of `parts`, whose statistics are computed before the first output."""
     ahead = math.ceil(ahead_mb * 1e6 / part_bytes)
     return min(max(parts + ahead, parts * total // MAX_SLOTS + 1), parts * total)
 
@@ -182,7 +182,7 @@ def plan(call: Call) -> Chain:
 
 
 def _otherwise(call: Call, config: Config) -> Chain:
-    """Instead of a cluster, and for every shape: a program for groups that it can hold, else two launches."""
+    """Takes any shape instead of a cluster: one program a group if it can hold the group, else two launches."""
     if call.group_bytes <= WHOLE_BYTES:
         return _whole(call, Config("whole", warps=8 if call.group_bytes <= WHOLE_BYTES // 2 else 16, pdl=config.pdl))
     return _stretch(call, Config("stretch", pdl=config.pdl))
@@ -227,7 +227,7 @@ def _flow(call: Call, config: Config) -> Chain | None:
     partials = torch.empty(every + 1, dtype=torch.int64, device="meta")
     part_bytes = made.cut.block * made.cut.tiles * call.x.itemsize
     begun = head(made.number, call.groups, part_bytes, config.ahead_mb)
-    # As many programs as are on the GPU at once, and what makes sure that they have room; others would find no work.
+    # As many programs as run on the GPU at once, and a register limit so that they fit; others would find no work.
     grid = (min(every, multiprocessors(call.x) * (config.resident // made.warps)),)
     room = {"THREADS": 32 * made.warps, "maxnreg": REGISTERS // (32 * config.resident) // 8 * 8}
     output = _output(call, config, made, flow_kernel, grid, partials, begun, **room)
@@ -240,7 +240,7 @@ def _ring(call: Call, config: Config) -> Chain | None:
     parts = -(-call.elements // part)
     every = parts * call.groups
     blocks = min(every, multiprocessors(call.x) * (config.resident // config.warps))
-    # A block publishes its last part of a group before it writes the first one: else all would wait for each other.
+    # A block must publish its last part of a group before it writes its first, or all would wait for each other.
     fits = call.channel >= part and parts <= config.ahead * blocks + 1 and every <= MAX_TICKETS
     if not fits or not _takes_vectors(call):
         return None
@@ -256,12 +256,12 @@ def _ring(call: Call, config: Config) -> Chain | None:
 
 
 def _takes_vectors(call: Call) -> bool:
-    """Whether the CuTe DSL kernels can run: no vector is of two channels, x is on no CPU, the DSL is installed."""
+    """Whether the CuTe DSL kernels can run: no vector spans channels, x is not on a CPU, the DSL is installed."""
     return call.channel * call.x.itemsize % VECTOR_BYTES == 0 and not call.x.is_cpu and find_spec("cutlass") is not None
 
 
 def _cute(call: Call, config: Config, otherwise: Chain) -> dict[str, Any]:
-    """What both CuTe DSL kernels are told alike; `otherwise` takes an x that is not aligned."""
+    """The arguments that both CuTe DSL launches have; `otherwise` takes an x that is not aligned."""
     elements, channel, *groups = call.sizes
     vector = VECTOR_BYTES // call.x.itemsize
     return {
@@ -278,17 +278,17 @@ def _parts(call: Call, config: Config) -> Parts:
 
 
 def _behind(first: Launch, second: Step, partials: torch.Tensor, reads_x: bool = True) -> Chain:
-    """Both launches, and between them memory of the call's own: calls on several streams and in graphs never meet."""
+    """Both launches. Each call has its own `partials`, so that calls on several streams or in graphs never share it."""
     y, between, x, weight, bias = range(5)  # places in the chain's table
     places = (between, x)[: 1 + reads_x], (y, x, weight, bias, between)
     return Chain((first, second), places, outputs=(0,), scratch=(partials,))  # like x
 
 
 def _statistics(call: Call, config: Config, made: Parts, partials: torch.Tensor, begun: int) -> Launch:
-    """The launch that takes those of the first `begun` parts."""
+    """The launch that computes the statistics of the first `begun` parts."""
     grid = made.number, *rows_of_programs(-(-begun // made.number))
     numbers = call.elements, call.groups, made.number, begun
-    others = partials.numel() - begun  # which it makes ready for the next launch
+    others = partials.numel() - begun  # entries that it initialises for the next launch
     slots = triton.next_power_of_2(-(-partials.numel() // begun)) if others else 0
     how = _every(config, made)
     return Launch.make(statistics_kernel, grid, partials, call.x, *numbers, HINTS=config.hints, SLOTS=slots, **how)
@@ -311,15 +311,15 @@ def _every(config: Config, made: Parts) -> dict[str, Any]:
 
 
 def _writing(call: Call, config: Config, made: Parts) -> dict[str, Any]:
-    """The same of those that write y."""
-    # Approximations are for outputs whose digits leave room for them; the interpreter does not have them. One element
-    # is its own mean, and x * scale - mean * scale with a scale of 1 / sqrt(eps) would not be 0.
+    """The same for kernels that write y."""
+    # Approximations are for 16-bit outputs, which have few enough digits; the interpreter does not have them. A single
+    # element is its own mean, and x * scale - mean * scale with a scale of 1 / sqrt(eps) would not be 0.
     fast = call.x.itemsize == 2 and call.elements > 1 and not is_interpreted(whole_kernel)
     return {"HOW": Writing(float(call.eps), config.store, fast)} | _every(config, made)
 
 
 def multiprocessors(x: torch.Tensor) -> int:
-    """Of x's device."""
+    """Number of multiprocessors of x's device."""
     if not x.is_cuda:
         return H200_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(x.device).multi_processor_count)

@@ -21,7 +21,7 @@ from kda_runtime.triton_rows import VECTOR_BYTES
 from . import dsl
 
 ALIGNMENT = 128
-"""Of the ring in shared memory."""
+"""Bytes: alignment of the ring in shared memory."""
 AT_ONCE = 256
 """Statistics of a group that a block loads before it waits for one of them; more cost registers."""
 NATURAL = 0x7FFFFFFF
@@ -32,16 +32,16 @@ class Numbers(NamedTuple):
     """A call's sizes, as the kernel gets them."""
 
     vectors: Int32
-    """Of a group."""
+    """Vectors of a group."""
     channel: Int32
     """Vectors of a channel, as many as a part has at least."""
     by_channel: Int32
-    """The same, as `divisor` says, with the next."""
+    """Factor of `dsl.divisor` for `channel`; the next field is its shift."""
     channel_shift: Int32
     parts: Int32
-    """Of a group."""
+    """Parts of a group."""
     by_parts: Int32
-    """The same, as `divisor` says, with the next."""
+    """Factor of `dsl.divisor` for `parts`; the next field is its shift."""
     parts_shift: Int32
     total: Int32
     """Groups of all batches."""
@@ -65,10 +65,10 @@ class Cut(dsl.Cut):
 
 @cute.kernel
 def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.Constexpr):
-    """Block b: parts b, b + blocks, ... of all groups, of `tiles` vectors of every thread each.
+    """Block b: parts b, b + blocks, ... of all groups. A part is `tiles` vectors of every thread.
 
-    From x to y of [total, n], with weight and bias of [groups * group_channels]. Words [total, parts], int64, are mean
-    and centred squares of every part, negative until they are published.
+    From x to y of [total, n], with weight and bias of [groups * group_channels]. `words`, [total, parts] int64, are
+    mean and centred squares of every part, negative until they are published.
 
     A block that has waited too long computes the missing statistics itself, with the same bits. So the kernel ends
     however few of its blocks run at a time.
@@ -89,7 +89,7 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
     sPart, sGroup = smem.allocate_tensor(Float32, halves), smem.allocate_tensor(Float32, halves)
     shared = sPart, sGroup, smem.allocate_tensor(Int32, cute.make_layout(1))
 
-    # x is there: the launch ahead lets this one begin when it has itself waited for whatever wrote x.
+    # x is complete: the previous launch lets this one begin after it has itself waited for whatever wrote x.
     for stage in cutlass.range_constexpr(behind):
         place = block + stage * blocks
         _prefetch(sRing, place, place < every, stage, x, thread, numbers, cut)
@@ -99,14 +99,14 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
 
     rX = cute.make_rmem_tensor(cute.make_layout((dsl.WORDS, cut.tiles)), Uint32)
     looks = numbers.patience
-    known = Int32(-1)  # the group of which mean and scale are
+    known = Int32(-1)  # the group that mean and scale belong to
     mean, scale = Float32(0.0), Float32(0.0)
     near_weight, far_weight = cut.weight_dtype(0.0), cut.weight_dtype(0.0)  # of the two channels that a part may have
     near_bias, far_bias = cut.bias_dtype(0.0), cut.bias_dtype(0.0)
-    near, far = (mean, mean), (mean, mean)  # the same, as `affine` says
+    near, far = (mean, mean), (mean, mean)  # their factor and offset, from `dsl.affine`
     group, begin, next_group, next_begin = (Int32(0) for _ in range(4))
     seen = tuple(Int64(0) for _ in range(1 + max(AT_ONCE // threads, 1)))
-    said, written, free = Int32(0), Int32(0), Int32(behind % cut.stages)  # stages of the ring
+    said, written, free = Int32(0), Int32(0), Int32(behind % cut.stages)  # stages to read, to write out, to load
     half, turn = Int32(0), Int32(0)
     for step in cutlass.range(steps + ahead, unroll=1):
         if step < steps:
@@ -149,18 +149,18 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
 
 
 def _next(stage, stages):
-    """The stage behind."""
+    """The next stage of the ring."""
     return cutlass.select_(stage == stages - 1, Int32(0), stage + 1)
 
 
 def _part_at(place, numbers):
-    """Of all parts in their order: the group of one, and which part of the group it is."""
+    """The group of part `place` in the order of all parts, and which part of the group it is."""
     group = dsl.ratio(place, numbers.by_parts, numbers.parts_shift)
     return group, place - group * numbers.parts
 
 
 def _left(vectors, first, cut):
-    """Vectors of the group from the first on, or, where all parts are full, so many that the compiler asks no more."""
+    """Vectors of the group from `first` on. If all parts are full, a constant that makes the comparisons disappear."""
     return Int32(NATURAL) if cut.even else vectors - first
 
 
@@ -170,7 +170,7 @@ def _word(address):
 
 
 def _look(words, base, parts, thread, threads):
-    """The words of a group's first part, and those of the AT_ONCE parts from `base` on that are this thread's."""
+    """The word of a group's first part, and this thread's words of the AT_ONCE parts from `base` on."""
     at = [cutlass.min(base + thread + i * threads, parts - 1) for i in range(max(AT_ONCE // threads, 1))]
     return _word(words), *(_word(words + 8 * Int64(i)) for i in at)
 
@@ -198,10 +198,10 @@ def _prefetch(sRing, place, exists, stage, x, thread, numbers, cut: cutlass.Cons
 
 @cute.jit
 def _say(rX, word, sPart, half, begin, vectors, thread, cut: cutlass.Constexpr):
-    """Compute a part's mean and centred squares, of a thread, a warp and the block, by one barrier; publish them.
+    """Compute mean and centred squares of a part per thread, per warp and for the block (one barrier); publish them.
 
-    Sums of a warp are relative to its first thread's mean, sums of the block to its first warp's. So what cancels in
-    S2 - S1^2 / n is at most as many times what is left as there are threads, or warps.
+    A warp's sums are relative to the mean of its first thread, the block's to that of its first warp. This limits the
+    cancellation in S2 - S1^2 / n: what cancels is at most as many times the result as there are threads, or warps.
     """
     dtype, stride = cut.dtype, cut.threads
     left = _left(vectors, begin + thread, cut)
@@ -226,7 +226,7 @@ def _say(rX, word, sPart, half, begin, vectors, thread, cut: cutlass.Constexpr):
 
 
 def _merged(count, mean, squares, common, lanes):
-    """Number, mean and centred squares of what the lanes have, each relative to the mean `common` of one of them."""
+    """Number, mean and centred squares of all lanes together; sums are relative to `common`, the mean of one lane."""
     apart = cutlass.select_(count > 0.0, mean - common, Float32(0.0))
     moved = count * apart
     squares = cute.arch.warp_reduction_sum(squares + moved * apart, threads_in_group=lanes)
@@ -238,10 +238,10 @@ def _merged(count, mean, squares, common, lanes):
 
 @cute.jit
 def _combined(words, seen, sGroup, half, looks, eps, thread, numbers, cut: cutlass.Constexpr):
-    """Of a group: mean and inverse deviation from the words of its parts, and a negative number if one is not there.
+    """Mean and inverse deviation of a group from the words of its parts, and a negative number if a word is missing.
 
-    Sums are relative to the mean of the first part, which is in them: what cancels is at most as many times what is
-    left as there are parts.
+    Sums are relative to the mean of the first part, which is among them: what cancels is at most as many times the
+    result as there are parts.
     """
     vector = const_expr(128 // cut.dtype.width)
     threads, parts, vectors = cut.threads, numbers.parts, numbers.vectors
@@ -309,9 +309,9 @@ def _group(words, seen, group, x, shared, half, turn, looks, eps, thread, number
 
 @cute.jit
 def _write(rX, y, first, border, near, far, mean, vectors, cut: cutlass.Constexpr):
-    """The output, for a group at y, of this thread's vectors of a part, which has elements of two channels at most.
+    """Write the output of this thread's vectors of a part, in the group at y. A part has at most two channels.
 
-    The second channel begins at the vector `border`; near and far are as `affine` says.
+    The second channel begins at the vector `border`; near and far are the results of `dsl.affine` for the two.
     """
     rY = cute.make_rmem_tensor(cute.make_layout(dsl.WORDS * 32 // cut.dtype.width), cut.dtype)
     left = _left(vectors, first, cut)
@@ -330,7 +330,7 @@ def _write(rX, y, first, border, near, far, mean, vectors, cut: cutlass.Constexp
 
 
 def shared_bytes(warps, tiles, stages):
-    """Of a block: the ring, three numbers of every warp twice in turn for parts and for groups, and one more."""
+    """Shared memory of a block: the ring, two halves of three numbers a warp for parts and for groups, one number."""
     return tiles * warps * dsl.WARP * VECTOR_BYTES * stages + 4 * (2 * 6 * warps + 1)
 
 
@@ -338,7 +338,7 @@ def shared_bytes(warps, tiles, stages):
 def launch(
     addresses: tuple, numbers: tuple, eps: Float32, constants: cutlass.Constexpr, blocks: Int32, stream: driver.CUstream
 ):
-    """So many blocks."""
+    """Launch `blocks` blocks."""
     cut = Cut(*constants)
     ring_kernel(addresses, Numbers(*numbers), eps, cut).launch(
         grid=[blocks, 1, 1],
@@ -353,7 +353,7 @@ def launch(
 
 @dataclass(frozen=True)
 class RingLaunch(dsl.CuteLaunch):
-    """One launch of the kernel: its tensors are y, x, weight, bias and the words. A channel has a part's elements."""
+    """One launch of the kernel: its tensors are y, x, weight, bias, words. A channel is no smaller than a part."""
 
     blocks: int
     patience: int

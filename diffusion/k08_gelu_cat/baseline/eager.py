@@ -4,5 +4,5 @@ import torch
 
 
 def fused_gelu_tanh_cat(attn: torch.Tensor, mlp: torch.Tensor) -> torch.Tensor:
-    """The columns of attn, and behind them the GELU of those of mlp."""
+    """The columns of attn, then the GELU of the columns of mlp."""
     return torch.cat((attn, torch.nn.functional.gelu(mlp, approximate="tanh")), dim=-1)

@@ -13,5 +13,5 @@ ACTIVATION = torch.nn.GELU(approximate="tanh")
 
 
 def fused_gelu_tanh_cat(attn: torch.Tensor, mlp: torch.Tensor) -> torch.Tensor:
-    """The columns of attn, and behind them the GELU of those of mlp."""
+    """The columns of attn, then the GELU of the columns of mlp."""
     return torch.cat((attn, ACTIVATION(mlp)), dim=-1)

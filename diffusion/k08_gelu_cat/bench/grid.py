@@ -1,8 +1,8 @@
 """The regression grid: correctness-only rows over the op's whole envelope.
 
 Batch {1, 2, 4} x tokens {1, 33, 128, 257, 1055} x widths of attn and mlp (`WIDTHS`) x {float16, bfloat16, float32} x
-layouts (`LAYOUTS`): mlp contiguous (flux), mlp behind q, k and v in one projection (hunyuanvideo), attn as a stretch of
-columns of a wider tensor, and both of these. Besides two and four dimensions, and one.
+layouts (`LAYOUTS`): mlp contiguous (flux), mlp after q, k and v in one projection (hunyuanvideo), attn as a stretch of
+columns of a wider tensor, and both of these. Also rows of two and four dimensions (`SHAPES`).
 
 Widths: the models' own, 3072 + 12288; hunyuanvideo's shares of two GPUs; Hunyuan3D's; some that no vector divides.
 
@@ -23,7 +23,7 @@ WIDTHS = ((3072, 12288), (1536, 6144), (1024, 4096), (512, 2048), (1032, 24), (1
 DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")
 LAYOUTS = ("whole", "packed", "wide", "both")
 SHAPES = ((1,), (5,), (2, 3, 9))
-"""Leading sizes of the rows that have not three dimensions; `()` is one row, in the tests."""
+"""Leading sizes of the rows that do not have three dimensions. `()`, a single row, is in the tests."""
 THIN_BATCH, THIN_TOKENS, THIN_WIDTH = 2, 33, 2048
 
 

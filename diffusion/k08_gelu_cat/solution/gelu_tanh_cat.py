@@ -1,4 +1,4 @@
-"""Tanh GELU of the MLP's columns behind the attention's, as one tensor: one Triton kernel, launched directly.
+"""The attention's columns, then the tanh GELU of the MLP's, as one tensor: one Triton kernel, launched directly.
 
     y = [attn, gelu(mlp)]                                                                   [..., A + M]
     gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))        in float32, rounded to x's dtype once
@@ -10,8 +10,8 @@ hunyuanvideo.py and flux.py, and the signature of SGLang 0.5.23's
 Idea: the op only streams, so every byte is read once and written once, and mlp is read where it lies: it may be a
 stretch of columns of a wider projection. A program takes either columns of attn, which it copies, or columns of mlp.
 
-The bits are those of PyTorch's two kernels. For that tanh has to be CUDA's `tanhf` to the last bit. Called as a library
-function it branches for every element, and one element waits for the other. Here both of its formulas are computed and
+The bits are those of PyTorch's two kernels. So tanh has to equal CUDA's `tanhf` to the last bit. The library function
+branches for every element, so that a thread's elements wait for each other. Here both of its formulas are computed and
 one is chosen, so that the elements of a thread run side by side.
 """
 
@@ -51,7 +51,7 @@ class Config:
 
 
 TUNED = Table(__file__, "gelu_cat", Config)
-"""Features: `bytes` (of the output)."""
+"""Tuned configurations, chosen by `bytes` (of the output)."""
 
 
 # --- kernel
@@ -61,8 +61,9 @@ TUNED = Table(__file__, "gelu_cat", Config)
 def half_tanh(x, MANNER: tl.constexpr):
     """tanh(2 x) / 2 of float32 values, with the bits of CUDA's `tanhf`.
 
-    The factors are powers of two, so that nothing is rounded otherwise; they save a product behind this. A MANNER of
-    `interpreted` is the one of `chosen` without machine instructions: good to a few units in the last place.
+    The factors 2 and 1 / 2 change no rounding, and save the caller a product. MANNER `library` calls the library
+    function, `chosen` computes both of its formulas, and `interpreted` is `chosen` without machine instructions: good
+    to a few units in the last place.
     """
     if MANNER == "library":
         return 0.5 * libdevice.tanh(2.0 * x)
@@ -76,7 +77,7 @@ def half_tanh(x, MANNER: tl.constexpr):
         share = 1.0 / more
     sign = x.to(tl.uint32, bitcast=True) & 0x80000000
     large = ((0.5 - share).to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
-    # Below: u + u^3 * polynomial(u^2), whose coefficients have the factors of u = 2 x.
+    # tanh(u) of smaller |u|: u + u^3 * polynomial(u^2). The coefficients contain the factors that u = 2 x gives.
     square = x * x
     series = tl.fma(square, 256 * 0.01573968306183815, 64 * -0.05230396240949631)
     series = tl.fma(series, square, 16 * 0.13315297663211823)
@@ -86,14 +87,14 @@ def half_tanh(x, MANNER: tl.constexpr):
 
 @triton.jit
 def gelu_tanh(value, MANNER: tl.constexpr):
-    """Tanh GELU in float32: every operation rounds as the one in PyTorch's kernel that it stands for."""
+    """Tanh GELU in float32: every operation rounds like its counterpart in PyTorch's kernel."""
     x = widen(value)
     half = 0.7978845834732056 / 2 * tl.fma(x * x * x, 0.044714998453855515, x)
     return x * (0.5 + half_tanh(half, MANNER))
 
 
 class Part(NamedTuple):
-    """The columns of one input, a constant: what is fixed per model costs the host nothing then."""
+    """The columns of one input, a constant of the kernel: what is fixed per model then costs the host nothing."""
 
     width: int
     stride: int
@@ -146,7 +147,7 @@ def stream(
     MANNER: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """Copy the program's tiles; their GELU where MANNER says how."""
+    """Copy the program's tiles, or their GELU if MANNER is not empty."""
     TILES: tl.constexpr = PART.tiles
     PARTIAL: tl.constexpr = PART.width % (TILES * COLS) != 0
     first = part * (TILES * COLS) + tl.arange(0, COLS)[None, :]  # [1, COLS]
@@ -172,7 +173,7 @@ class Call(NamedTuple):
 
 
 def output_of(call: Call) -> torch.Tensor:
-    """What the output is like: one element of memory, in its shape."""
+    """A tensor of the output's shape and dtype, with one element of memory."""
     columns = call.attn.shape[-1] + call.mlp.shape[-1]
     return call.attn.new_empty(()).expand(*call.attn.shape[:-1], columns)
 
@@ -262,7 +263,7 @@ OP = Op(
 
 @OP.public
 def fused_gelu_tanh_cat(attn: torch.Tensor, mlp: torch.Tensor) -> torch.Tensor:
-    """The columns of attn, and behind them the tanh GELU of those of mlp.
+    """The columns of attn, then the tanh GELU of the columns of mlp.
 
     Args:
         attn: [..., A], float16, bfloat16 or float32; the last stride is 1, and the rows are evenly spaced.

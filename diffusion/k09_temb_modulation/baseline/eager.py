@@ -24,7 +24,7 @@ def temb_residual_norm_scale_shift(
     scale: int = 1,
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of residual + gate * x, rounded to x's dtype, which is returned too."""
+    """The same for r = residual + gate * x instead of x; r is rounded to x's dtype and returned too."""
     if gate_table is None:
         r = (residual.float() + x.float()).to(x.dtype)
     else:

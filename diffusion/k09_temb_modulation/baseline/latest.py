@@ -1,7 +1,7 @@
 """Upstream's chain, SGLang 0.5.23: its kernel writes the slices of table + temb, then come its fused ops.
 
-The block has all six slices written by one launch, and each of its calls reads one to three. A call here is charged
-with the slices that it reads, by the same kernel: the charges of a block's calls add up to the block's. Import after
+Upstream's block writes all six slices in one launch, and each of its calls reads one to three. A call here writes the
+slices that it reads, with the same kernel, so that the calls of a block together cost what the block does. Import after
 `kda_judge.arms.upstream.activate`.
 """
 
@@ -17,7 +17,7 @@ from sglang.kernels.ops.diffusion.norm.scale_residual_norm_cutedsl import (
 __all__ = ["temb_norm_scale_shift", "temb_residual", "temb_residual_norm_scale_shift"]
 
 SLICES = 6
-"""The kernel steps over so many from token to token."""
+"""Slices of a token, which the kernel steps over to reach the next token."""
 
 
 def temb_norm_scale_shift(
@@ -61,7 +61,7 @@ def temb_residual(
 
 
 def _slices(table: torch.Tensor, temb: torch.Tensor, *numbers: int) -> list[torch.Tensor]:
-    """Those slices of table + temb, [B, S, D] or [B, 1, D] float32, each lying together."""
+    """The slices `numbers` of table + temb, [B, S, D] or [B, 1, D] float32, each contiguous."""
     first, last = min(numbers), max(numbers)
     if temb.dim() == 3:
         parts = (table[:, first : last + 1] + temb[:, first : last + 1].float()).split(1, dim=1)
@@ -71,7 +71,7 @@ def _slices(table: torch.Tensor, temb: torch.Tensor, *numbers: int) -> list[torc
         return [parts[number].contiguous() for number in numbers]
     batch, tokens, _, columns = temb.shape
     made = temb.new_empty((last - first + 1, batch, tokens, columns), dtype=torch.float32)
-    # The grid of upstream's launch, whose second dimension is the slice; its blocks, too.
+    # The grid of upstream's launch, whose second dimension is the slice, and upstream's block size.
     block = min(1024, triton.next_power_of_2(columns))
     _temb_table_slices_kernel[(batch * tokens, len(made))](
         made,

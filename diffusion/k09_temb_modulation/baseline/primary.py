@@ -1,7 +1,7 @@
 """Upstream's chain, SGLang 0.5.12.post1: PyTorch adds table and temb, then come its fused ops, as its Wan block has it.
 
-The block makes all six slices once and each of its calls reads one to three. A call here is charged with making those
-that it reads, in the same operations: the charges of a block's calls add up to the block's. Import after
+Upstream's block makes all six slices once, and each of its calls reads one to three. A call here makes the slices that
+it reads, with the same operations, so that the calls of a block together cost what the block does. Import after
 `kda_judge.arms.upstream.activate`.
 """
 
@@ -38,8 +38,8 @@ def temb_residual_norm_scale_shift(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Upstream's slices of temb and tables, then its norm of a gated residual.
 
-    This release adds the feed-forward's gated output and takes the next block's first norm by two kernels: so does a
-    call with a gate and a modulation here.
+    This release uses two kernels to add the feed-forward's gated output and to compute the next block's first norm. So
+    does a call with a gate and a modulation here.
     """
     if gate_table is not None and table is not None:
         r = temb_residual(residual, x, temb, gate_table, gate)
@@ -64,7 +64,7 @@ def temb_residual(
 
 
 def _slices(table: torch.Tensor, temb: torch.Tensor, *numbers: int) -> list[torch.Tensor]:
-    """Those slices of table + temb, [B, S, D] or [B, 1, D] float32, copied to lie together as upstream's layers do."""
+    """The slices `numbers` of table + temb, [B, S, D] or [B, 1, D] float32, made contiguous as in upstream's layers."""
     first, last = min(numbers), max(numbers)
     span = slice(first, last + 1)
     if temb.dim() == 4:

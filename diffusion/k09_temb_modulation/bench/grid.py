@@ -8,13 +8,13 @@ norm, modulation), `bare` (no gate, affine norm) and `last` (gate alone).
 - Widths: 256, 1536, 2304, 4096, 5120, 7936 and 8192 columns x {bfloat16, float32} x calls: 84 rows.
 - Dtypes: temb, tables and parameters in other dtypes than x (`MIXED`) x calls: 24 rows.
 - Slices: another number of slices than 6, and numbers that are the same, the last, and in any order: 20 rows.
-- Layouts: one of x, residual, temb and the tables a part of something wider, all calls that have it: 23 rows.
+- Layouts: one of x, residual, temb and the tables is a part of a wider tensor, all calls that have it: 23 rows.
 
-A float16 temb or x has small tables and temb: the product of two large draws of the family `mixed` would be beyond
-float16.
+Where x, temb or the tables are float16, temb and the tables are small (cosines): the product of two large draws of the
+family `mixed` would be beyond float16.
 
-Thinning for machines without a GPU (`thin`): x of at most [2, 12, 1280] in bfloat16 and float32, of the layouts every
-second.
+Thinning for machines without a GPU (`thin`): x of at most [2, 12, 1280] in bfloat16 and float32, and only every second
+one of the layouts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -57,7 +57,7 @@ USUAL = (6, 2, 3, 4)
 THIN_DTYPES = ("bfloat16", "float32")
 THIN_ELEMENTS = prod(SMALL)
 ALTERNATING = "layout"
-"""In the ids of rows of which thinning takes every second."""
+"""Part of the ids of rows of which thinning takes every second one."""
 
 
 def grid() -> Iterator[Workload]:

@@ -10,13 +10,13 @@ from kda_judge.contract.workloads import Workload
 
 DTYPES = ("float16", "bfloat16", "float32")
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192
-"""Rows of upstream's norm are a multiple of the one and at most the other."""
+"""The number of columns of upstream's norm is a multiple of the first and at most the second."""
 TENSORS = {
     "temb_norm_scale_shift": ({"x", "temb", "table"}, set()),
     "temb_residual_norm_scale_shift": ({"residual", "x", "temb"}, {"gate_table", "table", "weight", "bias"}),
     "temb_residual": ({"residual", "x", "temb", "gate_table"}, set()),
 }
-"""Op -> the inputs that it needs, and those that it takes."""
+"""Op -> the inputs that it needs, and those that it may have besides."""
 NUMBERS = {"gate": "gate_table", "shift": "table", "scale": "table"}
 """Number of a slice -> the table that it is of."""
 DEFAULTS = {"shift": 0, "scale": 1, "gate": 2}
@@ -44,8 +44,8 @@ def temb_residual_norm_scale_shift(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Y of r, and r = residual + x * (table_g + temb_g) itself, [B, S, D] float64 each.
 
-    y is that of r as it is returned: rounded to x's dtype, from one multiply-add in float32. That is part of the
-    contract, for it decides y where r has a large offset: at 4160 two neighbours in bfloat16 are 32 apart.
+    y is computed from r as it is returned: one multiply-add in float32, rounded to x's dtype. That is part of the
+    contract, because it decides y where r has a large offset: at 4160 two neighbours in bfloat16 are 32 apart.
     """
     total = residual.double() + (x.double() if gate_table is None else _slice(gate_table, temb, gate) * x.double())
     return _modulated(total.float().to(x.dtype), table, temb, weight, bias, shift, scale, eps), total
@@ -59,7 +59,7 @@ def temb_residual(
 
 
 def bytes_moved(workload: Workload) -> int:
-    """Every tensor read or written once, but of temb and the tables the slices alone that the op reads."""
+    """Every tensor read or written once; of temb and the tables only the slices that the op reads."""
     inputs, x = workload.inputs, workload.inputs["x"]
     written = prod(x.shape) * ITEM_SIZE[x.dtype] * (2 if workload.op == "temb_residual_norm_scale_shift" else 1)
     whole = sum(spec.nbytes for name, spec in inputs.items() if name not in ("temb", *NUMBERS.values()))
@@ -122,6 +122,6 @@ def _modulated(
 
 
 def _slice(table: torch.Tensor, temb: torch.Tensor, number: int) -> torch.Tensor:
-    """Slice `number` of table + temb, rounded to float32 as upstream's slices are, in float64 and to broadcast to x."""
+    """Slice `number` of table + temb, rounded to float32 as in upstream, as a float64 tensor that broadcasts to x."""
     part = (table[:, number].float() + temb[..., number, :].float()).double()
     return part if temb.dim() == 4 else part.unsqueeze(1)

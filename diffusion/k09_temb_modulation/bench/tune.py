@@ -10,9 +10,9 @@ from ..solution.temb_modulation import ALL, TUNED, Config
 
 
 def grid() -> Iterator[Config]:
-    """Rows of a program with the order of loads; then the questions apart from these.
+    """Rows of a program with the order of loads; then the settings that do not depend on these.
 
-    3072 columns are 3 whole chunks and 5120 are 5 at 4 warps, which 8 are lowered to and 2 raised to.
+    At 4 warps 3072 columns are 3 whole chunks and 5120 are 5; 8 warps would be lowered to 4, and 2 raised to 4.
     """
     for rows in (1, 2):
         for early, store in product((False, True), ("", ".cs")):
@@ -26,7 +26,7 @@ def grid() -> Iterator[Config]:
 
 
 def applies(config: Config, features: Features) -> bool:
-    """Chunks ahead are only of shift and scale: one slice is the gate."""
+    """Whether a row times `config`. `ahead` is only for shift and scale, and where one slice is read it is the gate."""
     return features["slices"] != 1 or config.ahead == ALL
 
 

@@ -12,10 +12,10 @@ Source of the semantics: SGLang 0.5.23, `WanTransformerBlock` of `multimodal_gen
 `kernels/ops/diffusion/modulate/wan_temb_table_slices_triton.py` and
 `kernels/ops/diffusion/norm/scale_residual_norm_cutedsl.py` (Apache-2.0); the code is our own.
 
-Idea: with one timestep per token the slices are as large as x. Upstream reads them all as temb has them, writes them in
-float32, and reads them again; here a call reads its slices of temb and nothing is written. A row of x is read once and
-stays in registers, as does r, as it is stored. Rows are cut into chunks of one 16-byte vector a thread. The table's
-lines are the same for all rows: they come from the caches.
+Idea: with one timestep per token the slices are as large as x. Upstream reads all slices of temb, writes the sums in
+float32, and reads them again; here a call reads only its slices of temb and writes no sums. A row of x is read once and
+stays in registers. So does r, rounded as it is stored. Rows are cut into chunks of one 16-byte vector a thread. The
+table's lines are the same for all rows: they come from the caches.
 """
 
 from dataclasses import dataclass
@@ -51,11 +51,11 @@ SLICES = {"gate": "gate_table", "shift": "table", "scale": "table"}
 MOST_PER_THREAD = 40
 """Elements of a row that a thread holds before the row gets more warps: 5120 columns at 4 warps, as in k05."""
 MOST_BYTES = 320
-"""Bytes of rows that a thread may load before the statistics, of the 1020 of its registers."""
+"""Bytes of rows that a thread may load before the statistics; its registers hold 1020."""
 MOST_BYTES_EARLY = 400
-"""The same with the lines of tables, weight and bias."""
+"""The same, including the lines of tables, weight and bias."""
 ALL = 32
-"""Chunks: no row of the envelope has more."""
+"""All chunks of a row: no row of the envelope has more than this."""
 MOST_WARPS = 16
 
 
@@ -70,8 +70,8 @@ class Config:
     rows: int = 1
     """Rows of a program, which share what is loaded of tables, weight and bias."""
     ahead: int = ALL
-    """Chunks of shift and scale of temb that are loaded before the statistics, at most; each further one as many
-    chunks before it is needed. 1 is the least, and takes the fewest registers."""
+    """Most chunks of shift and scale of temb that are loaded before the statistics; each further chunk is loaded as
+    many chunks before it is needed. 1 is the least, and takes the fewest registers."""
     early: bool = False
     """Lines of tables, weight and bias are loaded before the statistics, too, and not where they are used."""
     pdl: bool = True
@@ -81,13 +81,13 @@ class Config:
     store: str = ""
     """Cache modifier of the stores."""
     maxnreg: int = 0
-    """Registers that a thread has at most, where they hold what is loaded (`norm_rows.register_limit`); 0 leaves
-    them to the compiler."""
+    """Limit on a thread's registers, applied if that many hold the loaded data (`norm_rows.register_limit`); 0 leaves
+    the number to the compiler."""
 
 
 TUNED = Table(__file__, "temb_modulation", Config)
-"""Features: `bytes` (of x), `width` (columns), `slices` (that are read) and `streamed` (bytes of them that come with
-an element of x, where temb has a line for every row; else 0)."""
+"""Tuned configurations, chosen by `bytes` (of x), `width` (columns), `slices` (number that are read) and `streamed`
+(bytes of slices per element of x where temb has a line for every row, else 0)."""
 
 
 # --- kernel
@@ -95,7 +95,7 @@ an element of x, where temb has a line for every row; else 0)."""
 
 @triton.jit
 def load_line(line, col, N: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """All chunks of one line for all rows, [1, BLOCK] each; none where there is no line, or it is loaded later."""
+    """All chunks of one line for all rows, [1, BLOCK] each; empty if there is no line, or it is loaded later."""
     chunks = ()
     if line is not None and EARLY:
         chunks = load_row(line, col, None, N, BLOCK, "")
@@ -104,7 +104,7 @@ def load_line(line, col, N: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constex
 
 @triton.jit
 def table_sum(slices, lines, line, col, chunk: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-    """A chunk of a slice of temb plus that of the table, which was loaded with `lines` or is loaded now: float32."""
+    """A chunk of temb's slice plus the table's, which is in `lines` if it is loaded already, else loaded: float32."""
     if len(lines) > 0:
         return widen(slices[chunk]) + widen(lines[chunk])
     else:
@@ -177,7 +177,7 @@ def temb_modulation_kernel(
     biases = load_line(bias if AFFINE else None, col, N, BLOCK, EARLY)
 
     if residual is not None:
-        sums = ()  # as they are stored
+        sums = ()  # rounded, as they are stored
         for chunk in tl.static_range(CHUNKS):
             if gated:
                 gate = table_sum(gates, gate_lines, gate_line, col, chunk, N, BLOCK)
@@ -227,7 +227,7 @@ class Call(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The same as `norm_rows` sees it: one slice of temb stands for all, which lie alike."""
+    """A call as `norm_rows` sees it: one slice of temb stands for all slices, which have the same layout."""
 
     residual: torch.Tensor | None
     x: torch.Tensor
@@ -247,7 +247,7 @@ def rows_of(call: Call) -> Rows:
 
 
 def slices_of(call: Call) -> dict[str, int]:
-    """The slices that are read, by the argument with their number."""
+    """The numbers of the slices that are read, by the argument that gives them."""
     return {name: getattr(call, name) for name, table in SLICES.items() if getattr(call, table) is not None}
 
 
@@ -299,12 +299,12 @@ def plan_of(call: Call, normed: bool) -> Launch:
 
 
 def plan(call: Call) -> Launch:
-    """That of the ops with a norm."""
+    """The launch of the ops with a norm."""
     return plan_of(call, normed=True)
 
 
 def plan_residual(call: Call) -> Launch:
-    """That of `temb_residual`."""
+    """The launch of `temb_residual`."""
     return plan_of(call, normed=False)
 
 
@@ -312,7 +312,7 @@ def cut(config: Config, columns: int, item_size: int) -> tuple[int, int, int]:
     """Warps and rows of a program, and columns of a chunk."""
     # Short rows do not fill the warps, long ones do not fit the registers of few.
     warps = min(config.warps, triton.next_power_of_2(triton.cdiv(columns, vector_width(1, item_size))))
-    # Fewer warps, down to a quarter, where so no thread idles in a row's last chunk.
+    # Fewer warps, down to a quarter, where then no thread idles in a row's last chunk.
     counts = [count for count in (warps, warps // 2, warps // 4) if columns <= MOST_PER_THREAD * 32 * count]
     warps = next((count for count in counts if columns % vector_width(count, item_size) == 0), warps)
     while warps < MOST_WARPS and columns > MOST_PER_THREAD * 32 * warps:
@@ -328,12 +328,12 @@ def loads_ahead(
 ) -> tuple[int, bool, int]:
     """Chunks of shift and scale that are loaded ahead, whether lines are early, and the bytes that a thread then holds.
 
-    `each` are the bytes of a column that a program loads of each tensor, of temb and the tables for one slice.
+    `each` are the bytes of one column that a program loads of each tensor; of temb and the tables for one slice.
     """
     chunks = triton.cdiv(columns, block)
 
     def bytes_of(*names: str) -> int:
-        """For a thread and a chunk."""
+        """Bytes of these tensors per thread and chunk."""
         return sum(each.get(name, 0) for name in names) * block // (32 * warps)
 
     gated, modulated = "gate" in slices, "scale" in slices
@@ -424,7 +424,7 @@ RESIDUAL = _op(
 def temb_norm_scale_shift(
     x: torch.Tensor, temb: torch.Tensor, table: torch.Tensor, shift: int = 0, scale: int = 1, eps: float = 1e-6
 ) -> torch.Tensor:
-    """LayerNorm of x, times 1 + scale, plus shift, which are slices of table + temb.
+    """LayerNorm of x, times 1 + scale, plus shift; scale and shift are slices of table + temb.
 
     Args:
         x: [B, S, D], float16, bfloat16 or float32; D a multiple of 256 up to 8192; rows may be apart from each other.
@@ -459,7 +459,7 @@ def temb_residual_norm_scale_shift(
     scale: int = 1,
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of r = residual + x * gate as it is returned, rounded to x's dtype.
+    """The same for r = residual + x * gate instead of x: r as it is returned, rounded to x's dtype.
 
     `gate` is a slice of gate_table + temb, or 1 where `gate_table` is None; `table` None leaves scale and shift out,
     `weight` and `bias`, [D], are taken together or not at all. `residual` is [B, S, D] in any of the three dtypes; its

@@ -1,10 +1,10 @@
 """The fast way to launch: a compiled kernel, bound to its launch, as a C object.
 
-`entry` makes of a `Chain` a function of a call's arguments that compares them with those it was made for, allocates the
-outputs and hands the kernels to the driver, all in one C function (`native.c`). Where that cannot be used, Triton's own
-launcher is taken: with KDA_LAUNCH=triton, on a release of PyTorch or Triton whose private interfaces are not known
-here, for kernels that the C half does not cover. `how()` says which one it is, and why; a warning says it once, unless
-it was asked for.
+`entry` turns a `Chain` into a function of a call's arguments. In one C function (`native.c`) it compares them with
+those it was made for, allocates the outputs and hands the kernels to the driver. Where that cannot be used, kernels go
+through Triton's own launcher: with KDA_LAUNCH=triton, on a release of PyTorch or Triton whose private interfaces are
+not known here, and for kernels that the C half does not cover. `how()` says which launcher is used, and why; one
+warning says so too, unless KDA_LAUNCH asked for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kda_runtime.launch import MISS, Chain, Entry, Launch, Run, Step
 from kda_runtime.plans import plain_entry
 
 KNOWN = (["3", "6"], ["3", "7"], ["3", "8"], ["3", "9"])
-"""Releases of Triton whose launcher was read."""
+"""Releases of Triton (major, minor) whose launcher was read."""
 
 
 def entry(chain: Chain, arguments: Sequence[object], scalars: tuple[object, ...]) -> Entry:
@@ -33,7 +33,7 @@ def entry(chain: Chain, arguments: Sequence[object], scalars: tuple[object, ...]
     Args:
         chain: what is launched.
         arguments: the op's tensors, None where one was left out.
-        scalars: what else the plan depends on; passed behind the arguments, compared with `==`.
+        scalars: the other arguments, on which the plan depends too; passed after the tensors, compared with `==`.
     """
     device = next(argument.device for argument in arguments if isinstance(argument, torch.Tensor))
     loaded = native.load(MISS)
@@ -88,7 +88,7 @@ def _say(reason: str) -> None:
 
 
 def _slow(launch: Launch, device: int, compiled: Any) -> Run:
-    """The normal launcher behind the interface of a bound launch. Who holds it holds `compiled`.
+    """Triton's normal launcher with the interface of a bound launch. It holds a reference to `compiled`.
 
     From Triton 3.8 on a kernel is unloaded from the GPU when its last reference goes.
     """
@@ -117,7 +117,7 @@ def _native(launch: Launch, compiled: Any, slow: Run, device: int) -> Run | None
         described = _described(launch, compiled, slow, device)
         bound: Run | None = None if described is None else native.load(MISS).module.bind(described)
     except (*native.FAILURES, LookupError, OverflowError, struct.error) as error:
-        # A parameter that is not what Triton's signature says, or an interface that is not what was read.
+        # A parameter differs from Triton's signature, or a private interface from the one that was read.
         _say(f"kernel {launch.name}: {type(error).__name__}: {error}")
         return None
     return bound

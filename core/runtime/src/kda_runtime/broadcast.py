@@ -26,11 +26,11 @@ class Form(NamedTuple):
     """Where the line of an operand lies for row r of x: a constant of the kernel, so that nothing is copied."""
 
     name: str = "one"
-    """`one`: at 0; `rows`: at r; `groups`: at r // group; `cycle`: at r % group. Times `stride`."""
+    """Number of the line: 0 (`one`), r (`rows`), r // group (`groups`) or r % group (`cycle`). Times `stride`."""
     stride: int = 0
     """Elements from line to line."""
     across: bool = True
-    """Whether a line has all channels, one after the other, or one value for all."""
+    """True: a line has all channels, one after the other. False: it has one value for all channels."""
 
 
 class Placed(NamedTuple):
@@ -45,7 +45,7 @@ def placed(operand: torch.Tensor, batch: int, tokens: int) -> Placed | None:
     """Where the lines of an operand lie for x [B, L, C] as B * L rows, None where its strides fit none.
 
     The operand has 0 to 4 dimensions: a scalar, [C], [B, C], [B, L, C] or [B, F, 1, C], F frames of L / F tokens. Any
-    size may be 1 instead; nothing is asked of the strides but that channels are one value, or one after the other.
+    size may be 1 instead. Channels must lie one after the other, or be one value.
     """
 
     def step(dim: int) -> int:

@@ -54,7 +54,7 @@ def check_tensors(
 ) -> None:
     """Raise ValueError unless all arguments are floating-point tensors on one device, that of the argument `like`.
 
-    Those of `optional` may be None, those of `integers` are integers or bool.
+    Arguments in `optional` may be None; those in `integers` must have an integer dtype or bool.
     """
     for name, value in arguments.items():
         absent = value is None and name in optional
@@ -74,7 +74,7 @@ def check_tensors(
 
 
 def elsewhere(x: torch.Tensor, kernel: object, name: str = "x") -> str | None:
-    """Why the kernel does not run where x is, or None; `kernel` is None for what Triton does not interpret."""
+    """Why the kernel does not run on x's device, or None; `kernel` is None where Triton cannot interpret it."""
     device = x.device.type
     if device == "cuda" or (device == "cpu" and is_interpreted(kernel)):
         return None
@@ -83,7 +83,7 @@ def elsewhere(x: torch.Tensor, kernel: object, name: str = "x") -> str | None:
 
 
 def unfit(tensors: Mapping[str, torch.Tensor], dtypes: Collection[torch.dtype] = FLOATS) -> str | None:
-    """Why no kernel can read one of these tensors, on any device, or None: its dtype (integers pass), or what it is."""
+    """Why no kernel can read one of these tensors on any device, or None. An integer dtype is no reason."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.dtype not in dtypes:
             *most, last = [str(dtype).removeprefix("torch.") for dtype in dtypes]
@@ -115,7 +115,7 @@ def scattered(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def capability(x: torch.Tensor) -> int:
-    """Major number of the compute capability of x's device; for tensors elsewhere that of the default lines."""
+    """Major number of the compute capability of x's device; for tensors elsewhere `DEFAULT_CAPABILITY`."""
     return torch.cuda.get_device_capability(x.device)[0] if x.is_cuda else DEFAULT_CAPABILITY
 
 
@@ -125,5 +125,5 @@ def pdl_works(kernel: object, major: int) -> bool:
 
 
 def output_strides(x: torch.Tensor) -> tuple[int, ...]:
-    """Strides of `torch.empty_like(x)`: x's own where it has neither gaps nor overlaps, else in the order of x's."""
+    """Strides of `torch.empty_like(x)`: x's own where x has no gaps or overlaps, else dense in x's order."""
     return torch.empty_like(x, device="meta").stride()

@@ -1,8 +1,8 @@
-"""Launches of kernels that were compiled to machine code elsewhere, such as CuTe DSL's: the like of `launch.Launch`.
+"""Launches of kernels that were compiled elsewhere, such as CuTe DSL's: the counterpart of `launch.Launch`.
 
-A `CubinLaunch` is bound to the same C object as a kernel of Triton's, and so takes part in a `launch.Chain`. What that
-object leaves (a misaligned address, another current device, a thread without a context), and everything where the C
-half cannot be used, reaches the driver from Python, through ctypes. No private interface is used.
+A `CubinLaunch` is bound to the same C object as a Triton kernel, and so can be part of a `launch.Chain`. Calls that
+this object does not handle (a misaligned address, another current device, a thread without a context), and all calls
+where the C half cannot be used, reach the driver from Python, through ctypes. No private interface is used.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kda_runtime.launch import ALIGNMENT, MISS, Run
 NON_PORTABLE_CLUSTER, MOST_SHARED_BYTES = 14, 8
 """CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 PORTABLE_BLOCKS, USUAL_SHARED_BYTES = 8, 48 * 1024
-"""Beyond these, of a cluster and of a block, a function has to be told that it may."""
+"""Blocks of a cluster, and bytes of shared memory of a block, above which a function needs an attribute set first."""
 CLUSTER, DEPENDENT = 4, 6
 """CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
 NO_HOOKS: tuple[object, ...] = (None, None, None, [], [])
-"""In the place of Triton's launch hooks, which are for its own kernels."""
+"""Passed in place of Triton's launch hooks, which are only for Triton's kernels."""
 
 
 class Address(Enum):
@@ -49,15 +49,15 @@ class CubinLaunch:
     """In blocks, also where there are clusters."""
     threads: int
     params: tuple[Address | bytes, ...]
-    """The kernel's parameters in order; a number as the 1 to 8 bytes that it is."""
+    """The kernel's parameters in order; a number is given as its 1 to 8 bytes."""
     cluster: int = 1
     """Blocks of a cluster, in the grid's first dimension."""
     dynamic_shared_bytes: int = 0
     dependent: bool = False
     """Programmatic dependent launch."""
     otherwise: Run | None = None
-    """Takes the addresses instead, on the kernel's device: those of which one is not aligned as `params` says, and all
-    where the device has no room for a cluster, as a slice of a GPU may not have for more than 8 blocks."""
+    """Called with the addresses instead, on the kernel's device, if one of them is not aligned as `params` says. It
+    gets all calls if the device has no room for a cluster; a slice of a GPU may have none for more than 8 blocks."""
 
     def bind(self, device: int | None = None) -> Run:
         """Load it on a CUDA device (default: the current one) and return the cheapest way to launch."""
@@ -86,7 +86,7 @@ class CubinLaunch:
         self.bind()(*addresses)
 
     def _described(self, function: int, device: int, slow: Run) -> tuple[object, ...]:
-        """As `native.c` takes it, but for the function that gives the current device."""
+        """The launch as `native.c` takes it, without the function that gives the current device."""
         places = [i for i, param in enumerate(self.params) if isinstance(param, Address)]
         return (
             self.name,
@@ -113,7 +113,7 @@ class CubinLaunch:
         return [value.ljust(8, b"\0") for value in values]
 
     def _check_params(self, function: int) -> None:
-        """The kernel's own idea of its parameters must be this one."""
+        """Raise ValueError unless the kernel's parameters have the sizes of `params`."""
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         found: list[int] = []
         get, kernel = _driver().cuFuncGetParamInfo, ctypes.c_void_p(function)
@@ -143,7 +143,7 @@ class CubinLaunch:
             self.otherwise(*addresses)
 
     def _has_room(self, function: int, device: int) -> bool:
-        """Whether the device can hold a cluster of this launch; of up to 8 blocks, every device with clusters can."""
+        """Whether the device can hold a cluster of this launch. Every device with clusters can hold up to 8 blocks."""
         if self.cluster <= PORTABLE_BLOCKS:
             return True
         config, count = self._config(device), ctypes.c_int()
@@ -171,7 +171,7 @@ class CubinLaunch:
             attributes=ctypes.addressof(attributes),
             count=len(used),
         )
-        made.held = attributes  # the structure has their address alone
+        made.held = attributes  # keeps them alive: the structure has only their address
         return made
 
 
@@ -213,7 +213,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def beside_capture() -> Iterator[None]:
-    """Allow what the capture of a CUDA graph forbids its thread, such as loading a kernel; none of it gets into it."""
+    """Allow what the capture of a CUDA graph forbids its thread, such as loading a kernel; the graph has none of it."""
     if not torch.cuda.is_current_stream_capturing():
         yield
         return
@@ -226,7 +226,7 @@ def beside_capture() -> Iterator[None]:
 
 
 def _make_context(device: int) -> None:
-    """PyTorch's context, which is the device's primary one, for a thread that has none."""
+    """Give a thread that has no context PyTorch's, which is the device's primary one."""
     context = ctypes.c_void_p()
     _call("cuCtxGetCurrent", ctypes.byref(context))
     if context.value is None:
@@ -244,7 +244,7 @@ def kernel_name(cubin: bytes) -> bytes:
 
 @functools.cache
 def _loaded(cubin: bytes, device: int, cluster: int, shared_bytes: int) -> int:
-    """The only kernel of a cubin as a function of the device, allowed what it asks for. It stays loaded."""
+    """Handle of a cubin's only kernel on the device, with the attributes set that it needs. It stays loaded."""
     module, function, name = ctypes.c_void_p(), ctypes.c_void_p(), kernel_name(cubin)
     with torch.cuda.device(device), beside_capture():
         _make_context(device)

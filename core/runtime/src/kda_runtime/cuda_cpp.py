@@ -1,9 +1,9 @@
 """Kernels in CUDA C++: built and called through tvm-ffi, compiled ahead of time by nvcc.
 
 A `.cu` file holds one `__global__` function, and a host function that launches it on the current stream of its tensors,
-exported with `TVM_FFI_DLL_EXPORT_TYPED_FUNC`. What is fixed when it is compiled are macros: each set of them is a
-library of its own. tvm-ffi, nvcc and ninja are needed where a call is made; `TVM_FFI_CACHE_DIR` says where libraries
-are kept. A library has no fast entry (`bound`): its host function takes tensors, and a call costs what tvm-ffi does.
+exported with `TVM_FFI_DLL_EXPORT_TYPED_FUNC`. Compile-time constants are macros: each set of macros is a library of its
+own. A machine that makes calls needs tvm-ffi, nvcc and ninja; `TVM_FFI_CACHE_DIR` says where libraries are kept. A
+library has no fast entry (`bound`): its host function takes tensors, and a call costs what a tvm-ffi call costs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from kda_runtime.launch import Binary, Chain, Run
 
 FLAGS = ("-std=c++17", "-O2")
-"""Of nvcc for machine code alone; tvm-ffi gives it the same for libraries."""
+"""Flags of nvcc where it makes machine code alone; tvm-ffi passes it the same for libraries."""
 LINES = "-lineinfo"
-"""Lets profilers and sanitizers name lines."""
+"""Flag of nvcc that lets profilers and sanitizers name source lines."""
 CAPABILITIES = "TVM_FFI_CUDA_ARCH_LIST"
 """The environment variable through which tvm-ffi learns what to build for."""
 Defines = tuple[tuple[str, int | str], ...]
@@ -39,7 +39,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One launch of the kernel in a `.cu` file: the like of `launch.Launch`."""
+    """One launch of the kernel in a `.cu` file: the counterpart of `launch.Launch`."""
 
     source: Path
     kernel: str
@@ -70,18 +70,18 @@ class CudaLaunch:
         raise TypeError(f"{self.source.name}: {self.function} takes tensors, not their addresses")
 
     def bind(self, device: int) -> Run:  # noqa: ARG002
-        """As it is: a chain with it takes the entry that calls `run`."""
+        """Return `run_at`, which is no C object: so chains with this launch take the plain entry, which calls `run`."""
         return self.run_at
 
     def chain(self, tensors: int, outputs: Sequence[int | torch.Tensor] = ()) -> Chain:
-        """This launch alone as a chain, of so many arguments that are tensors."""
+        """This launch alone as a chain, for a call with so many tensors."""
         return Chain((self,), (tuple(range(len(outputs) + tensors)),), tuple(outputs))
 
     def compile(self, target: str) -> Binary:
         """Machine code for a target such as `sm_90a`, on any machine that has nvcc.
 
         Raises:
-            BuildError: nvcc is not there, or says what is wrong with the source.
+            BuildError: nvcc is missing, or rejects the source.
         """
         from tvm_ffi import libinfo
 
@@ -106,7 +106,7 @@ def load(source: Path, defines: Defines, capability: str) -> Any:
     from tvm_ffi import cpp
 
     before = {name: os.environ.get(name) for name in (CAPABILITIES, "PATH")}
-    # ninja may be installed beside this Python, and that folder not be on the path.
+    # ninja may be installed beside this Python, in a folder that is not on the path.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
     os.environ[CAPABILITIES] = capability
     try:

@@ -1,16 +1,17 @@
-"""Machine code of CuTe DSL kernels, compiled once per machine: the DSL keeps nothing of what it compiles ahead of time.
+"""Compiles CuTe DSL kernels to machine code once per machine: the DSL does not cache what it compiles ahead of time.
 
-An entry is a sha256 and the code that it is of, so a truncated one is found out and compiled again. It is in Triton's
-cache, whose manager lets several processes write at once, under a sha256 of all that decides the code:
+A cache entry is the code's sha256 and then the code, so that a truncated entry is noticed and compiled again. Entries
+lie in Triton's cache, whose manager lets several processes write at once. The key is a sha256 of all that decides the
+code:
 
 - the Python files in the folder of the function's module, and those of `kda_runtime`: a solution imports no others;
-- the function's name, and what plain values its module's names have, which a program may have changed since;
+- the function's name, and the plain values among its module's names, which a program may have changed since the import;
 - the arguments (of a stream only that it is one), the target and the options;
 - the versions of the DSL, of the CUDA toolkit in it, and of Python.
 
-No path of the machine is part of it. Nothing is kept where that list may be incomplete: an argument is of another type,
-the function is a closure or no function, a file is younger than the import of this module, or one of the DSL's own
-environment variables is set, which change the code or ask for files.
+No path of the machine is part of it. Nothing is cached where that list may be incomplete: an argument is of another
+type, the function is a closure or not a function, a file is newer than the import of this module, or one of the DSL's
+own environment variables is set, since these change the code or make the DSL write files.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ VARIABLES = "CUTE_DSL_"
 """How the names of the DSL's environment variables begin."""
 ENTRY = "kernel.cubin"
 _LOADED = time.time()
-"""Solutions import this module before they define a kernel: of older files Python and the DSL read the same text."""
+"""Time of this import, in seconds. Solutions import this module before they define a kernel, so of files older than
+this Python and the DSL have read the same text."""
 _COMPILING = Lock()
-"""Two threads in the DSL's compiler at a time lose each other's results."""
+"""Lock of the DSL's compiler: two threads in it at a time lose each other's results."""
 
 
 def cute_cubin(function: Callable[..., Any], *args: Any, target: str, options: str = "") -> bytes:
     """Machine code of a `@cute.jit` function's one kernel, for a target such as `sm_90a`, on any machine.
 
-    `args` are what `cute.compile` takes; of a launch's grid and stream nothing remains. `options` are passed on.
+    `args` are what `cute.compile` takes; the code does not contain a launch's grid or stream. `options` are passed on.
     """
     from triton.runtime.cache import get_cache_manager
 
@@ -58,21 +60,21 @@ def cute_cubin(function: Callable[..., Any], *args: Any, target: str, options: s
 def _compile(function: Callable[..., Any], args: tuple[Any, ...], target: str, options: str) -> bytes:
     import cutlass.cute as cute
 
-    with TemporaryDirectory() as folder:  # machine code is only kept together with a file
+    with TemporaryDirectory() as folder:  # the DSL keeps the machine code only if it also dumps a file
         options = f"--gpu-arch {target} --keep-cubin --dump-dir {folder} {options}"
         cubin: bytes = cute.compile(function, *args, options=options).artifacts.CUBIN
     return cubin
 
 
 def _checked(entry: bytes) -> bytes | None:
-    """The code of an entry, None of a broken one."""
+    """The code in a cache entry; None where the entry is broken."""
     size = hashlib.sha256().digest_size
     digest, cubin = entry[:size], entry[size:]
     return cubin if hashlib.sha256(cubin).digest() == digest else None
 
 
 def _key(function: Callable[..., Any], args: tuple[Any, ...], target: str, options: str) -> str | None:
-    """What decides the code as a sha256, in hex; None where that cannot be said."""
+    """The cache key: sha256, in hex, of all that decides the code; None where that cannot be listed completely."""
     import cutlass
 
     original = inspect.unwrap(function)
@@ -97,7 +99,7 @@ def _key(function: Callable[..., Any], args: tuple[Any, ...], target: str, optio
 
 
 def _stated(value: Any) -> str | None:
-    """A plain value, type, number of the DSL's or stream in words that mean nothing else; None of anything else."""
+    """Unambiguous text for a plain value, a type, a number of the DSL or a stream; None for anything else."""
     import cutlass
     from cuda.bindings.driver import CUstream
 
@@ -116,7 +118,7 @@ def _stated(value: Any) -> str | None:
 
 
 def _sources(file: Path) -> list[tuple[str, str]] | None:
-    """Path in its folder and sha256 of all Python files; None where one may have changed since it was imported."""
+    """Relative path and sha256 of each Python file; None where one may have changed since it was imported."""
     found = []
     for folder in (file.parent, Path(__file__).parent):
         for path in sorted(folder.glob("**/*.py")):

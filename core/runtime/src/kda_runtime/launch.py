@@ -1,9 +1,9 @@
-"""Launches of Triton kernels, described: kernel, grid, arguments and options, without a tensor.
+"""Descriptions of Triton kernel launches: kernel, grid, arguments and options, without tensors.
 
 - `Launch` describes one launch. It runs through Triton's own launcher (or its interpreter), and compiles ahead of time.
 - `Chain` describes launches in order, and which tensors each of them gets; one launch is a chain of its own.
-- `plans.plain_entry` makes of a chain a function of a call's arguments, on Triton's own launcher. `bound.entry` makes a
-  much cheaper one.
+- `plans.plain_entry` turns a chain into a function of a call's arguments that uses Triton's own launcher. `bound.entry`
+  makes a much cheaper one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Launch:
 
     @property
     def variant(self) -> str:
-        """What tells this compilation from others of the same kernel: what Triton specialises on, readable."""
+        """Readable text of all that Triton specialises on: it tells apart compilations of the same kernel."""
         names = [name for name in self.kernel.arg_names if name not in self.constexprs]
         plain = {p.name for p in getattr(self.kernel, "params", ()) if p.do_not_specialize}
         parts = [f"{name}:{_specialised(arg, name in plain)}" for name, arg in zip(names, self.args, strict=False)]
@@ -90,7 +90,7 @@ class Launch:
         self.run(*map(Address, [arg for arg in self.args if isinstance(arg, torch.dtype)], addresses))
 
     def chain(self, tensors: int, outputs: Sequence[int | torch.Tensor] = ()) -> Chain:
-        """This launch alone as a chain, of so many arguments that are tensors: its pointers are the whole table."""
+        """This launch alone as a chain, for a call with so many tensors: the kernel takes the whole table in order."""
         return Chain((self,), (tuple(range(len(outputs) + tensors)),), tuple(outputs))
 
     def compile(self, target: str) -> Binary:
@@ -113,7 +113,7 @@ class Launch:
 
 
 class Step(Protocol):
-    """A launch as a part of a chain: `Launch`, or what is like it for other kernels."""
+    """One launch of a chain: a `Launch`, or its counterpart for kernels that are not Triton's."""
 
     def run(self, *tensors: Any) -> None:
         """Launch on the current stream, the straightforward way."""
@@ -128,12 +128,12 @@ class Chain:
 
     launches: tuple[Step, ...]
     places: tuple[tuple[int, ...], ...]
-    """Per launch and pointer of its kernel: the tensor's place in the table. Arguments that are None have none."""
+    """For each launch and each pointer of its kernel: the tensor's index in the table, which has no None arguments."""
     outputs: tuple[int | torch.Tensor, ...] = ()
     """Per tensor that is allocated and returned: the index of the argument it is `torch.empty_like`, or a template, a
     tensor (on the meta device, for example) of its shape, layout and dtype."""
     scratch: tuple[torch.Tensor, ...] = ()
-    """Templates of what is allocated for the launches alone."""
+    """Templates of scratch tensors: they are allocated for each run and not returned."""
 
     def run(self, *arguments: torch.Tensor | None) -> Any:
         """Launch through Triton's normal launcher (or its interpreter): the outputs, or None."""
@@ -146,7 +146,7 @@ class Chain:
         return tuple(outputs) if len(outputs) > 1 else outputs[0] if outputs else None
 
     def run_at(self, *addresses: int) -> None:
-        """`run` on the current device, into outputs that are there: addresses of these, then of the arguments."""
+        """`run` on the current device, into existing outputs: takes their addresses, then those of the arguments."""
         made = [torch.empty_like(template, device="cuda") for template in self.scratch]
         outputs, given = addresses[: len(self.outputs)], addresses[len(self.outputs) :]
         table = (*outputs, *(tensor.data_ptr() for tensor in made), *given)
@@ -154,7 +154,7 @@ class Chain:
             launch.run_at(*(table[place] for place in places))
 
     def templates(self, arguments: Sequence[object]) -> list[torch.Tensor]:
-        """What each tensor that a call allocates is like."""
+        """For each tensor that a call allocates, a tensor of its shape, layout and dtype."""
         like: list[Any] = [arguments[output] if isinstance(output, int) else output for output in self.outputs]
         return [*like, *self.scratch]
 
@@ -168,8 +168,8 @@ def is_tracing(*tensors: torch.Tensor) -> bool:
     """Whether a call with these arguments is being recorded, faked or transformed, so that the dispatcher must see it.
 
     True inside a dispatch mode of a tracer (FakeTensorMode, make_fx's, functionalization's), a functorch transform, or
-    for tensor subclasses with their own dispatch. Other modes only look on, and see of a Triton launch what they always
-    see: the allocations. SGLang's `replay_launches` is one. Under Dynamo ask `torch.compiler.is_compiling()` first.
+    for tensor subclasses with their own dispatch. Other modes only observe, and of a Triton launch they see the
+    allocations, as always. SGLang's `replay_launches` is one. Under Dynamo ask `torch.compiler.is_compiling()` first.
     """
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -193,9 +193,9 @@ class Address:
 
 
 def _specialised(arg: object, plain: bool) -> str:
-    """A runtime argument as Triton's cache key sees it: dtype, or for integers width, divisibility and being 1.
+    """A runtime argument as Triton's cache key sees it: dtype; for an integer its width, divisibility and being 1.
 
-    Of a `plain` integer (`do_not_specialize`), the width alone.
+    Of a `plain` integer (`do_not_specialize`), only the width.
     """
     if isinstance(arg, torch.dtype):
         return str(arg).removeprefix("torch.")

@@ -1,15 +1,15 @@
-"""The C half of `bound`: built once per machine, checked once per process, used where everything fits.
+"""The C half of `bound`: built once per machine, checked once per process, used where all checks pass.
 
 `native.c` compares a call's arguments with those that a launch was made for and hands the kernel to the driver, in one
-C function. It rests on four things, each of which is looked at before the first use:
+C function. It relies on four things, each of which is checked before the first use:
 
 - DLPack's C exchange interface of torch.Tensor (2.10 and later): address, sizes, strides and the current stream;
-- a tensor's dispatch keys, at offsets that are searched for by comparing with what PyTorch says of sample tensors;
+- a tensor's dispatch keys, at offsets found by comparing memory with what PyTorch reports for sample tensors;
 - two symbols of libc10 (the thread's dispatch keys, the gradient mode), tried in states that must differ;
 - the driver's list of a kernel's parameters, compared with the one that is going to be passed.
 
-It is compiled with the C compiler that Triton needs for its own launcher, into Triton's cache, under a name that its
-content decides; several processes may do so at once. KDA_LAUNCH=triton turns it off.
+It is compiled with the C compiler that Triton needs for its own launcher, into Triton's cache, under a name derived
+from its content; several processes may do so at once. KDA_LAUNCH=triton turns it off.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ WORD = 8
 IMPL_WORDS = 24
 """Words of a TensorImpl that are searched: 192 bytes, less than its size in any release that has this interface."""
 SCRATCH = 2
-"""Pointers that Triton adds behind a kernel's own parameters: global and profile scratch, null when unused."""
+"""Number of pointers that Triton adds after a kernel's own parameters: global and profile scratch, null if unused."""
 MOST_SHARED_BYTES = 228 * 1024
-"""Beyond this Triton 3.8 and later launch with one more attribute."""
+"""Bytes of shared memory above which Triton 3.8 and later launch with one more attribute."""
 FORMATS = {
     "i1": "b",
     "i8": "b",
@@ -56,7 +56,7 @@ FORMATS = {
 
 
 FAILURES = (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError, subprocess.SubprocessError)
-"""What a missing compiler, header or driver, or another release of PyTorch or Triton, shows as."""
+"""Exceptions raised where a compiler, header or driver is missing, or PyTorch or Triton is another release."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _build() -> Any:
 
 
 def _offsets() -> tuple[int, int]:
-    """Where a tensor object keeps the address of its TensorImpl, and where that keeps its dispatch keys, in bytes."""
+    """Byte offsets of the TensorImpl's address in a tensor object, and of the dispatch keys in the TensorImpl."""
     with torch.inference_mode():
         inference = torch.zeros(2)
     x = torch.zeros(2)
@@ -141,7 +141,7 @@ def _search(bases: Sequence[int], expected: Sequence[int], words: range) -> int:
 
 
 def _try_state(module: Any) -> None:
-    """Does the module see the state of PyTorch's dispatcher change, and exactly as PyTorch does?"""
+    """Raise RuntimeError unless the module sees each change of the dispatcher's state exactly as PyTorch does."""
 
     def seen() -> tuple[int, int]:
         # Stored XORed with constants, which cancel out below.
@@ -176,7 +176,7 @@ def describe(
         compiled: Triton's compiled kernel.
         grid: number of programs.
         given: the kernel's arguments by name; a dtype stands for a pointer.
-        unaligned: pointers that Triton did not specialise on alignment for.
+        unaligned: names of pointers whose alignment Triton did not specialise on.
         device: CUDA device index.
         slow: the normal launcher, a function of the pointers.
         hooks: Triton's launch hooks.
@@ -231,14 +231,14 @@ def describe(
 
 
 def current_device() -> Callable[[], int] | None:
-    """How a launch asks for the current device, which it does where there are several."""
+    """The function by which a launch asks for the current device; None where there is at most one device."""
     return None if torch.cuda.device_count() <= 1 else torch._C._cuda_getDevice
 
 
 def allocation(template: torch.Tensor, device: torch.device) -> tuple[Any, tuple[object, ...], Callable[[], Any]]:
-    """`torch.empty_like(template, device=device)` in two ways: a function with its arguments, and one without.
+    """`torch.empty_like(template, device=device)` twice: a fast function with its arguments, and a general one without.
 
-    The first goes past the argument parser and the dispatcher, and allocates on the current device: 0.36 us against
+    The first bypasses the argument parser and the dispatcher, and allocates on the current device: 0.36 us against
     0.65 on the CPU. It is None where PyTorch has no such function. The template's memory is not kept.
     """
     like = torch.empty_like(template, device="meta")

@@ -1,4 +1,4 @@
-"""What ops share that normalise rows of x [B, S, D] and modulate them, beside the device functions of `triton_rows`.
+"""Host code that is shared by ops which normalise and modulate rows of x [B, S, D]; `triton_rows` has the device code.
 
 Their calls are named tuples with `norm_type` ("layer" or "rms"), `eps`, and tensors whose names say what they are: x
 and residual [B, S, D], weight, bias, weight2 and bias2 [D]. All others are operands that broadcast to x.
@@ -14,20 +14,20 @@ from kda_runtime.broadcast import Form, Placed, check_operands, formless, per_to
 from kda_runtime.checks import FLOATS, Expect, given, unfit
 
 COLUMNS_STEP, MAX_COLUMNS = 256, 8192
-"""Upstream's envelope: the number of columns is a multiple of the one and at most the other."""
+"""Upstream's envelope: the number of columns is a multiple of the first and at most the second."""
 WHOLE = ("residual", "x")
 PARAMETERS = ("weight", "bias", "weight2", "bias2")
 ROOM = 128
-"""Bytes of registers for all but what is loaded: limits to the registers that left less made variants spill."""
+"""Bytes of a thread's registers to leave free of loaded data: register limits that left less made variants spill."""
 
 
 def operands(call: Any) -> dict[str, torch.Tensor]:
-    """Those that broadcast to x."""
+    """The operands of a call that broadcast to x, by name."""
     return {name: tensor for name, tensor in given(call).items() if name not in WHOLE + PARAMETERS}
 
 
 def used(call: Any) -> dict[str, torch.Tensor]:
-    """All tensors but a bias of RMSNorm, and one of LayerNorm's two without the other: the norms ignore these."""
+    """The tensors that are used. The norms ignore a bias of RMSNorm, and weight or bias of LayerNorm given alone."""
     tensors = given(call)
     for weight, bias in (PARAMETERS[:2], PARAMETERS[2:]):
         if call.norm_type == "layer" and bias not in tensors:
@@ -67,7 +67,7 @@ def uncovered(call: Any) -> str | None:
 
 
 def places(call: Any) -> dict[str, Placed]:
-    """Where the lines of the tensors lie that are used, for a call that is not `uncovered`."""
+    """Where the lines of the `used` tensors lie, for a call that is not `uncovered`."""
     found: dict[str, Any] = {name: placed(tensor, *call.x.shape[:2]) for name, tensor in used(call).items()}
     # Rows of x and residual are evenly spaced, whatever batches and tokens are.
     strides: dict[str, Any] = {name: row_stride(getattr(call, name)) for name in WHOLE if name in found}
@@ -75,13 +75,13 @@ def places(call: Any) -> dict[str, Placed]:
 
 
 def column_bytes(call: Any, places: dict[str, Placed], rows: int) -> dict[str, int]:
-    """Bytes of one column that a program of so many rows loads of each tensor that has columns."""
+    """For each tensor that has columns, the bytes of one column that a program of `rows` rows loads."""
     lines = {name: 1 if form.name == "one" else rows for name, (form, _) in places.items() if form.across}
     return {name: getattr(call, name).itemsize * number for name, number in lines.items()}
 
 
 def register_limit(maxnreg: int, held: int) -> dict[str, int]:
-    """The launch option for `maxnreg` registers a thread, if they hold so many bytes and `ROOM`; else none."""
+    """The launch option for `maxnreg` registers a thread; none if these do not hold `held` bytes and `ROOM`."""
     return {"maxnreg": maxnreg} if held + ROOM <= 4 * maxnreg else {}
 
 

@@ -1,15 +1,16 @@
-"""A public op around its kernels: what is decided once per signature of the arguments, and what every call does.
+"""`Op`: a public function around its kernels. It plans once per signature of the arguments; later calls are cheap.
 
-A solution says what is its own in five functions of a `Call`, the named tuple of an op's arguments, tensors first:
+A solution supplies five functions of a `Call`, the named tuple of the op's arguments with tensors first:
 
     check(call, expect)   raises a ValueError, through `expect`, for arguments that the op has no meaning for
     uncovered(call)       why the kernels do not take the call on any device, or None
     plan(call)            the `Launch` or `Chain` of a call that they take; its tensors may be on the meta device
-    plain(call)           the same maths in PyTorch, for all other calls; what is written in place, it writes
-    ready(call)           optional: the call with a copy of what the kernels cannot read as it is. It returns `call`
+    plain(call)           the same maths in PyTorch, for all other calls; it also writes what the op writes in place
+    ready(call)           optional: the call, with copies of the tensors that the kernels cannot read. It returns `call`
                           itself where there is nothing to copy, also where `call` is its own result
 
-A second plan and plain path may give upstream's bits, at other roundings; `Op.set_exact` chooses between the two.
+A solution may have a second plan and plain path, which round as upstream does and give upstream's bits;
+`Op.set_exact` chooses between the two.
 
 `Op` does the rest. A call whose signature is known goes to its **entry**, a function of the arguments that checks the
 signature, allocates the outputs and launches. Tracers (torch.compile, FakeTensorMode) see a custom op with a fake.
@@ -63,18 +64,18 @@ def call({names}):
                 return result
     return cold(({names},))
 """
-"""`Op.call`, with its arguments by name: to pack and unpack them costs as much as half of what it does itself."""
+"""Source of `Op.call`. It names its arguments: packing and unpacking them would cost half as much as its own work."""
 INTO = "into"
-"""How the custom op is called that writes into an argument instead of returning a tensor."""
+"""Suffix of the name of the custom op that writes into an argument instead of returning a tensor."""
 _every: WeakSet[Op[Any]] = WeakSet()
 
 
 def _nothing(_call: Any, _expect: Expect) -> None:
-    """No argument is without meaning."""
+    """Default of `check`: all arguments are accepted."""
 
 
 def _none(_call: Any) -> None:
-    """The kernels take every call."""
+    """Default of `uncovered`: the kernels take every call."""
 
 
 def _as_it_is(call: C) -> C:
@@ -86,24 +87,25 @@ class Op(Generic[C]):
     """One public op. The functions are the solution's own, see above."""
 
     refusal: ClassVar[type[Exception] | None] = None
-    """Of all ops: what `call` raises, with the op and its call, where the kernels do not take it; None, it takes the
-    plain path. Whoever has another function for such calls sets it, on the class. Graphs keep the plain path."""
+    """Set on the class, for all ops: what `call` raises, with the op and its call, where the kernels do not take the
+    call. None: such a call takes the plain path. A program that has another function for such calls sets it. Compiled
+    graphs keep the plain path."""
 
     name: str
     arguments: type[C]
     _: KW_ONLY
     kernel: object
-    """One of its Triton kernels: interpreted, it takes tensors on the CPU. None where there is none."""
+    """One of the op's Triton kernels. If it is interpreted, the op takes tensors on the CPU. None without any."""
     plan: Callable[[C], Launch | Chain]
     plain: Callable[[C], Any]
     check: Callable[[C, Expect], None] = _nothing
     uncovered: Callable[[C], str | None] = _none
     ready: Callable[[C], C] = _as_it_is
     outputs: Sequence[str | Callable[[C], torch.Tensor]] = ()
-    """For each new tensor that is returned what it is `torch.empty_like`: an argument's name, or a function of the call
-    that gives such a tensor, for example a view. Empty for ops in place."""
+    """For each new tensor that is returned, the tensor that it is `torch.empty_like` of: an argument's name, or a
+    function of the call that returns such a tensor, for example a view. Empty for in-place ops."""
     contiguous: bool = False
-    """The outputs are contiguous, whatever the strides of what they are like."""
+    """The outputs are contiguous, whatever the strides of the tensors that `outputs` names."""
     mutates: Sequence[str] = ()
     """Arguments that are written in place."""
     into: str | None = None
@@ -113,16 +115,16 @@ class Op(Generic[C]):
     integers: Collection[str] = ()
     """Tensors of integers or bool."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Arguments that the public function calls otherwise: own name -> public name."""
+    """Arguments that have another name in the public function: own name -> public name."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values of arguments that the public function has not; None without an entry."""
+    """Values of arguments that the public function does not have; those not listed here are None."""
     exact: tuple[Callable[[C], Launch | Chain], Callable[[C], Any]] | None = None
     """The plan and the plain path that give upstream's bits: `plan` and `plain` themselves where these do, None where
     nothing does. `set_exact` chooses them."""
     own: tuple[Callable[[C], Launch | Chain], Callable[[C], Any]] = field(init=False, repr=False)
     """`plan` and `plain` as they were given."""
     plans: Plans = field(default_factory=Plans, repr=False)
-    """The entries that are known."""
+    """The entries of remembered signatures."""
     call: Callable[..., Any] = field(init=False, repr=False)
     """What the public function does, with the arguments in the order of `arguments`."""
 
@@ -132,8 +134,8 @@ class Op(Generic[C]):
         scope = {"is_dynamo_compiling": is_dynamo_compiling, "MISS": MISS, "plans": self.plans, "cold": self._cold}
         exec(CALL.format(names=", ".join(self.arguments._fields)), scope)  # type: ignore[attr-defined]
         object.__setattr__(self, "call", scope["call"])
-        self._tensor_count  # noqa: B018  # an order of arguments that is wrong is said now
-        # Tracers must find them registered, and cannot see through a property that is not there yet.
+        self._tensor_count  # noqa: B018  # reports a wrong order of arguments now
+        # Register the custom ops now: tracers must find them, and cannot trace a cached property not yet computed.
         self.registered  # noqa: B018
         if self.into is not None:
             self.registered_into  # noqa: B018
@@ -152,7 +154,7 @@ class Op(Generic[C]):
         return result
 
     def run(self, call: C) -> Any:
-        """Everything that a call with a hot entry skips: the kernels, or the plain path where they do not take it."""
+        """The path of a call without a hot entry: the kernels, or the plain path where they do not take the call."""
         result = self.attempt(call)
         if result is not MISS:
             return result
@@ -160,12 +162,12 @@ class Op(Generic[C]):
         return None if self._writes_into(call) else result
 
     def attempt(self, call: C, copied: bool = False) -> Any:
-        """`run` without the plain path: MISS for a call that the kernels do not take, and nothing has been written.
+        """`run` without the plain path: returns MISS, having written nothing, where the kernels do not take the call.
 
-        `copied`: the call is what `ready` gave.
+        `copied`: the call is a result of `ready`.
 
         Raises:
-            TypeError: `ready` gives another call also for what it gave.
+            TypeError: `ready` does not return its own result unchanged.
         """
         tensors, scalars = self._split(call)
         result = self.plans.recall(tensors, scalars)
@@ -196,7 +198,7 @@ class Op(Generic[C]):
         return made.chain(len(given(call)), outputs)
 
     def _place(self, call: C, like: str | Callable[[C], torch.Tensor]) -> int | torch.Tensor:
-        """Where a chain finds what an output is like: the argument's index, or a template without memory."""
+        """An output as a `Chain` describes it: the index of an argument, or a template without memory."""
         if isinstance(like, str):
             return int(call._fields.index(like))  # type: ignore[attr-defined]
         return torch.empty_like(like(call), device="meta", memory_format=self._layout)
@@ -204,7 +206,7 @@ class Op(Generic[C]):
     # ---- the setting
 
     def set_exact(self, exact: bool = True) -> None:
-        """Whether all calls from now on give the bits of upstream's own function; entries that are known are forgotten.
+        """Choose whether all later calls give the bits of upstream's own function. Remembered entries are forgotten.
 
         Raises:
             ValueError: the op has no such mode.
@@ -232,7 +234,7 @@ class Op(Generic[C]):
 
     @cached_property
     def _first(self) -> str:
-        """The first tensor that every call has: its device and size are the call's."""
+        """Name of the first required tensor: a call runs on its device, and is empty where it is."""
         return next(name for name, hint in self._hints.items() if hint is torch.Tensor)
 
     @property
@@ -261,17 +263,17 @@ class Op(Generic[C]):
         self.check(call, expect)
 
     def why_not(self, call: C) -> str | None:
-        """Why the kernels do not take a call that has a meaning, or None; a call without elements they leave, too."""
+        """Why the kernels do not take a valid call, or None. They take no empty call either; this is not checked."""
         return elsewhere(self._leading(call), self.kernel, self._first) or self.uncovered(call)
 
     # ---- what tracers see
 
     @cached_property
     def registered(self) -> Any:
-        """The custom op, for CPU and CUDA; its namespace is the module's, so that the ops of a copied task are its own.
+        """The custom op, for CPU and CUDA. Its namespace is the solution's module: a copied task has ops of its own.
 
-        Its arguments are those of `arguments`; the one of `into` has another name there, because Dynamo takes `out` for
-        that of PyTorch's own ops and refuses it where it has gaps.
+        Its arguments are those of `arguments`, except that the argument `into` is called `target`: Dynamo takes an
+        argument `out` for that of PyTorch's own ops, and refuses it where it has gaps.
         """
         count = len(self.outputs)
         returns = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
@@ -317,7 +319,7 @@ class Op(Generic[C]):
     # ---- the public function
 
     def public(self, function: F) -> F:
-        """Decorator: `function`, unchanged, is the op's public function, whose signature `hooks` then knows."""
+        """Decorator that makes `function` the op's public function, for `hooks`; calls of it are unchanged."""
         signature = inspect.signature(function)
 
         def to_call(*args: Any, **kwargs: Any) -> C:
@@ -330,9 +332,9 @@ class Op(Generic[C]):
         return function
 
     def also(self, to_call: Callable[..., C | str]) -> Callable[[F], F]:
-        """Decorator of a function with another signature that ends in this op.
+        """Decorator for a function with another signature that calls this op.
 
-        `to_call` makes the op's call of its arguments, or says why the op is not called.
+        `to_call` turns the function's arguments into the op's call, or returns the reason why the op is not called.
         """
 
         def decorate(function: F) -> F:
@@ -353,7 +355,8 @@ def hooks(*functions: Callable[..., Any]) -> tuple[Launches, WhyNot]:
     def launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> list[Any]:
         """What a call of `op` would launch: the hook through which kernels are compiled ahead of time.
 
-        The inputs may be tensors without memory, those that are None left out. Empty where the plain path is taken.
+        The inputs may be tensors without memory; those that are None may be left out. Returns an empty list where the
+        plain path is taken.
         """
         of: Op[Any] = public[op].kda_op
         names = inspect.signature(public[op]).parameters

@@ -1,4 +1,4 @@
-"""Entries on Triton's own launcher, and bounded memory of entries per signature of the arguments."""
+"""Entries (launches as functions of an op's arguments): a bounded memory of them, and those on Triton's launcher."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from kda_runtime.launch import MISS, Chain, Entry
 
 HOT_PLANS = 4
-"""Entries tried one after the other before the dictionary; a miss costs about 0.2 us."""
+"""Number of entries tried one after the other before the dictionary; a miss costs about 0.2 us."""
 
 
 def no_entry(*_arguments: object) -> object:
-    """What is tried before there is an entry."""
+    """Stands in for the last entry while there is none: it takes no call."""
     return MISS
 
 
 MAX_PLANS = 256
-"""Plans remembered per op; the oldest goes first."""
+"""Entries remembered per op; when there are more, the oldest is forgotten."""
 
 
 class Plans:
@@ -68,7 +68,7 @@ class Plans:
 
 
 def signature(arguments: Sequence[object]) -> tuple[object, ...]:
-    """What a plan depends on, as a dictionary key: it tells apart whatever an entry does.
+    """All that a plan depends on, as a dictionary key. It distinguishes all calls that an entry distinguishes.
 
     Tensors: type, dtype, device, sizes, strides, whether gradients are recorded, dispatch keys (negated and conjugated
     views, inference tensors), and for all of them the state of the dispatcher (inference mode, autocast, functorch).

@@ -1,14 +1,14 @@
 """Triton device functions for rows of a tensor, held whole in registers, beside operands that broadcast to them.
 
 For kernels that normalise or modulate the last dimension of x. A row of N columns is held as a tuple of chunks
-[ROWS, BLOCK], a 16-byte vector of every thread each, so that N need not be a power of two: 3072 columns are 3 chunks of
-1024. All chunks of a row are loaded before the first use, so that a thread has them in flight together; masks exist
-only where something is outside.
+[ROWS, BLOCK]; a chunk is one 16-byte vector of every thread. So N need not be a power of two: 3072 columns are 3 chunks
+of 1024. All chunks of a row are loaded before the first use, so that a thread has them in flight together. Loads and
+stores are masked only where a row or a column may be outside.
 
-The functions take column indices as `col`, [1, BLOCK] (where they take a chunk's number too: those of the first chunk),
-which rows exist as `inside`, [ROWS, 1] or None where all do, and a cache modifier as CACHE. What does not exist reads
-as 0. No parameter has a default: Triton 3.6 takes no strings there. Where an operand's lines lie is a
-`broadcast.Form`, a constant of the kernel.
+Parameters: `col`, [1, BLOCK], are column indices (those of the first chunk, where a chunk's number is given too);
+`inside`, [ROWS, 1], says which rows exist, None if all do; CACHE is a cache modifier. Elements outside read as 0. No
+parameter has a default: Triton 3.6 takes no strings there. Where an operand's lines lie is a `broadcast.Form`, a
+constant of the kernel.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def vector_width(warps: int, item_size: int) -> int:
 
 
 def even_share(total: int, most: int) -> int:
-    """What each of as few as possible takes of `total`, at most `most`: of 4 in at most 3, 2 + 2 and not 3 + 1."""
+    """Size of a share if `total` is cut evenly into as few as possible of at most `most`: 4, at most 3, is 2 + 2."""
     shares = -(-total // most)
     return -(-total // shares)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def follow_the_kernel_ahead(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """With programmatic dependent launch: wait until the kernel ahead has ended, and let the one behind be set up.
+    """With programmatic dependent launch: wait until the previous kernel has ended, then let the next one be set up.
 
-    Nothing may be read before. Without it a kernel begins when the one ahead has ended: there is nothing to wait for.
+    Nothing may be read before. Without PDL a kernel begins after the previous one has ended: it need not wait.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -47,15 +47,15 @@ def follow_the_kernel_ahead(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def widen(value):  # type: ignore[no-untyped-def]
-    """What was loaded, in float32: `.to(tl.float32)` with fewer instructions, for every bit pattern.
+    """The loaded value in float32: as `.to(tl.float32)` for every bit pattern, with fewer instructions.
 
-    A register holds two bfloat16. Of `.to` the compiler makes a shift for the low one, and a PRMT and a shift for the
-    high one; written in integers, that one is an AND. Compiled for sm_90a, of k05's rows of 3072 columns: 363
-    instructions -> 324, with gate and residual 535 -> 481 and 72 registers -> 64.
+    A register holds two bfloat16. The compiler turns `.to` into a shift for the low one, and a PRMT and a shift for the
+    high one; written with integers, the high one is one AND. Compiled for sm_90a, k05 on rows of 3072 columns has 324
+    instructions instead of 363, and with gate and residual 481 instead of 535 and 64 registers instead of 72.
 
-    All uses of a value have to widen it in the same way, as different ones are not merged (`statistics` alone: 431).
-    And not what the compiler would compute in bfloat16: x + residual, rounded to bfloat16, is one HADD2 for two
-    elements behind `.to`, and is not behind this (603 -> 694 for a row of 5120 columns).
+    All uses of a value have to widen it in the same way: the compiler does not merge different conversions (with this
+    in `statistics` alone: 431). Do not use it where the compiler could compute in bfloat16: x + residual, rounded to
+    bfloat16, is one HADD2 for two elements with `.to`, but not with this (603 -> 694 for a row of 5120 columns).
     """
     if value.dtype == tl.bfloat16:
         return (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
@@ -73,7 +73,7 @@ def load_chunk(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def load_row(line, col, inside, N: tl.constexpr, BLOCK: tl.constexpr, CACHE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """All chunks of the rows that start at `line`, as a tuple; none where `line` is None."""
+    """All chunks of the rows that start at `line`, as a tuple; empty where `line` is None."""
     chunks = ()
     if line is not None:
         for chunk in tl.static_range((N + BLOCK - 1) // BLOCK):
@@ -128,21 +128,22 @@ def statistics(  # type: ignore[no-untyped-def]
     RMS: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """Mean (0 for RMSNorm) and 1 / sqrt(mean square of what is centred + eps) of every row, [ROWS, 1] float32.
+    """Mean (0 for RMSNorm) and 1 / sqrt(mean((x - mean)^2) + eps) of every row, [ROWS, 1] float32.
 
     Two passes over registers, never mean(x^2) - mean(x)^2, which loses its digits where the mean is large. EXACT adds
-    to the mean the mean of what it left over, and takes that out of the squares: so it is good to its last digit, also
-    where the sum of the row is not. A mean of values around 64 is off by 1e-5, which only float32 outputs show.
+    the mean of the centred values to the mean, and corrects the squares for it: then the mean is good to its last
+    digit, even where the row's sum is not. Without EXACT a mean of values around 64 is off by 1e-5, which only float32
+    outputs show.
     """
-    # Chunks are added element by element first: one reduction across threads a statistic, and short sums.
+    # Chunks are added element by element first: then a statistic takes one reduction across threads, of short sums.
     CHUNKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
     mean = 0.0
     if not RMS:
         total = widen(chunks[0])  # [ROWS, BLOCK]
         for chunk in tl.static_range(1, CHUNKS):
             total += widen(chunks[chunk])
-        # Corrected by its remainder: where a mean is large beside the deviation, its last digit is the result's error.
-        # A correctly rounded division does the same, with a branch and a call.
+        # The mean is corrected by its remainder: if it is large beside the deviation, its last digit decides the error
+        # of the result. A correctly rounded division does the same, with a branch and a call.
         total = tl.sum(total, axis=1, keep_dims=True)
         mean = total * (1.0 / N)
         mean = tl.fma(tl.fma(mean, -1.0 * N, total), 1.0 / N, mean)
@@ -185,7 +186,7 @@ def affine(value, weight, bias, col, chunk: tl.constexpr, N: tl.constexpr, BLOCK
 
 @triton.jit  # type: ignore[untyped-decorator]
 def norm_chunk(values, chunk: tl.constexpr, mean, inverse, weights, biases):  # type: ignore[no-untyped-def]
-    """A chunk of the rows `values`, normalised with their `statistics`; no chunks of weight or bias stand for none."""
+    """A chunk of the rows `values`, normalised with their `statistics`; empty tuples mean no weight or bias."""
     value = (widen(values[chunk]) - mean) * inverse
     if len(weights) > 0:
         value *= widen(weights[chunk])
@@ -229,7 +230,7 @@ def load_operand_chunk(  # type: ignore[no-untyped-def]
 def load_operand_tile(  # type: ignore[no-untyped-def]
     line, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr, FORM: tl.constexpr
 ):
-    """The same of any columns; see `load_tile`."""
+    """The same for any columns `col`; see `load_tile`."""
     if FORM.name == "one":
         if FORM.across:
             return load_tile(line, col, None, N, PARTIAL, "")
@@ -247,7 +248,7 @@ def load_operand_tile(  # type: ignore[no-untyped-def]
 def load_operand_row(  # type: ignore[no-untyped-def]
     line, col, inside, N: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr
 ):
-    """All chunks of an operand, as a tuple; none where `line` is None. One value for all columns is loaded once."""
+    """All chunks of an operand, as a tuple; empty where `line` is None. One value for all columns is loaded once."""
     chunks = ()
     if line is not None:
         value = load_operand_chunk(line, col, inside, 0, N, BLOCK, FORM)

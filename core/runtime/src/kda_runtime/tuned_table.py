@@ -8,13 +8,13 @@ tried:
 
     [[norm]]
     capability = 9                       # major number of the compute capability
-    at_most = { width = 512 }            # bounds on what `select` is given; a feature left out has none
+    at_most = { width = 512 }            # largest values of `select`'s features; one left out has no bound
     config = { warps = 8, vectors = 1 }  # fields left out have the dataclass's defaults
     device = "NVIDIA H200"
     date = "2026-11-20"
     reason = "..."
 
-Only the cold path of a solution selects, since launch plans are remembered, so this is written to be clear, not fast.
+Launch plans are remembered, so a solution selects only in its cold path: this is written to be clear, not fast.
 Imports the standard library alone.
 """
 
@@ -45,7 +45,8 @@ else:
 
 FILE = "tuned.toml"
 DEFAULT_CAPABILITY = 9
-"""Devices without lines of their own (B200, capability 10, until it is measured) take those of the H200."""
+"""Capability whose lines are used on devices without lines of their own (B200, capability 10, until it is measured):
+the H200's."""
 
 Value = bool | int | float | str
 Features = Mapping[str, float]
@@ -71,14 +72,14 @@ class Line:
     reason: str
 
     def holds(self, features: Features) -> bool:
-        """Whether every bound holds; a KeyError is a feature that was not given."""
+        """Whether every bound holds. Raises KeyError for a feature that was not given."""
         return all(features[name] <= bound for name, bound in self.at_most.items())
 
 
 class Table(Generic[C]):
     """One table of `tuned.toml`, with configurations of the type `config`, a frozen dataclass of plain values.
 
-    The file is read when the table is first asked, so that a broken file can still be replaced by `kda tune`.
+    The file is read when the table is first used, so that a broken file can still be replaced by `kda tune`.
     """
 
     def __init__(self, solution_file: str, name: str, config: type[C]) -> None:
@@ -129,9 +130,9 @@ class Table(Generic[C]):
 
     @contextmanager
     def forced(self, config: C) -> Iterator[list[dict[str, float]]]:
-        """Let `select` return `config` meanwhile, whatever it is asked; the list receives the features asked for.
+        """Make `select` return `config` inside the `with` block; the list receives the features of every request.
 
-        What the solution remembers of earlier calls is forgotten on the way in and on the way out.
+        The solution's remembered plans are cleared at the beginning and at the end.
         """
         before = self._forced, self._asked
         self._forced, self._asked = config, []
