@@ -1,6 +1,6 @@
 """Liger-Kernel's SwiGLU, 0.8.5, on two halves of one tensor; import after `upstream.activate`.
 
-It takes two tensors of rows that follow each other, so both halves are copied first, as its decorator does.
+The function takes contiguous tensors, so its decorator copies both halves first.
 """
 
 import torch

@@ -5,10 +5,10 @@
 - Widths of y of models: {1, 9, 83, 257, 2049} rows x 192, 256, 384, 512, 768, 1536, 2048, 3072, 10944, 12288, 14336,
   25600, 28672, bfloat16 and float16: 130 rows.
 - Widths without whole vectors: {1, 9} rows x 1, 7, 50, 65, 100, 1368, 2500, 4097 x three dtypes: 48 rows.
-- Rows apart from each other, and dimensions in another order: 9 rows x 192, 768, 12288 x three dtypes: 18 rows.
+- Gaps between rows, and dimensions in another order: 9 rows x 192, 768, 12288 x three dtypes: 18 rows.
 
-Thinning for machines without a GPU (`thin`): the rows with at most 16 rows of y, up to 16384 columns, 128 of 244. More
-rows are more programs that do the same; every width up to there, dtype and layout stays.
+Thinning for machines without a GPU (`thin`): calls with at most 16 rows and 16384 columns of y, 128 of 244. More rows
+would only be more programs that do the same. Every dtype, layout and width up to there stays.
 """
 
 from collections.abc import Iterable, Iterator

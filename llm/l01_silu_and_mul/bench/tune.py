@@ -14,18 +14,18 @@ BYTES = (MIB // 4, 2 * MIB, 8 * MIB, 64 * MIB)
 
 
 def grid() -> Iterator[Config]:
-    """Warps and vectors; hints and plain launches beside them."""
+    """Warps and vectors; also with cache hints, and without PDL."""
     for warps, vectors in product((4, 1, 2, 8, 16), (1, 2, 4)):
         yield Config(warps, vectors)
         yield Config(warps, vectors, store=".cs")
         if vectors < 4:
-            # What is read is not read again: past the L1, beside the hint for stores.
+            # No input is read twice: loads that bypass the L1, together with the hint for stores.
             yield Config(warps, vectors, load=".cg", store=".cs")
             yield Config(warps, vectors, pdl=False)
 
 
 def call(rows: int, width: int) -> Workload:
-    """A call for lines that no frozen row falls into."""
+    """A call for lines of the table that no frozen row falls into."""
     return Workload(
         id=f"tune-{rows}x{width}",
         op="silu_and_mul",

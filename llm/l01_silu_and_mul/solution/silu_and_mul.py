@@ -2,18 +2,17 @@
 
     y = gate / (1 + exp(-gate)) * up        gate and up are the halves of a row of input; in float32, rounded once
 
-Rows that nobody reads are left out: those of an expert -1, and in the block-padded layout those behind its end and the
-padding.
+Rows that nobody reads are left out: rows of an expert -1, and in the block-padded layout padding and rows behind its
+end.
 
-It is computed by the instructions of upstream's build, which is one with `--use_fast_math`: they are few, and the bits
-are upstream's.
+The kernel uses the instructions of upstream's build with `--use_fast_math`: they are few, and the bits are upstream's.
 
 Source of the semantics: SGLang 0.5.23, `kernels/ops/activation/activation.py` (Apache-2.0); the code is our own.
 
-Idea: the op only streams, so a program does nothing but load one or a few 16-byte vectors of each half a thread, all
-before the first use, and store as many. Rows are cut into blocks that divide them, so that nothing is masked at their
-ends, and narrow rows, as experts have, lie side by side in a program: no thread idles, and no index is divided. Few
-bytes are cut into many small programs, for one load's latency is all that there is to wait for.
+Idea: the op only streams, so each thread just loads one or a few 16-byte vectors of each half, all before the first
+use, and stores as many. Rows are cut into blocks that divide them, so that nothing is masked at their ends. Narrow
+rows, as experts have, lie side by side in a program: no thread idles, and no index is divided. Small calls are cut into
+many small programs, because they wait for one load's latency only.
 """
 
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from kda_runtime.triton_silu import silu_times
 from kda_runtime.tuned_table import Table
 
 LINE_BYTES = 128
-"""Blocks that divide a row are no smaller: a transaction of memory."""
+"""Smallest block that divides a row: one memory transaction."""
 
 
 # --- configuration and selection
@@ -65,9 +64,9 @@ def silu_and_mul_kernel(
     x,  # [ROWS, 2 * N]
     experts,  # one for every STEP rows, or None
     slots,  # one for every row, or None
-    end,  # [1], where there are slots
+    end,  # [1], where there are slots: rows from there on are left out
     rows,  # number of rows; None where every program is full and has nothing to leave out
-    valid,  # slots from there on are padding
+    valid,  # slots with this number or a higher one are padding
     STEP: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,  # columns of a program
@@ -116,12 +115,12 @@ class Call(NamedTuple):
 
 
 def gate_of(call: Call) -> torch.Tensor:
-    """The first half of every row: y is like it."""
+    """The first half of every row; y has its shape and dtype."""
     return call.input[..., : call.input.shape[-1] // 2]
 
 
 def block_of(width: int, item_size: int, most: int) -> int:
-    """Columns of a program, a power of two up to `most`: a divisor of the width, if it is no less than a line."""
+    """Columns of a program, a power of two up to `most`: a divisor of the width, if that is `LINE_BYTES` or more."""
     divisor = min(width & -width, most)
     return divisor if divisor * item_size >= LINE_BYTES else min(triton.next_power_of_2(width), most)
 
@@ -152,7 +151,7 @@ def plan(call: Call) -> Launch:
         N=width,
         BLOCK=block,
         ROWS=tile,
-        EXACT=not is_interpreted(silu_and_mul_kernel),  # which knows no machine code
+        EXACT=not is_interpreted(silu_and_mul_kernel),  # the interpreter runs no machine code
         PDL=pdl,
         LOAD=config.load,
         STORE=config.store,
@@ -162,7 +161,7 @@ def plan(call: Call) -> Launch:
 
 
 def _ready(call: Call) -> Call:
-    """The call with tensors that the kernel reads: rows, and numbers, that follow each other."""
+    """The call with contiguous copies of inputs that have gaps."""
     gaps = {
         name: tensor.contiguous()
         for name, tensor in given(call).items()
@@ -251,13 +250,13 @@ def silu_and_mul(
 
     Args:
         input: [..., 2 * D], float16, bfloat16 or float32.
-        out: [..., D], what to write into.
-        expert_ids: one for every `expert_step` rows; those of -1 keep what `out` holds, or have any value.
+        out: [..., D], written, if given.
+        expert_ids: one for every `expert_step` rows; rows of -1 keep what `out` holds; without it they have any value.
         expert_step: rows of an expert.
         sorted_token_ids: with `expert_ids`, one for every row; rows whose number is not below `num_valid_tokens` are
             padding and left out, too.
         num_tokens_post_padded: [1], with `sorted_token_ids`; rows from there on are left out, too.
-        num_valid_tokens: slots that are no padding.
+        num_valid_tokens: numbers below it are rows, not padding.
 
     Returns:
         `out` where it is given, else a new contiguous tensor [..., D].
@@ -265,7 +264,7 @@ def silu_and_mul(
     Raises:
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
-    if expert_ids is None:  # upstream asks for the rest only then
+    if expert_ids is None:  # without it upstream ignores the other two
         sorted_token_ids = num_tokens_post_padded = None
     elif sorted_token_ids is None:
         num_tokens_post_padded = None

@@ -1,4 +1,4 @@
-"""QuACK's RMSNorm, 0.6.5, written where the op wants it; import after `kda_judge.arms.upstream.activate`."""
+"""QuACK's RMSNorm, 0.6.5, with the op's signatures; import after `kda_judge.arms.upstream.activate`."""
 
 import torch
 from quack.rmsnorm import _rmsnorm_fwd
@@ -7,7 +7,7 @@ __all__ = ["fused_add_rmsnorm", "rmsnorm"]
 
 
 def fused_add_rmsnorm(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
-    """Each row is read before it is written, so results may go over the inputs."""
+    """The kernel reads each row before it writes it, so results may overwrite the inputs."""
     _rmsnorm_fwd(input, weight, input, residual=residual, residual_out=residual, eps=eps)
 
 

@@ -8,8 +8,8 @@
   257 tokens x 512, 1536, 2880, 4096 columns x bfloat16 and float32, both ops: 32 rows.
 - Captured by the original campaign for GLM-5.2: 2, 6, 14, 38, 110, 1055, 1167 tokens of 6144, both ops: 14 rows.
 
-Thinning for machines without a GPU (`thin`): the rows of 9 tokens, 136 of 374. Their number only sets how many programs
-there are and how the last one is masked; every width, dtype and layout stays.
+Thinning for machines without a GPU (`thin`): the rows of 9 tokens, 136 of 374. The number of tokens only sets how many
+programs there are and how the last one is masked; every width, dtype and layout stays.
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,7 +52,7 @@ def _dtypes(*names: DType) -> tuple[DType, ...]:
 
 
 def _row(op: str, tokens: int, width: int, dtype: DType, gap: int = 0, name: str = "") -> Workload:
-    """A row; with a gap, rows of input are as far apart as those of a projection of three parts, of the others less."""
+    """A row; with a gap, rows of input are as far apart as in a projection of three parts, rows of the others less."""
     shape = (tokens, width)
     x = TensorSpec(shape=shape, dtype=dtype, stride=(3 * width + gap, 1) if gap else None)
     other = TensorSpec(shape=shape, dtype=dtype, stride=(width + gap, 1) if gap else None)

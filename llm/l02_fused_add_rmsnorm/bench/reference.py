@@ -31,7 +31,7 @@ def fused_add_rmsnorm(
 
 
 def bytes_moved(workload: Workload) -> int:
-    """Input and weight read; residual read and written; what is normalised written, over the input or into out."""
+    """Input and weight read; residual read and written; the normalised rows written, over the input or into out."""
     inputs = workload.inputs
     streamed = 2 * inputs["input"].nbytes + inputs["weight"].nbytes
     return streamed + (2 * inputs["residual"].nbytes if "residual" in inputs else 0)

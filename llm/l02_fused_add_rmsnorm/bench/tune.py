@@ -12,14 +12,14 @@ from kda_tools.lab.tune import Sweep
 from ..solution.rmsnorm import MAX_WARPS, TUNED, Config, warps_of_a_row
 
 WIDTHS = (512, 2048, 3072, 4096, 5120, 6144, 7168, 8192)
-"""How many warps a row takes, and what they leave idle, changes with each width that models have."""
+"""Widths of models: each changes how many warps a row takes and how many threads idle."""
 ROWS = (16, 128, 1024)
 WARP = vector_width(1, 2)
-"""Columns of bfloat16."""
+"""Columns of bfloat16 that a warp holds in one vector per thread."""
 
 
 def grid() -> Iterator[Config]:
-    """Vectors a thread, and rows in the same or in other warps; hints, late weights and plain launches beside these."""
+    """Vectors per thread, rows in the same or in other warps; also cache hints, late weights, and no PDL."""
     for vectors in (1, 2, 3, 4, 8):
         yield Config(vectors)
         yield Config(vectors, early=False)
@@ -33,7 +33,7 @@ def grid() -> Iterator[Config]:
 
 
 def fused(rows: int, width: int) -> Workload:
-    """A call of fused_add_rmsnorm, for lines that no frozen row falls into."""
+    """A call of fused_add_rmsnorm, for lines of the table that no frozen row falls into."""
     x = TensorSpec(shape=(rows, width), dtype="bfloat16")
     return Workload(
         id=f"tune-{rows}x{width}",
@@ -45,7 +45,7 @@ def fused(rows: int, width: int) -> Workload:
 
 
 def applies(config: Config, features: Features) -> bool:
-    """Not where a program would have more warps than there are, or more rows than the call."""
+    """Whether a program would have no more warps than a block may have, and no more rows than the call."""
     spread = warps_of_a_row(int(features["width"]), WARP, config.vectors)
     return spread * config.beside <= MAX_WARPS and config.rows * config.beside <= features["rows"]
 

@@ -7,11 +7,11 @@ Over a row, in float32; what is normalised is the sum before it is rounded to be
 
 Source of the semantics: SGLang 0.5.12.post1, `jit_kernel/norm.py` (Apache-2.0); the code is our own.
 
-Idea: a decoded batch has a few rows and is bound by latency: one row is one load, one reduction, one store. So a row is
-spread over as many warps as give each thread one or a few 16-byte vectors, all loads are issued before the first use,
-weight's with them, and the grid is set up while the kernel ahead drains. A prefill streams: there a program may take
-several rows, which are reduced together and share the weight, or several warps that hold a row each, which need no
-barrier. The table says which, by width and rows.
+Idea: a decoded batch has a few rows and is bound by latency: a row is one load, one reduction, one store. So a row is
+spread over as many warps as give each thread one or a few 16-byte vectors; all loads, also those of weight, are issued
+before the first use; and the grid is set up while the kernel ahead drains. A prefill streams: there the threads of a
+program may hold several rows, which are reduced together and share the weight; or each of several warps may hold a row
+of its own, which needs no barrier. The table says which, by width and rows.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ MAX_COLUMNS = 16384
 """The widest row that upstream takes; 32 warps hold it in 16 registers of float32 a thread."""
 MAX_WARPS = 32
 PREFETCHING = 256
-"""Programs at most that ask for weight ahead of time. Of more, most begin when it is there, and thousands that ask the
-L2 for the same few lines wait for one another. With it in every program, rows by the thousand were slower than
-upstream's in a quick run on an H200; how fast they are without has not been measured."""
+"""Largest grid whose programs prefetch weight. In a larger grid most programs begin when weight is in the L2 already,
+and thousands of requests for the same few lines wait for one another. With a prefetch in every program, calls of
+thousands of rows were slower than upstream's in a quick run on an H200; without it their time has not been measured."""
 
 
 # --- configuration and selection
@@ -43,16 +43,16 @@ upstream's in a quick run on an H200; how fast they are without has not been mea
 
 @dataclass(frozen=True)
 class Config:
-    """How the work is cut. A row lies in as few warps, a power of two, as hold it in `vectors` a thread."""
+    """How the work is cut. A row is spread over as few warps, a power of two, as hold it in `vectors` per thread."""
 
     vectors: int
     """Most 16-byte vectors of a row that a thread holds."""
     rows: int = 1
-    """Rows that the same threads hold, reduced together."""
+    """Rows that the same threads hold and reduce together."""
     beside: int = 1
-    """Rows that other warps of the program hold."""
+    """Groups of warps in a program, each with rows of its own."""
     early: bool = True
-    """Multiply by weight before the reduction, and not behind it."""
+    """Multiply by weight before the reduction, not after it."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
@@ -83,7 +83,7 @@ def rmsnorm_kernel(
     residual,  # [ROWS, N], also an output; or None
     x,  # [ROWS, N]
     weight,  # [N]
-    rows,  # number of rows; None where every program is full, as the grid says the rest
+    rows,  # number of rows; None where every program is full
     # Strides and eps are fixed per model: as constants they cost the host nothing at launch (20 ns an argument).
     OUT_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
@@ -104,7 +104,7 @@ def rmsnorm_kernel(
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     inside = None if rows is None else first + row < rows
-    # 64 bits reach every program's first row; from there 32 do, unless rows are very far apart.
+    # The offset of a program's first row takes 64 bits; from there 32 are enough, unless rows are very far apart.
     if FAR:
         row = row.to(tl.int64)
     x += first * X_STRIDE
@@ -113,17 +113,17 @@ def rmsnorm_kernel(
     else:
         out += first * OUT_STRIDE
     col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    # Where rows lie beside each other among the threads, weight is loaded for each of them: every thread gets the
-    # vector that it needs, where one row for all would be loaded value by value and spread through shared memory.
+    # Where the threads hold several rows side by side, weight is loaded for each row: every thread loads the vector
+    # that it needs. A single row of weight would be loaded value by value and spread through shared memory.
     across = col + 0 * row if REPEAT else col
 
     if PREFETCH:
-        # Weight comes from memory where the kernel ahead, a product of matrices, has filled the L2. A prefetch reads no
-        # value, so it need not wait for that kernel.
+        # If the kernel ahead, a matrix product, has filled the L2, weight comes from memory. A prefetch reads no value,
+        # so it need not wait for that kernel.
         prefetch(weight, N)
     follow_the_kernel_ahead(PDL)
 
-    # All loads first: a thread keeps them in flight.
+    # All loads first: they are in flight together.
     loaded = load_row(x + row * X_STRIDE, col, inside, N, BLOCK, "")
     if residual is not None:
         residual += first * RESIDUAL_STRIDE
@@ -141,7 +141,7 @@ def rmsnorm_kernel(
             store_chunk(residual + row * RESIDUAL_STRIDE, value, col, inside, chunk, N, BLOCK, STORE)
         # Chunks are added element by element first: one reduction across threads, and short sums.
         squares += value * value
-        # The product is held through the reduction instead of a value and its weight.
+        # Through the reduction registers hold one product, instead of a value and its weight.
         if EARLY:
             value *= widen(weights[chunk])
         held += (value,)
@@ -168,7 +168,7 @@ class Call(NamedTuple):
 
 
 def warps_of_a_row(width: int, warp: int, vectors: int) -> int:
-    """Warps that hold a row, each `warp` columns in one vector a thread, in at most `vectors` of them."""
+    """Warps that hold a row in at most `vectors` per thread; with one vector per thread a warp holds `warp` columns."""
     return min(triton.next_power_of_2(triton.cdiv(triton.cdiv(width, warp), vectors)), MAX_WARPS)
 
 
@@ -180,7 +180,7 @@ def plan(call: Call) -> Launch:
     rows = x.numel() // width
     major = capability(x)
     config = TUNED.select(major, width=width, rows=rows)
-    warp = vector_width(1, x.itemsize)  # columns that a warp holds in one vector a thread
+    warp = vector_width(1, x.itemsize)  # columns that a warp holds in one vector per thread
     spread = warps_of_a_row(width, warp, config.vectors)
     warps = min(spread * config.beside, MAX_WARPS)
     block = min(triton.next_power_of_2(width), spread * warp)
@@ -260,7 +260,7 @@ _op = partial(
 FUSED = _op("fused_add_rmsnorm", mutates=("input", "residual"), required=("residual",))
 INTO = _op("rmsnorm", mutates=("out",), required=("out",))
 INPLACE = _op("rmsnorm_inplace", mutates=("input",))
-"""A tensor that is read and written has to be one argument for tracers."""
+"""`rmsnorm` over its input. Tracers need a tensor that is both read and written to be one argument."""
 
 
 @FUSED.public

@@ -3,8 +3,8 @@
 Top-k: tokens {1, 9, 257} x experts {4, 8, 60, 128, 256, 512} with their k x dtypes, renormalised or not; softcapping
 and a correction bias. Alignment: tokens {1, 9, 257, 4100} x experts as above x blocks {16, 64, 7}; ids of 64 bits, ids
 -1 and ids outside the range; every flag. Sum: tokens {1, 9, 257} x k {1, 4, 6, 8} x widths {8,
-2048, 2880, 7168} x dtypes. Thinning for machines without a GPU (`thin`): up to 9 tokens, of top-k and sum 1, and 9 in
-bfloat16: these cover every form.
+2048, 2880, 7168} x dtypes. Thinning for machines without a GPU (`thin`): up to 9 tokens for the alignment and in
+bfloat16, else 1: these cover every form.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ from kda_judge.contract.workloads import Scalar, Workload
 TOKENS = (1, 9, 257)
 DTYPES: tuple[DType, ...] = ("bfloat16", "float16", "float32")
 EXPERTS = ((4, 2), (8, 1), (60, 4), (60, 6), (128, 4), (128, 8), (256, 8), (512, 10))
-"""And how many of them a token has."""
+"""(experts, k)."""
 WIDTHS = ((1, 8), (4, 2880), (6, 2048), (8, 2048), (8, 7168))
-"""Experts of a token, and columns."""
+"""(k, columns)."""
 THIN_TOKENS = 9
 WRITTEN = "every element of the outputs is written, and none is read"
 
@@ -51,7 +51,7 @@ def thin(rows: Iterable[Workload]) -> list[Workload]:
 
 
 def _most(row: Workload) -> int:
-    """Tokens that a machine without a GPU checks of such a row: the interpreter takes a second for nine of them."""
+    """Most tokens of a row that a machine without a GPU checks: the interpreter takes a second for nine."""
     usual = any(spec.dtype == "bfloat16" for spec in row.inputs.values()) or row.op == "moe_align_block_size"
     return THIN_TOKENS if usual else 1
 

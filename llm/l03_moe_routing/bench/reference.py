@@ -14,7 +14,7 @@ INPUTS = {
     "moe_align_block_size": {"topk_ids", "sorted_token_ids", "expert_ids", "num_tokens_post_pad", "cumsum_buffer"},
     "moe_topk_sum": {"x", "out"},
 }
-"""Those that a row has to give; `correction_bias` may be left out."""
+"""Inputs that a row has to give; `correction_bias` may be left out."""
 
 
 def topk_softmax(
@@ -58,7 +58,7 @@ def moe_align_block_size(
     map_invalid_experts_to_sentinel: bool = False,
     pad_expert_ids: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the four buffers shall hold, float64; places that nothing is written to keep what they hold."""
+    """What the four buffers shall hold, float64; places that the op does not write keep what they hold."""
     pairs, blocks, total = sorted_token_ids.double(), expert_ids.double(), num_tokens_post_pad.double()
     bucket = buckets(topk_ids, num_experts, map_invalid_experts_to_sentinel)
     if pad_sorted_token_ids:
@@ -92,7 +92,7 @@ def moe_topk_sum(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor]:
 
 
 def keys(row: Workload, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Probabilities of experts, and buckets of pairs; the number behind the last pair is padding's."""
+    """What ids are compared by: probabilities of experts, buckets of pairs; the number after the pairs is padding."""
     if row.op == "topk_softmax":
         cap = float(row.scalars.get("moe_softcapping", 0.0))
         return {"topk_ids": probabilities(values["gating_output"], values.get("correction_bias"), cap)}
@@ -104,7 +104,7 @@ def keys(row: Workload, values: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def bytes_moved(workload: Workload) -> int:
-    """Every input read once; what is written in place is written only. Buffers count whole."""
+    """Inputs are read once; tensors written in place are only written. Buffers count whole."""
     return sum(spec.nbytes for spec in workload.inputs.values())
 
 

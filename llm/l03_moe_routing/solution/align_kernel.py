@@ -1,9 +1,9 @@
-"""The alignment in one launch: a block, or a cluster of blocks that tell each other their counts. A CuTe DSL kernel.
+"""The alignment in one launch of a block, or of a cluster of blocks that exchange their counts. A CuTe DSL kernel.
 
-Every thread holds some pairs and counts them in shared memory; what a counter held before is the pair's rank among its
-block's pairs of that expert. In a cluster each block then writes its counts into the shared memory of all blocks, so
-that one exchange is enough: every block sums and scans them for itself. Blocks of a cluster run at the same time by
-contract of the launch, so waiting for each other is safe. Nothing passes through global memory.
+Every thread holds some pairs and counts them in shared memory; the old value of a counter is the pair's rank among its
+block's pairs of that expert. In a cluster each block then writes its counts into the shared memory of all blocks. So
+one exchange is enough: every block sums and scans all counts itself. The launch guarantees that the blocks of a cluster
+run at the same time, so waiting for each other is safe. Nothing passes through global memory.
 """
 
 import functools
@@ -26,14 +26,14 @@ IDS = {torch.int32: Int32, torch.int64: Int64}
 
 
 class Numbers(NamedTuple):
-    """What the kernel is told of a call."""
+    """A call's sizes, as the kernel gets them."""
 
     pairs: Int32
-    """Of a token and an expert."""
+    """Pairs of a token and an expert."""
     places: Int32
-    """Of `sorted_token_ids`."""
+    """Elements of `sorted_token_ids`."""
     tiles: Int32
-    """Of `expert_ids`."""
+    """Elements of `expert_ids`."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +41,35 @@ class Cut:
     """Constants of the kernel."""
 
     id_type: Any
-    """Of `topk_ids`."""
+    """Type of the elements of `topk_ids`."""
     buckets: int
-    """Experts, and one before them for the id -1."""
+    """One per expert, and one before them for the id -1."""
     tile: int
-    """Places of an expert are whole tiles: `block_size`."""
+    """`block_size`: the places of an expert are padded to whole tiles of so many."""
     pad: bool
-    """Places without a pair are written."""
+    """Whether places without a pair are written."""
     pad_tiles: bool
-    """So are tiles without an expert."""
+    """Whether tiles without an expert are written."""
     count_idle: bool
-    """The tiles of bucket 0 are written behind the number of places."""
+    """Whether the number of tiles of bucket 0 is written, behind the number of places."""
     map_outside: bool
-    """Ids outside the range go to bucket 0."""
+    """Whether ids outside the range go to bucket 0."""
     items: int
     """Pairs of a thread."""
     warps: int
+    """Warps of a block."""
     blocks: int
-    """Of a cluster."""
+    """Blocks of the cluster."""
     pdl: bool
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.warps * WARP
 
     @property
     def held(self) -> int:
-        """Buckets of a thread in the scan."""
+        """Buckets that a thread scans."""
         return -(-self.buckets // self.threads)
 
     @property
@@ -78,7 +79,7 @@ class Cut:
 
 
 def _at(dtype, address):
-    """Global memory from an address on."""
+    """A pointer to an address in global memory."""
     return cute.make_ptr(dtype, address, AddressSpace.gmem, assumed_align=dtype.width // 8)
 
 
@@ -128,7 +129,7 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
     if thread < WARP:
         sWarp[thread] = 0
     if const_expr(cut.blocks > 1):
-        # Nobody may write into a block that has not begun, and is not ready to count what arrives.
+        # A block may write into another only when that one has begun and its mbarrier can count arriving bytes.
         if thread == 0:
             cute.arch.mbarrier_init(arrived, 1)
             cute.arch.mbarrier_init_fence()
@@ -142,10 +143,10 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
     rBucket = cute.make_rmem_tensor(cute.make_layout(cut.items), Int32)
     rRank = cute.make_rmem_tensor(cute.make_layout(cut.items), Int32)
     for i in cutlass.range_constexpr(cut.items):
-        # The last pair stands in for those behind it: no branch then keeps one load from the next.
+        # Beyond the last pair that pair is loaded again: without a branch no load has to wait for another.
         rBucket[i] = _bucket(_read(mId + cutlass.min(first + i * threads, pairs - 1)), cut)
     if const_expr(cut.pad and cut.blocks == 1):
-        # While the ids are on their way. The barriers below order these before the pairs, which go over them.
+        # Padding is written while the ids load. The barriers below order it before the pairs that overwrite it.
         _fill(mPlace, thread, numbers.places, threads, pairs)
     cute.arch.sync_threads()
 
@@ -179,7 +180,7 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
         if first + i * threads < pairs:
             place = sStart[rBucket[i]] + rRank[i]
             _write(mPlace + place, first + i * threads)
-            if place % tile == 0:  # the first of a tile: every tile that is used has one
+            if place % tile == 0:  # the first pair of a tile; every used tile has one
                 _write(mTile + place // tile, rBucket[i] - 1)
     everyone = rank * threads + thread
     if const_expr(cut.pad and cut.blocks > 1):
@@ -192,14 +193,14 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
 
 @cute.jit
 def _fill(mOut, first, behind, step, value):
-    """The value at every `step`-th place from the first one on."""
+    """Write the value to every `step`-th place from `first` on, up to `behind`."""
     for place in cutlass.range(first, behind, step, unroll=4):
         _write(mOut + place, value)
 
 
 @cute.jit
 def _exchange(sCount, sAll, arrived, rank, cut: cutlass.Constexpr):
-    """A block's counts into the shared memory of every block, this one included: a warp writes to a block."""
+    """Write a block's counts into the shared memory of every block, this one included: a warp for each block."""
     cute.arch.cluster_wait()
     warp = cute.arch.warp_idx()
     if warp < cut.blocks:
@@ -210,7 +211,7 @@ def _exchange(sCount, sAll, arrived, rank, cut: cutlass.Constexpr):
 
 @cute.jit
 def _counted(sAll, rank, rBefore, rTotal, cut: cutlass.Constexpr):
-    """Pairs of a thread's buckets: in the blocks before this one, and in all; the sum of the latter as whole tiles."""
+    """Pairs of a thread's buckets, in the blocks before this one and in all; returns the sum of all, in whole tiles."""
     thread, _, _ = cute.arch.thread_idx()
     padded = Int32(0)
     for i in cutlass.range_constexpr(cut.held):
@@ -227,7 +228,7 @@ def _counted(sAll, rank, rBefore, rTotal, cut: cutlass.Constexpr):
 
 @cute.jit
 def _scanned(own, sWarp):
-    """The sum of the threads before this one, and that of all; sWarp holds zeros for warps that there are not."""
+    """The sums of `own` over the threads before this one and over all; sWarp is 0 for warps that do not exist."""
     lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
     upto = own
     for i in cutlass.range_constexpr(5):
@@ -266,7 +267,7 @@ class AlignLaunch:
 
     id_dtype: torch.dtype
     cut: tuple[Any, ...]
-    """Fields of `Cut` behind the first."""
+    """Fields of `Cut` after the first."""
     numbers: tuple[int, int, int]
     """See `Numbers`."""
 
@@ -275,7 +276,7 @@ class AlignLaunch:
 
     @staticmethod
     def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `function` is compiled with; of numbers, only the types matter."""
+        """What `function` is compiled with; of the numbers only the types matter."""
         return (Int64(0),) * 4, (Int32(0),) * 3, constants, driver.CUstream(0)
 
     @property
@@ -285,7 +286,7 @@ class AlignLaunch:
 
     @property
     def variant(self) -> str:
-        """What tells this compilation from others: all but numbers."""
+        """The name of this compilation: all constants, and no numbers."""
         named = zip(list(Cut.__dataclass_fields__)[1:], self.cut, strict=True)
         return " ".join([str(self.id_dtype).removeprefix("torch."), *(f"{name}={value}" for name, value in named)])
 

@@ -7,9 +7,9 @@
 Source of the semantics: SGLang 0.5.23, `kernels/ops/moe/moe_align.py` (Apache-2.0); the code is our own.
 
 Idea: upstream counts all pairs in one block of threads, and places them in a second launch by counters in global
-memory. Here a count's old value is the pair's rank, so that pairs are read once and placed in the same launch. A small
-call is one block's. A large one is a cluster's, whose blocks exchange their counts once. `cumsum_buffer`, upstream's
-counters, is not needed and left alone.
+memory. Here the old value of a counter is the pair's rank, so that pairs are read once and placed in the same launch.
+One block computes a small call. A cluster computes a large one; its blocks exchange their counts once. `cumsum_buffer`,
+upstream's counters, is not needed and not touched.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ from kda_runtime.tuned_table import Table
 
 WARP = 32
 MOST_ITEMS = 16
-"""Pairs of a thread: with their ranks 32 registers, of 64 that a thread of 32 warps has."""
+"""Most pairs of a thread: with their ranks they take 32 of the 64 registers that a thread has at 32 warps."""
 MOST_BUCKETS = 1024
-"""The counts of 16 blocks are 64 KB then."""
+"""Most buckets: the counts of 16 blocks then take 64 KB."""
 MOST_BLOCKS = 16
 INTEGERS = (torch.int32, torch.int64)
 CLUSTERS_FROM = 9
-"""Major number of the compute capability from which on there are clusters of blocks."""
+"""Least major number of a compute capability with clusters of blocks."""
 BUFFERS = ("sorted_token_ids", "expert_ids", "num_tokens_post_pad")
 
 
@@ -44,7 +44,7 @@ class Config:
 
     warps: int = 32
     blocks: int = 1
-    """Of the cluster, a power of two, at most as many as warps."""
+    """Blocks of the cluster, a power of two, at most as many as warps."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
 
@@ -57,7 +57,7 @@ TUNED = Table(__file__, "moe_align_block_size", Config)
 
 
 class Call(NamedTuple):
-    """The arguments of one call: tensors in the kernel's order, which has no use for the last, then scalars."""
+    """The arguments of one call: tensors in the kernel's order, which does not use the last, then scalars."""
 
     sorted_token_ids: torch.Tensor
     expert_ids: torch.Tensor
@@ -97,7 +97,7 @@ def plan(call: Call) -> Chain:
 
 
 def cut(pairs: int, config: Config) -> tuple[int, int, int]:
-    """Pairs of a thread, a power of two, so that few kernels serve all calls; warps of a block; blocks."""
+    """Pairs of a thread (a power of two, so that few kernels serve all calls), warps of a block, and blocks."""
     warps, blocks = config.warps, config.blocks
     while (items := -(-pairs // (WARP * warps * blocks))) > MOST_ITEMS:
         if warps < 32:
@@ -161,7 +161,7 @@ def _plain(call: Call) -> None:
         0, bucket, torch.ones_like(bucket)
     )
     tiles = (count + tile - 1) // tile
-    behind = tiles.cumsum(0)  # the tile behind a bucket's last
+    behind = tiles.cumsum(0)  # the tile after a bucket's last
     order = bucket.argsort(stable=True)
     held = bucket[order]
     rank = torch.arange(pairs, device=device) - (count.cumsum(0) - count)[held]
@@ -213,11 +213,12 @@ def moe_align_block_size(
         topk_ids: [tokens, k], int32 or int64, from -1 to num_experts - 2; a pair's number is its place here.
         num_experts: one more than there are experts: the first bucket is that of -1.
         block_size: rows of a block of the grouped GEMM.
-        sorted_token_ids: int32, written: pairs by expert. Large enough for what the padding comes to.
+        sorted_token_ids: int32, written: pairs by expert. It has to be large enough for the padding, too.
         expert_ids: int32, written: the expert of every block that is used.
-        num_tokens_post_pad: int32, written: places that are used, then with `write_inactive_prefix_count` blocks of -1.
-        cumsum_buffer: upstream's counters; left alone.
-        pad_sorted_token_ids: whether all places without a pair, also those behind the last, get the number of pairs.
+        num_tokens_post_pad: int32, written: number of used places; with `write_inactive_prefix_count` then that of
+            blocks of -1.
+        cumsum_buffer: upstream's counters; not touched.
+        pad_sorted_token_ids: whether all places without a pair, also those after the last, get the number of pairs.
         write_inactive_prefix_count: see `num_tokens_post_pad`.
         map_invalid_experts_to_sentinel: whether other ids count as -1; without it they are undefined.
         pad_expert_ids: whether blocks that are not used get -1.

@@ -1,18 +1,18 @@
 """Softmax over the experts' logits and its k largest: one Triton kernel, launched directly.
 
     p = softmax(cap(logits) + correction_bias)            over the experts of a token, in float32
-    weights, ids = the k largest p and where they stand, the largest first; of equal ones the lower id first
+    weights, ids = the k largest p and their experts, the largest first; of equal ones the lower id first
     weights /= sum(weights)                               with `renormalize`
 
 cap(x) is tanh(x / moe_softcapping) * moe_softcapping, and x itself for 0.
 
 Source of the semantics: SGLang 0.5.23, `kernels/ops/moe/moe_topk_softmax.py` (Apache-2.0); the code is our own.
 
-Idea: softmax keeps the order, so the k largest logits are looked for, and only they need an exponential when the sum is
-over them. A logit and its expert are one integer, whose order is the logit's, then the expert's: to compare two is one
-instruction. A few lanes share a token. Each sorts its experts by a network of minimum and maximum in registers; then
-sorted lists of the best 8 (or 4) are merged from lane to lane, in log2(lanes) steps. Upstream goes through all experts
-and through all lanes once for each of the k.
+Idea: softmax keeps the order, so the kernel searches for the k largest logits; with `renormalize` only these need an
+exponential. A logit and its expert are packed into one integer, ordered by logit, then by expert: one instruction
+compares two of them. A few lanes share a token. Each sorts its experts by a network of minimum and maximum in
+registers; then sorted lists of the best 8 (or 4) are merged from lane to lane, in log2(lanes) steps. Upstream goes
+through all experts and through all lanes once for each of the k.
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ from kda_runtime.tuned_table import Table
 
 WARP = 32
 MOST_EXPERTS = 1024
-"""Of a token: 64 keys of a lane, at 16 lanes."""
+"""Most experts: 64 keys of a lane, at 16 lanes."""
 INTERPRETED = 5
-"""Tokens that Triton's interpreter is given: it merges lists one after the other, in a tenth of a second a token."""
+"""Most tokens for Triton's interpreter: it merges lists one after the other, in a tenth of a second per token."""
 LISTS = (4, 8)
-"""Lengths of sorted lists. More than the longest are taken one after the other."""
+"""Lengths of sorted lists. For a larger k the kernel finds one maximum after the other."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -67,7 +67,7 @@ def _swap(a, b):
 
 @triton.jit
 def _fall4(a, b, c, d):
-    """Four that rise and fall (or the other way round) in falling order."""
+    """Four that rise and then fall (or the reverse), sorted in falling order."""
     a, c = _swap(a, c)
     b, d = _swap(b, d)
     a, b = _swap(a, b)
@@ -77,7 +77,7 @@ def _fall4(a, b, c, d):
 
 @triton.jit
 def _sort4(a, b, c, d):
-    """Any four in falling order."""
+    """Any four, sorted in falling order."""
     a, b = _swap(a, b)
     c, d = _swap(c, d)
     return _fall4(a, b, d, c)
@@ -127,7 +127,7 @@ def _apart(x, ROWS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _keys(x, number, WIDE: tl.constexpr):
-    """Logits as integers of the same order, with `number` below: 32 bits of 16-bit logits, else 64."""
+    """Logits as integers of the same order, `number` in the low half: 32 bits wide for 16-bit logits, else 64."""
     if WIDE:
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
         return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | number.to(tl.int64)
@@ -154,13 +154,13 @@ def topk_softmax_kernel(  # noqa: C901  constants decide
     logits,  # [rows, E]
     bias,  # [E] or None
     rows,
-    CAP: tl.constexpr,  # of the logits, or 0
+    CAP: tl.constexpr,  # bound of the logits, or 0
     RENORMALIZE: tl.constexpr,
     E: tl.constexpr,
     K: tl.constexpr,
-    EP: tl.constexpr,  # a power of two, E or more and LANES * LIST or more
-    KP: tl.constexpr,  # a power of two, K or more
-    LIST: tl.constexpr,  # length of sorted lists: 4, 8, or 0 where K is larger
+    EP: tl.constexpr,  # a power of two, at least E and LANES * LIST
+    KP: tl.constexpr,  # a power of two, at least K
+    LIST: tl.constexpr,  # length of sorted lists: 4, 8, or 0 for a larger K
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,  # experts of a lane that are next to each other
     ROWS: tl.constexpr,
@@ -232,7 +232,7 @@ def topk_softmax_kernel(  # noqa: C901  constants decide
                 left += (tl.where(rest[j] == most[:, None], LOWEST, rest[j]),)
             rest = left
 
-    # What is not kept may be any number, of which nothing remains.
+    # Places from K on may hold any number; the masks remove it.
     dtype: tl.constexpr = logits.dtype.element_ty
     top = _logit(greatest, dtype, WIDE)[:, None]  # [ROWS, 1]
     power = tl.where(place < K, tl.exp2((_logit(found, dtype, WIDE) - top) * LOG2_E), 0.0)  # [ROWS, KP]

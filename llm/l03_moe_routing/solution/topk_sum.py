@@ -22,7 +22,7 @@ from kda_runtime.triton_rows import follow_the_kernel_ahead, load_tile, store_ti
 from kda_runtime.tuned_table import Table
 
 MOST_EXPERTS = 32
-"""Of a token: a thread has a vector of each in registers."""
+"""Most experts of a token: a thread has a vector of each in registers."""
 
 
 # --- configuration and selection
@@ -30,7 +30,7 @@ MOST_EXPERTS = 32
 
 @dataclass(frozen=True)
 class Config:
-    """How the work is cut: a program is as many columns of a token as its threads hold in one 16-byte vector each."""
+    """How the work is cut: a program sums as many columns of a token as its threads hold in one 16-byte vector each."""
 
     warps: int
     rows: int = 1
@@ -54,7 +54,7 @@ TUNED = Table(__file__, "moe_topk_sum", Config)
 def topk_sum_kernel(
     out,  # [tokens, N]
     x,  # [tokens, K, N]
-    tokens,  # None where the programs' rows divide it
+    tokens,  # number of tokens; None where every program is full
     K: tl.constexpr,
     N: tl.constexpr,
     ROWS: tl.constexpr,

@@ -4,15 +4,15 @@
   126 rows.
 - float16 and float32: tokens {9, 257} x 2048 and 7168 columns, both ops: 16 rows.
 - Groups of 16, 32, 64 and 256: 9 tokens x 2048 columns x three dtypes x scales by row and by column, both ops: 48 rows.
-- Groups in odd numbers, and fewer than a program takes: 9 tokens x 128, 384, 896, 1408, 6016 columns, scales by row and
+- Odd numbers of groups, and fewer than a program takes: 9 tokens x 128, 384, 896, 1408, 6016 columns, scales by row and
   by column, both ops: 20 rows.
-- Rows of input and output_q apart from each other: {9, 257} tokens x 384, 2048 columns x bfloat16 and float32, both
+- Gaps between rows of input and of output_q: {9, 257} tokens x 384, 2048 columns x bfloat16 and float32, both
   ops: 16 rows.
 - Captured by the original campaign for GLM-5.2: 2, 6, 14, 38, 110, 1055, 1167 tokens of 6144 columns, both ops: 14
   rows.
 
-Thinning for machines without a GPU (`thin`): the rows of 9 tokens with at most 7168 columns, 98 of 240. Their number
-only sets how many programs there are and how the last one is masked; every dtype, group and layout stays.
+Thinning for machines without a GPU (`thin`): the rows of 9 tokens with at most 7168 columns, 98 of 240. The number of
+tokens only sets how many programs there are and how the last one is masked; every dtype, group and layout stays.
 """
 
 from collections.abc import Iterable, Iterator

@@ -7,9 +7,9 @@ from kda_judge.contract.errors import expecting
 from kda_judge.contract.workloads import Workload
 
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""Largest number of float8_e4m3fn."""
 LEAST = 1e-10
-"""What a group of zeros is scaled by."""
+"""Lower bound of a group's largest element, for groups of zeros."""
 INPUTS = ["input", "output_q", "output_s"]
 DTYPES = ("float16", "bfloat16", "float32")
 

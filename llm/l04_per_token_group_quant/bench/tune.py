@@ -12,9 +12,9 @@ ROWS = (1, 16, 128, 1024)
 
 
 def candidates() -> Iterator[Config]:
-    """Warps, vectors, and how many groups of a row; hints and plain launches beside them."""
+    """Warps, vectors, and how many groups of a row; also with a cache hint, and without PDL."""
     for warps, vectors, beside in product((1, 4, 2, 8), (1, 2), (1, 4, 8, 16)):
-        if beside <= warps * vectors * 4:  # a group of 128 is 8 threads' vectors
+        if beside <= warps * vectors * 4:  # 8 threads hold a group of 128
             yield Config(warps, vectors, beside)
     for warps, vectors, beside in product((1, 4, 8), (1, 2), (1, 4)):
         yield Config(warps, vectors, beside, each=8)

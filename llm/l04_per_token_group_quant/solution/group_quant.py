@@ -4,18 +4,18 @@
     q = x / scale                               rounded to float8_e4m3fn, the nearest, ties to even
 
 x is a row of input, or the gated SiLU of its two halves, rounded to input's dtype before it is quantised: so one call
-has the bits of two, one behind the other.
+gives the bits of SiLU and quantisation in two calls.
 
-Quotients and exponentials are those of upstream's build, which is one with `--use_fast_math`: few instructions,
-and the bits are upstream's.
+Quotients and exponentials use the instructions of upstream's build with `--use_fast_math`: they are few, and the bits
+are upstream's.
 
 Source of the semantics: SGLang 0.5.23, `kernels/ops/quantization/per_token_group_quant.py` (Apache-2.0); the code is
 our own.
 
-Idea: the op streams, and a group is a few threads' own. A thread holds 16 elements, which it stores as one vector of 16
-bytes, so a group of 128 is reduced by three shuffles. Whole groups side by side divide a row, so nothing is masked at
-its end and no element's index is divided. Where rows are many a program takes several, for scales lie column by column:
-those of neighbouring rows are neighbours in memory.
+Idea: the op streams, and a few threads hold a group. A thread holds 16 elements, which it stores as one vector of 16
+bytes, so three shuffles reduce a group of 128. The groups of a program divide a row, so nothing is masked at its end
+and no element's index is divided. In large calls a program takes several rows: if scales lie column by column, those of
+neighbouring rows are neighbours in memory.
 """
 
 from dataclasses import dataclass
@@ -34,19 +34,19 @@ from kda_runtime.triton_silu import silu_times
 from kda_runtime.tuned_table import Table
 
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""Largest number of float8_e4m3fn."""
 LEAST = 1e-10
-"""A group's largest element counts as no less: groups of zeros have a scale, too."""
+"""Lower bound of a group's largest element, so that a group of zeros has a scale, too."""
 GROUPS = (16, 32, 64, 128, 256)
 """Sizes of groups that the kernel takes."""
 FLOAT8_FROM = (8, 9)
 """Compute capability from which on a GPU converts to float8_e4m3fn."""
 VECTOR = 16
-"""Elements of a thread: 16 bytes of float8."""
+"""Elements of a vector: 16 bytes of float8."""
 SILU, SILU_ROUNDED = "silu", "silu rounded"
 """What is quantised of two halves: their gated SiLU, computed in float32 or with SiLU rounded to input's dtype."""
 MODES = {"legacy": SILU_ROUNDED, "dense": SILU}
-"""As upstream calls them."""
+"""Upstream's names for them."""
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -61,13 +61,13 @@ class Config:
     vectors: int = 1
     """Vectors of 16 elements for every thread."""
     beside: int = 4
-    """Most groups of a row in a program; the rest of its elements are those of other rows."""
+    """Most groups of one row in a program; the program's other groups are of other rows."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     load: str = ""
     """Cache modifier of the loads."""
     each: int = 16
-    """Neighbours that a thread holds: 16 to store 16 bytes at once; 8 to load 16, so that loads of a warp meet."""
+    """Neighbours that a thread holds: 16 to store 16 bytes at once; 8 to load 16, so that a warp's loads adjoin."""
 
 
 TUNED = Table(__file__, "group_quant", Config)
@@ -92,7 +92,7 @@ UPSTREAMS_QUOTIENT: tl.constexpr = tl.constexpr("div.approx.ftz.f32 $0, $1, $2;"
 
 @triton.jit
 def _upstreams(CODE: tl.constexpr, one, other):
-    """Instructions of two values of float32."""
+    """The instructions CODE on two values of float32."""
     return tl.inline_asm_elementwise(CODE, "=f,f,f", [one, other], dtype=tl.float32, is_pure=True, pack=1)
 
 
@@ -117,7 +117,7 @@ def group_quant_kernel(
     X_STRIDE: tl.constexpr,
     N: tl.constexpr,
     GROUP: tl.constexpr,
-    BESIDE: tl.constexpr,  # groups of a row in a program, a divisor of all
+    BESIDE: tl.constexpr,  # groups of a row in a program, a divisor of the row's groups
     ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EXACT: tl.constexpr,  # upstream's instructions
@@ -135,7 +135,7 @@ def group_quant_kernel(
     col = group[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]  # [1, BESIDE, GROUP]
     if EACH < GROUP:
         col = tl.max_contiguous(col, [1, 1, EACH])
-    # 64 bits reach every row: those of a projection's output may be far apart.
+    # Row offsets take 64 bits: rows of a projection's output may be far apart.
     line = first + row.to(tl.int64)
 
     follow_the_kernel_ahead(PDL)
@@ -209,7 +209,7 @@ def plan(call: Call) -> Launch:
         BESIDE=beside,
         ROWS=tile,
         ACTIVATION=call.activation,
-        EXACT=not is_interpreted(group_quant_kernel),  # which knows no machine code
+        EXACT=not is_interpreted(group_quant_kernel),  # the interpreter runs no machine code
         PDL=pdl,
         LOAD=config.load,
         EACH=config.each,
@@ -301,7 +301,7 @@ def _call(
     num_valid_tokens: int = 0,
     silu_and_mul_mode: str = "legacy",
 ) -> Call:
-    """What a call with upstream's arguments asks for, with new outputs where it brings none."""
+    """The call for upstream's arguments, with new outputs if none are given."""
     expect = expecting("per_token_group_quant")
     expect(not scale_ue8m0, "scale_ue8m0", "False, for scales in float32", scale_ue8m0)
     expect(masked_m is None and expected_m is None, "masked_m", "None, rows of one batch", masked_m)
@@ -317,13 +317,13 @@ def _call(
 
 
 def _outputs(x: torch.Tensor, group_size: int, halves: int, column_major_scales: bool) -> Pair:
-    """New tensors for what is quantised, as upstream allocates them."""
+    """New outputs, as upstream allocates them."""
     rows, width = x.shape[0], x.shape[-1] // halves
     groups = width // max(group_size, 1)
     q = x.new_empty((rows, width), dtype=torch.float8_e4m3fn)
     if not column_major_scales:
         return q, x.new_empty((rows, groups), dtype=torch.float32)
-    # A product of matrices reads them by TMA, which wants multiples of 16 bytes from group to group.
+    # A matrix product reads the scales by TMA, which needs a multiple of 16 bytes from group to group.
     return q, x.new_empty((groups, (rows + 3) // 4 * 4), dtype=torch.float32).t()[:rows]
 
 
@@ -349,12 +349,12 @@ def per_token_group_quant(
 
     Args:
         input: [T, N], with `fuse_silu_and_mul` [T, 2 * N]; float16, bfloat16 or float32, the last stride is 1.
-        output_q: [T, N], float8_e4m3fn, the last stride is 1; None for a new tensor, then both outputs are.
+        output_q: [T, N], float8_e4m3fn, the last stride is 1; None for a new tensor; output_s is None, too, then.
         output_s: [T, N / group_size], float32, any strides: upstream's are row by row or column by column.
         group_size: columns of a group; the kernel takes 16, 32, 64, 128 and 256.
         fuse_silu_and_mul: quantise the gated SiLU of input's halves, rounded to input's dtype.
         out_dtype: torch.float8_e4m3fn, or None for it.
-        column_major_scales: of a new output_s: one column behind the other, each beginning at 16 bytes.
+        column_major_scales: whether a new output_s is stored by column, each beginning at a multiple of 16 bytes.
         silu_and_mul_mode: `dense` rounds where SGLang's activation and quantisation do, one behind the other; `legacy`
             rounds SiLU to input's dtype as well.
         scale_ue8m0: only False: scales are float32.

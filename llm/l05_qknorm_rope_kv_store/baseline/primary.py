@@ -1,4 +1,4 @@
-"""The two kernels of SGLang 0.5.12.post1 that the op replaces, one behind the other, as a server calls them.
+"""The two kernels of SGLang 0.5.12.post1 that the op replaces, in sequence, as a server calls them.
 
 Import after `kda_judge.arms.upstream.activate`.
 """

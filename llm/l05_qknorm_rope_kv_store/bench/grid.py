@@ -3,8 +3,8 @@
 - Shapes: 16 token counts (powers of two up to 4096, and some plus one) x heads {(32, 8), (32, 4), (64, 8), (64, 4),
   (8, 8), (5, 1)} of q and of k x sizes x both pairings, bfloat16 in a packed qkv with int64 positions and slots: 576
   rows.
-- Layouts: tokens {1, 9, 129, 2049} x the same heads, sizes and pairings x {int32, contiguous q, k and v with cache rows
-  apart, heads and cache rows apart in ways of their own}: 432 rows.
+- Layouts: tokens {1, 9, 129, 2049} x the same heads, sizes and pairings x {int32, contiguous q, k and v with gaps
+  between cache rows, different strides of heads and cache rows for each tensor}: 432 rows.
 - float16, and heads that rotate in part, which upstream's pair refuses: tokens {9, 257} x (32, 8) heads x sizes x
   pairings: 24 rows.
 
@@ -69,8 +69,8 @@ def _row(
     dtype: DType = "bfloat16",
 ) -> Workload:
     q_heads, k_heads = heads
-    # `packed`: the q, k and v heads of a token follow each other. `apart`: each head's q, k and v do, with a gap behind
-    # the tokens of k and of v, so that no stride follows from a shape or from another tensor's.
+    # `packed`: the q, k and v heads of a token follow each other. `apart`: each head's q, k and v do, with a gap after
+    # each token of k and of v, so that no stride follows from a shape or from another tensor's stride.
     stride = {
         "packed": dict.fromkeys("qkv", ((q_heads + 2 * k_heads) * dim, dim, 1)),
         "plain": dict.fromkeys("qkv"),

@@ -15,7 +15,7 @@ def fused_inplace_qknorm_rope_kv_store(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    k_cache: torch.Tensor,  # noqa: ARG001  what it holds decides nothing
+    k_cache: torch.Tensor,  # noqa: ARG001  its contents do not matter
     v_cache: torch.Tensor,  # noqa: ARG001
     q_weight: torch.Tensor,
     k_weight: torch.Tensor,

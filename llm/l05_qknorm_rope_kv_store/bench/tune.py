@@ -12,7 +12,7 @@ CUTS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), 
 
 
 def grid() -> Iterator[Config]:
-    """Warps, tiles, stores, and when loads are issued; without programmatic dependent launch only where it may help."""
+    """Warps, tiles, stores, and when loads are issued; without programmatic dependent launch only with `.cs` stores."""
     for (warps, tiles), store, early in product(CUTS, ("", ".cs"), (True, False)):
         yield Config(warps, tiles, True, store, early)
     for warps, tiles in CUTS:

@@ -11,9 +11,9 @@ Source of the semantics: `fused_inplace_qknorm` and `apply_rope_inplace_with_kvc
 (Apache-2.0), one after the other; the code is our own.
 
 Idea: the op only streams, and one pass moves what two passes move twice. A program takes one token, and either some of
-its q heads, or some of its k heads with the v heads beside them. The position is asked for first, since cos and sin
-wait for it; then come all loads of heads, before the first use. The weights are folded into cos and sin, and 1 / rms is
-applied to the rotated pair. Pairs are split and joined inside a thread's registers, without shuffles.
+its q heads, or some of its k heads with the v heads beside them. The position is loaded first, since the loads of cos
+and sin wait for it; then come all loads of heads, before the first use. The weights are folded into cos and sin, and
+1 / rms is applied to the rotated pair. Pairs are split and joined inside a thread's registers, without shuffles.
 """
 
 from dataclasses import dataclass
@@ -42,14 +42,14 @@ class Config:
 
     warps: int
     tiles: int
-    """Most tiles per program: the loads a thread has in flight, of k and v twice as many."""
+    """Most tiles per program: the loads that a thread has in flight, for k and v twice as many."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
     early: bool = True
-    """All loads but those of cos and sin are issued before the first is waited for, which a barrier holds the compiler
-    to: two round trips to memory, and more registers."""
+    """A barrier makes the compiler issue all loads but those of cos and sin before it waits for the first: two round
+    trips to memory, and more registers."""
 
 
 TUNED = Table(__file__, "qknorm_rope_kv_store", Config)
@@ -60,20 +60,20 @@ TUNED = Table(__file__, "qknorm_rope_kv_store", Config)
 
 
 class Heads(NamedTuple):
-    """The heads of q, k or v, a constant: what a model fixes costs the host nothing then (else 20 ns an argument)."""
+    """The heads of q, k or v. As a constant they cost the host nothing at launch (an argument costs 20 ns)."""
 
     number: int
     token_stride: int
     head_stride: int
     tiles: int
-    """Of a program."""
+    """Tiles of a program."""
     parts: int
     """Programs that share the heads of a token."""
 
 
 @triton.jit
 def load_heads(line, head, col, X: tl.constexpr, HEADS: tl.constexpr):
-    """Columns `col` of the heads `head`, [HEADS, 1], of X; 0 where one does not exist."""
+    """Columns `col` of the heads `head`, [HEADS, 1], of X; 0 for heads that do not exist."""
     place = line + head * X.head_stride + col
     if X.number % (HEADS * X.tiles) == 0:
         return tl.load(place)
@@ -94,7 +94,7 @@ def store_heads(line, stride, value, head, col, X: tl.constexpr, HEADS: tl.const
 @triton.jit
 def norm_and_turn(
     line,  # a token's heads, in place
-    cached,  # the row of the cache that takes them too, or None
+    cached,  # the row of the cache that they are also stored into, or None
     weight,
     angles,  # the token's row of cos_sin_cache
     first,  # the program's first head
@@ -112,7 +112,7 @@ def norm_and_turn(
     HALF: tl.constexpr = DIM // 2
     row = tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
     whole = tl.arange(0, DIM)[None, :]  # [1, DIM]
-    # Pair p is elements (a, b); the pairs behind `rope_dim` are any pairs of the rest, for their cos is 1 and sin 0.
+    # Pair p is elements (a, b). Pairs beyond `rope_dim` are any pairs of the rest: their cos is 1 and their sin 0.
     pair = tl.arange(0, HALF)[None, :]  # [1, HALF]
     if NEOX:
         # Contiguous in groups of VEC, which the compiler cannot see across the jump at ROPE / 2.
@@ -122,7 +122,7 @@ def norm_and_turn(
     else:
         a, b = 2 * pair, 2 * pair + 1
 
-    # Loads of all tiles first: a thread keeps them in flight.
+    # Loads of all tiles first: they are in flight together.
     loaded = ()
     for tile in tl.static_range(TILES):
         head = first + tile * HEADS + row
@@ -131,14 +131,14 @@ def norm_and_turn(
         else:
             loaded += (load_heads(line, head, whole, X, HEADS),)  # [HEADS, DIM]
 
-    # What all heads share: cos and sin with the weights folded in, each float32. A thread loads what its own elements
-    # need, hence [HEADS, HALF]: loads of [1, HALF] the compiler spreads over a warp, and then exchanges them, or the
-    # heads, through shared memory.
+    # All heads share cos and sin times the weights, in float32. The loads are [HEADS, HALF], so that a thread loads
+    # what its own elements need. The compiler would spread loads of [1, HALF] over a warp, and then exchange them, or
+    # the heads, through shared memory.
     weight_a = tl.load(weight + tl.broadcast_to(a, HEADS, HALF)).to(tl.float32)
     weight_b = tl.load(weight + tl.broadcast_to(b, HEADS, HALF)).to(tl.float32)
     pair = tl.broadcast_to(pair, HEADS, HALF)
     if EARLY:
-        tl.debug_barrier()  # else the compiler asks for heads when the position has come, and for v at its store
+        tl.debug_barrier()  # else the compiler loads heads after the position arrives, and v just before its store
     if ROPE == DIM:
         cos = tl.load(angles + pair).to(tl.float32)
         sin = tl.load(angles + ROPE // 2 + pair).to(tl.float32)
@@ -286,7 +286,7 @@ def plan(call: Call) -> Launch:
 
 
 def _by_heads(call: Call) -> torch.Tensor:
-    """The values as [tokens, k heads, head_dim]: a server hands them over with their heads side by side."""
+    """The values as [tokens, k heads, head_dim]: servers pass them as [tokens, k heads * head_dim]."""
     return call.v.view_as(call.k) if call.v.dim() == 2 else call.v
 
 
@@ -399,8 +399,8 @@ def fused_inplace_qknorm_rope_kv_store(
         k_weight: [head_dim].
         cos_sin_cache: [positions, rope_dim], float32: cos in the first half of a row, sin in the second.
         positions: [tokens], int32 or int64, rows of cos_sin_cache; not checked against its length.
-        out_loc: [tokens], int32 or int64, rows of the caches; not checked against their length. Where one comes twice,
-            as that of padding does, what it holds then is of either token, or of both.
+        out_loc: [tokens], int32 or int64, rows of the caches; not checked against their length. A row that comes twice,
+            as that of padding does, then holds values of either token, or of both.
         is_neox: rotate (p, p + rope_dim / 2) instead of (2p, 2p + 1).
         eps: added to the mean square.
         head_dim: 64, 128 or 256; 0 takes q's.

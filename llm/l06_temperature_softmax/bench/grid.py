@@ -21,7 +21,7 @@ VOCABULARIES = (1, 7, 1000, 1001, 32000, 50257, 102400, 128256, 129280, 151936, 
 SOME_ROWS, SOME_VOCABULARIES = (1, 3, 33), (1001, 32000, 151936)
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
 GAPS = (8, 3)
-"""Elements between the rows of logits: the vectors of the next row are aligned, and are not."""
+"""Elements between the rows of logits: with the first the next row's vectors are aligned, with the second not."""
 THIN_ROWS, THIN_VOCABULARY = 3, 1001
 
 

@@ -14,11 +14,11 @@ CLUSTERS = ((8, 16), (16, 16), (32, 16), (4, 16), (8, 8), (16, 8), (32, 8), (32,
 SPLITS = ((4, 2048), (4, 4096), (8, 4096), (8, 8192), (8, 16384))
 """(warps, elements)."""
 FEW = 4_000_000
-"""Bytes up to which logits are read twice at little cost, and single multiprocessors count."""
+"""Bytes up to which reading logits twice costs little, and every multiprocessor counts."""
 
 
 def grid() -> Iterator[Config]:
-    """Clusters of every cut with both stores, and the two launches."""
+    """Clusters and the two launches, in every cut, with both stores."""
     for (warps, blocks), store in product(CLUSTERS, ("", ".cs")):
         yield Config("cluster", warps, blocks, store=store)
     for (warps, blocks), store in product(((8, 16), (16, 8)), ("", ".cs")):
@@ -28,7 +28,7 @@ def grid() -> Iterator[Config]:
 
 
 def applies(config: Config, features: Features) -> bool:
-    """Clusters where the DSL is there; small parts where there are few rows."""
+    """Clusters only if the DSL is installed; small parts only for few bytes."""
     if config.method == "cluster":
         return find_spec("cutlass") is not None
     return config.elements >= 4096 or features["bytes"] <= FEW

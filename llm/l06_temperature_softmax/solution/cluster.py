@@ -2,13 +2,13 @@
 
 Every block reads its share of the row once, all loads before the first use. A warp takes the exponentials of its
 elements, relative to its own maximum, and keeps them in the registers of the logits. Maxima and sums then go through
-the block's shared memory and into that of all blocks of the cluster. What is left is one factor for a warp:
+the block's shared memory and into that of all blocks of the cluster. A warp then multiplies by one factor, f:
 
-    e = 2^((x - m) * scale),  scale = log2(e) / t        m: of the warp; t < 0: of -x and -t
-    p = e * f,  f = 2^((m - M) * scale) / L              M, L: of the row
+    e = 2^((x - m) * scale),  scale = log2(e) / t        m: the warp's maximum; for t < 0 of -x, with -t
+    p = e * f,  f = 2^((m - M) * scale) / L              M, L: the row's maximum and sum
 
-So logits are read once, an element has one exponential, and blocks wait for each other once. The blocks of a cluster
-run at the same time by contract of the launch, so that waiting is safe.
+So logits are read once, an element has one exponential, and blocks wait for each other once. The launch guarantees that
+the blocks of a cluster run at the same time, so waiting is safe.
 """
 
 import functools
@@ -31,21 +31,21 @@ from .plans import TILES, VECTOR, Config
 WARP = 32
 LOG2_E = 1.4426950408889634
 LARGEST = 3.4028234663852886e38
-"""Of float32."""
+"""Largest finite float32."""
 RESIDENT_WARPS = ((4, 48), (10, 32), (14, 24), (TILES, 16))
-"""Up to so many tiles, so many warps of a multiprocessor; what they leave a thread are 40, 64, 80 and 128 registers."""
+"""(most tiles, warps on a multiprocessor); these leave a thread 40, 64, 80 and 128 registers."""
 DTYPES = {torch.float16: Float16, torch.bfloat16: BFloat16, torch.float32: Float32, None: None}
 
 
 class Numbers(NamedTuple):
-    """What the kernel is told of a call."""
+    """A call's sizes, as the kernel gets them."""
 
     vectors: Int32
-    """Of a row, four elements each."""
+    """Vectors of a row, four elements each."""
     share: Int32
-    """Of a block."""
+    """Vectors of a block."""
     row_bytes: Int32
-    """From one row of logits to the next."""
+    """Bytes from one row of logits to the next."""
     temperature_stride: Int32
     """In elements."""
 
@@ -66,12 +66,12 @@ class Cut:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.warps * WARP
 
     @property
     def words(self) -> int:
-        """Of a vector of logits."""
+        """32-bit words of a vector of logits."""
         return VECTOR * self.dtype.width // 32
 
 
@@ -91,7 +91,7 @@ def softmax_cluster_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Cons
     sBlocks = smem.allocate_tensor(Float32, cute.make_layout((2, blocks)))
     arrived = smem.allocate_array(Int64)  # an mbarrier
 
-    # Nobody may write into the shared memory of a block that has not begun, and is not ready to count what arrives.
+    # A block may write into another's shared memory only when that one has begun and can count arriving bytes.
     if thread == 0:
         cute.arch.mbarrier_init(arrived, 1)
         cute.arch.mbarrier_init_fence()
@@ -126,9 +126,9 @@ def softmax_cluster_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Cons
 
 
 def _read(rX, line, first, stride, vectors):
-    """A thread's vectors of a row, `stride` apart; the last one stands in for what is behind the row's end.
+    """A thread's vectors of a row, `stride` apart; beyond the row's end its last vector is loaded again.
 
-    No branch then keeps one load from the next.
+    Without a branch no load has to wait for another.
     """
     words = cute.size(rX, mode=[0])
     for tile in range(cute.size(rX, mode=[1])):
@@ -137,7 +137,7 @@ def _read(rX, line, first, stride, vectors):
 
 
 def _exponentials(rE, rX, cut, left, scale, sign):
-    """Fill rE with exponentials relative to the warp's maximum; that and their sum, of a warp, as far as `left`."""
+    """Fill rE with exponentials relative to the warp's maximum; return that and the warp's sum, both up to `left`."""
     largest, total = -Float32.inf, Float32(0.0)
     for tile in range(cut.tiles):
         x = [_element(rX, cut.dtype, i, tile) * sign for i in range(VECTOR)]
@@ -157,7 +157,7 @@ def _exponentials(rE, rX, cut, left, scale, sign):
 
 @cute.jit
 def _write(rE, factor, to_own, left, cut: cutlass.Constexpr):
-    """Store a thread's vectors, times `factor`, as far as `left`."""
+    """Store a thread's vectors, times `factor`, up to `left`."""
     for tile in cutlass.range_constexpr(cut.tiles):
         if tile * cut.threads < left:
             made = cute.make_rmem_tensor(cute.make_layout(VECTOR), Float32)
@@ -171,7 +171,7 @@ def _write(rE, factor, to_own, left, cut: cutlass.Constexpr):
 
 
 def _pointer(dtype, address, align):
-    """Into global memory."""
+    """A pointer into global memory."""
     return cute.make_ptr(dtype, address, AddressSpace.gmem, assumed_align=align)
 
 
@@ -202,7 +202,7 @@ def _power(exponent):
 
 @cute.jit
 def _scale_and_sign(addresses: tuple, numbers: Numbers, row, cut: cutlass.Constexpr):
-    """What distances are multiplied by, positive, and what logits are; of no temperatures 1 is the one."""
+    """A positive factor for distances and a sign for logits; without temperatures t is 1."""
     scale, sign = Float32(LOG2_E), Float32(1.0)
     if const_expr(cut.temperature_dtype is not None):
         width = cut.temperature_dtype.width // 8
@@ -217,24 +217,24 @@ def _scale_and_sign(addresses: tuple, numbers: Numbers, row, cut: cutlass.Conste
 
 @cute.jit
 def _combine(pairs, count: cutlass.Constexpr, scale):
-    """Maximum and sum of so many pairs, a power of two: a lane takes a pair, and every lane has the result."""
+    """Combine `count` pairs of maximum and sum, a power of two: a lane takes one pair, every lane gets the result."""
     i = cute.arch.lane_idx() % count
     one, total = pairs[0, i], pairs[1, i]
     largest = cute.arch.warp_reduction_max(one, op=_greater, threads_in_group=count)
     weighted = total * _power((one - largest) * scale)
-    # Nothing counts of a part that has nothing, or only -inf.
+    # A part without elements, or with only -inf, does not count.
     weighted = cutlass.select_(total == 0.0, Float32(0.0), weighted)
     return largest, cute.arch.warp_reduction_sum(weighted, threads_in_group=count)
 
 
 def shared_bytes(blocks: int, warps: int) -> int:
-    """Of a block: two numbers of every warp and block, and an mbarrier."""
+    """Bytes of a block: two numbers for every warp and every block, and an mbarrier."""
     return 8 * (blocks + warps + 1)
 
 
 @cute.jit
 def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, blocks: Int32, stream: driver.CUstream):
-    """So many blocks, a cluster a row."""
+    """Launch `blocks` blocks, a cluster for each row."""
     cut = Cut(*constants)
     softmax_cluster_kernel(addresses, Numbers(*numbers), cut).launch(
         grid=[blocks, 1, 1],
@@ -250,7 +250,7 @@ def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, block
 
 @dataclass(frozen=True)
 class ClusterLaunch:
-    """One launch of the kernel, of p, logits and, where there are any, temperatures; the like of `launch.Launch`."""
+    """One launch of the kernel, on p, logits and temperatures, if any; in the manner of `launch.Launch`."""
 
     dtypes: tuple[torch.dtype, torch.dtype | None]
     """Of logits and temperatures."""
@@ -266,7 +266,7 @@ class ClusterLaunch:
 
     @staticmethod
     def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `function` is compiled with; of numbers, also that of blocks, only the types matter."""
+        """What `function` is compiled with; of the numbers, also that of blocks, only the types matter."""
         addresses, numbers = (Int64(0),) * (2 + (constants[1] is not None)), (Int32(0),) * len(Numbers._fields)
         return addresses, numbers, constants, Int32(0), driver.CUstream(0)
 
@@ -299,7 +299,7 @@ class ClusterLaunch:
 
     @property
     def variant(self) -> str:
-        """What tells this compilation from others: all but numbers."""
+        """The name of this compilation: all constants, and no numbers."""
         dtypes = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
         named = zip(fields(Cut)[2:], self.constants[2:], strict=True)
         return " ".join([*dtypes, *(f"{constant.name}={value}" for constant, value in named)])

@@ -1,12 +1,12 @@
 """Softmax over temperatures in two launches, in Triton: for every call that the cluster's kernel does not take.
 
-The first launch leaves of every part of a row its maximum and its sum of exponentials, the second one combines them and
-reads the row again. Exponentials are of two, of what an element is below the maximum of its part:
+The first launch stores the maximum and the sum of exponentials of every part of a row; the second combines them and
+reads the row again. Exponentials are powers of two of an element's distance to the maximum of its part:
 
-    e = 2^((x - m) * scale),  scale = log2(e) / t        t < 0: of -x and -t
+    e = 2^((x - m) * scale),  scale = log2(e) / t        for t < 0 of -x, with -t
     p = e * 2^((m - M) * scale) / L,  L = sum of l * 2^((m - M) * scale)        over the parts of a row
 
-So nothing overflows, and x / t is never rounded: what is rounded is its distance to the largest one.
+So nothing overflows, and x / t is never rounded: only its distance to the maximum is.
 """
 
 import triton
@@ -17,7 +17,7 @@ from kda_runtime.triton_rows import follow_the_kernel_ahead
 
 @triton.jit
 def scale_and_sign(temperatures, row, STRIDE: tl.constexpr):
-    """What distances are multiplied by, positive, and what logits are, of one row; of no temperatures 1 is the one."""
+    """A positive factor for distances and a sign for logits, of one row; without temperatures t is 1."""
     LOG2_E: tl.constexpr = 1.4426950408889634
     LARGEST: tl.constexpr = 3.4028234663852886e38  # of float32
     if temperatures is None:
@@ -85,7 +85,7 @@ def probabilities_kernel(
     row = (tl.program_id(0) // PARTS).to(tl.int64)
     col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
 
-    # The launch ahead only reads these, and began when whoever wrote them had ended.
+    # No need to wait for the launch ahead: it only reads logits, and it began after their writer had ended.
     x = tl.load(logits + row * ROW_STRIDE + col, mask=col < N, other=0.0).to(tl.float32)
     scale, sign = scale_and_sign(temperatures, row, T_STRIDE)
     follow_the_kernel_ahead(PDL)

@@ -23,11 +23,11 @@ class Config:
     method: str
     """`cluster`: a row in the registers of a cluster of blocks, one launch, CuTe DSL. `split`: two launches, Triton."""
     warps: int
-    """Of a block, or of a program."""
+    """Warps of a block, or of a program."""
     blocks: int = 16
     """cluster: blocks of a cluster, a power of two; rows of few vectors get fewer."""
     elements: int = 8192
-    """split: of a program."""
+    """split: elements of a program."""
     store: str = ""
     """Cache modifier of the stores."""
     pdl: bool = True
@@ -45,7 +45,7 @@ TILES = 20
 PARTS = 4096
 """split: most parts of a row, which every program of its second launch combines."""
 MOST_BYTES = 2**31
-"""cluster: rows of logits lie fewer bytes apart, which the kernel counts in 32 bits."""
+"""cluster: bytes from one row of logits to the next are fewer, since the kernel counts them in 32 bits."""
 
 
 # --- how a call is cut
@@ -80,7 +80,7 @@ def plan(call: Call) -> Chain:
 
 
 def _split(call: Call, config: Config) -> Chain:
-    """Two launches, and between them memory of the call's own."""
+    """Two launches, with scratch memory for what the first passes to the second."""
     rows, n = call.logits.shape
     block = min(triton.next_power_of_2(n), max(config.elements, triton.next_power_of_2(-(-n // PARTS))))
     parts = -(-n // block)
@@ -92,12 +92,12 @@ def _split(call: Call, config: Config) -> Chain:
     slots = {"SLOTS": triton.next_power_of_2(parts), "STORE": config.store}
     p = probabilities_of(call)
     second = Launch.make(probabilities_kernel, (rows * parts,), p, partials, *tensors, **cut, **slots, **how)
-    inputs = tuple(range(2, 2 + len(given(call))))  # behind the output and the scratch in the chain's table
+    inputs = tuple(range(2, 2 + len(given(call))))  # after the output and the scratch in the chain's table
     return Chain((first, second), ((1, *inputs), (0, 1, *inputs)), outputs=(p,), scratch=(partials,))
 
 
 def _cluster(call: Call, config: Config, otherwise: Chain) -> Chain | None:
-    """One launch, a cluster a row; None where it does not take the call."""
+    """One launch, a cluster for each row; None if the kernel does not take the call."""
     logits = call.logits
     rows, n = logits.shape
     apart = logits.stride(0) if rows > 1 else n

@@ -1,12 +1,12 @@
-"""Softmax of logits over temperatures: one launch, a cluster of blocks a row, else two launches.
+"""Softmax of logits over temperatures: one launch with a cluster of blocks for each row, else two launches.
 
     p = exp(y - max(y)) / sum(exp(y - max(y))),   y = logits / temperatures        over a row, in float32
 
 Source of the semantics: SGLang 0.5.23, `kernels/ops/sampling/__init__.py` (Apache-2.0); the code is our own.
 
 Idea: a row of a vocabulary is 0.25 to 0.6 MB, and every probability waits for all of it. A cluster of blocks holds it
-in registers, so that logits are read once and probabilities written once, in one launch (`cluster.py`). What that does
-not take are two launches of programs that share a row; the later one reads it again, from the L2 (`kernels.py`).
+in registers, so that logits are read once and probabilities written once, in one launch (`cluster.py`). Other calls
+take two launches of programs that share a row; the second launch reads the row again, from the L2 (`kernels.py`).
 """
 
 import torch
@@ -35,7 +35,7 @@ def _uncovered(call: Call) -> str | None:
     result = logits.dtype
     if temperatures is not None:
         result = torch.result_type(logits, temperatures)
-        one = temperatures.numel() == 1 and temperatures.dim() <= 2  # of more dimensions, the result has them too
+        one = temperatures.numel() == 1 and temperatures.dim() <= 2  # with more dimensions, the result has them, too
         if not one and list(temperatures.shape) != [logits.shape[0], 1]:
             return f"temperatures has shape {list(temperatures.shape)}; the kernels take one for every row, or one"
     if result != torch.float32:
@@ -52,7 +52,7 @@ def _plain(call: Call) -> torch.Tensor:
 
 
 def _like(call: Call) -> torch.Tensor:
-    """What the result is like, on the call's device."""
+    """A tensor of the result's shape and dtype, on the call's device."""
     logits, temperatures = call
     if temperatures is None:
         return logits
