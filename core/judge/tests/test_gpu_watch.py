@@ -354,6 +354,19 @@ def test_parents_are_followed_by_the_kernel_s_own_account() -> None:
     assert watcher._children(2**30) == set()
 
 
+def test_a_workers_own_children_belong_to_the_run() -> None:
+    start = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (below,) = watcher._children(child.pid)
+        try:
+            assert {os.getpid(), child.pid, below} <= watcher._tree(os.getpid())
+        finally:
+            os.kill(below, signal.SIGKILL)
+            child.kill()
+
+
 # ---- what becomes of the record ---------------------------------------------------------------
 
 

@@ -157,6 +157,15 @@ time.sleep(99)
     assert look([parent.pid]) == {parent.pid: [parent.pid]}
 
 
+def test_who_is_stopped():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert not process_tree.stopped(child.pid)
+        os.kill(child.pid, signal.SIGSTOP)
+        assert until(lambda: process_tree.stopped(child.pid))
+        child.kill()
+    assert process_tree.stopped(child.pid), "a process that is gone does nothing any more"
+
+
 def test_a_kernel_without_lists_of_children_is_looked_through(monkeypatch):
     with subprocess.Popen(["sleep", "97"]) as child:
         try:

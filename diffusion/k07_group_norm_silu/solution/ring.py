@@ -106,17 +106,17 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
     near, far = (mean, mean), (mean, mean)  # their factor and offset, from `dsl.affine`
     group, begin, next_group, next_begin = (Int32(0) for _ in range(4))
     seen = tuple(Int64(0) for _ in range(1 + max(AT_ONCE // threads, 1)))
-    said, written, free = Int32(0), Int32(0), Int32(behind % cut.stages)  # stages to read, to write out, to load
+    read, written, free = Int32(0), Int32(0), Int32(behind % cut.stages)  # stages to read, to write out, to load
     half, turn = Int32(0), Int32(0)
     for step in cutlass.range(steps + ahead, unroll=1):
         if step < steps:
             cute.arch.cp_async_wait_group(behind - 1)
-            cute.autovec_copy(sRing[None, thread, None, said], rX)
+            cute.autovec_copy(sRing[None, thread, None, read], rX)
             place = block + step * blocks
             _, part = _part_at(place, numbers)
-            _say(rX, words + 8 * Int64(place), sPart, half, part * share, vectors, thread, cut)
+            _publish(rX, words + 8 * Int64(place), sPart, half, part * share, vectors, thread, cut)
             half = 1 - half
-            said = _next(said, cut.stages)
+            read = _next(read, cut.stages)
         if step >= ahead:
             group, begin = next_group, next_begin
             if group != known:
@@ -197,7 +197,7 @@ def _prefetch(sRing, place, exists, stage, x, thread, numbers, cut: cutlass.Cons
 
 
 @cute.jit
-def _say(rX, word, sPart, half, begin, vectors, thread, cut: cutlass.Constexpr):
+def _publish(rX, word, sPart, half, begin, vectors, thread, cut: cutlass.Constexpr):
     """Compute mean and centred squares of a part per thread, per warp and for the block (one barrier); publish them.
 
     A warp's sums are relative to the mean of its first thread, the block's to that of its first warp. This limits the
@@ -300,7 +300,7 @@ def _group(words, seen, group, x, shared, half, turn, looks, eps, thread, number
             if there < 0:
                 begin = part * cut.share
                 dsl.read(rX, x, group, begin + thread, cut.threads, numbers.vectors)
-                _say(rX, words + 8 * Int64(part), sPart, half, begin, numbers.vectors, thread, cut)
+                _publish(rX, words + 8 * Int64(part), sPart, half, begin, numbers.vectors, thread, cut)
         seen = _look(words, Int32(0), numbers.parts, thread, cut.threads)
         mean, scale, least = _combined(words, seen, sGroup, turn, looks, eps, thread, numbers, cut)
         turn = 1 - turn

@@ -52,7 +52,7 @@ class Config:
 
 
 TUNED = Table(__file__, "silu_and_mul", Config)
-"""Features: `width` (columns of y) and `bytes` (of input)."""
+"""Tuned configurations, chosen by `width` (columns of y) and `bytes` (of input)."""
 
 
 # --- kernel

@@ -4,8 +4,8 @@
   bfloat16, both ops: 182 rows.
 - float16 and float32: tokens {9, 257} x the same widths, both ops: 104 rows.
 - Widths without whole vectors: 9 rows of 1, 7, 100, 130, 1000, 2500 and 8200 columns x three dtypes, both ops: 42 rows.
-- Layouts: input, residual and out whose rows are apart, and input as the first or the second part of wider rows, 9 and
-  257 tokens x 512, 1536, 2880, 4096 columns x bfloat16 and float32, both ops: 32 rows.
+- Layouts: rows with gaps between them, those of input as in a projection of three parts, 9 and 257 tokens x
+  512, 1536, 2880, 4096 columns x bfloat16 and float32, both ops: 32 rows.
 - Captured by the original campaign for GLM-5.2: 2, 6, 14, 38, 110, 1055, 1167 tokens of 6144, both ops: 14 rows.
 
 Thinning for machines without a GPU (`thin`): the rows of 9 tokens, 136 of 374. The number of tokens only sets how many

@@ -60,7 +60,7 @@ class Config:
 
 
 TUNED = Table(__file__, "rmsnorm", Config)
-"""Features: `width` (columns) and `rows`."""
+"""Tuned configurations, chosen by `width` (columns) and `rows`."""
 
 
 # --- kernel

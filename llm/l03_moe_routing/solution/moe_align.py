@@ -50,7 +50,7 @@ class Config:
 
 
 TUNED = Table(__file__, "moe_align_block_size", Config)
-"""Features: `pairs` (of a token and an expert)."""
+"""Tuned configurations, chosen by `pairs` (of a token and an expert)."""
 
 
 # --- plan

@@ -53,7 +53,7 @@ class Config:
 
 
 TUNED = Table(__file__, "topk_softmax", Config)
-"""Features: `tokens` and `experts`."""
+"""Tuned configurations, chosen by `tokens` and `experts`."""
 
 
 # --- kernel

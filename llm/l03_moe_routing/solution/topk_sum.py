@@ -44,7 +44,7 @@ class Config:
 
 
 TUNED = Table(__file__, "moe_topk_sum", Config)
-"""Features: `bytes` (of x)."""
+"""Tuned configurations, chosen by `bytes` (of x)."""
 
 
 # --- kernel

@@ -71,7 +71,7 @@ class Config:
 
 
 TUNED = Table(__file__, "group_quant", Config)
-"""Features: `width` (columns of output_q) and `rows`."""
+"""Tuned configurations, chosen by `width` (columns of output_q) and `rows`."""
 
 
 # --- kernel

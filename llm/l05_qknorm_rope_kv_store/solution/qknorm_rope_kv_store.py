@@ -53,7 +53,7 @@ class Config:
 
 
 TUNED = Table(__file__, "qknorm_rope_kv_store", Config)
-"""Features: `rows` (tokens times heads of q, k and v)."""
+"""Tuned configurations, chosen by `rows` (tokens times heads of q, k and v)."""
 
 
 # --- kernel

@@ -35,7 +35,7 @@ class Config:
 
 
 TUNED = Table(__file__, "temperature_softmax", Config)
-"""Features: `bytes` (of logits and probabilities)."""
+"""Tuned configurations, chosen by `bytes` (of logits and probabilities)."""
 VECTOR = 4
 """cluster: elements of a vector, 16 bytes of probabilities."""
 LINE = 8

@@ -147,8 +147,12 @@ def cpu_s(processes: Iterable[int]) -> float:
 def stopped(process: int) -> bool:
     """Whether every thread of the process has been stopped, or is gone."""
     try:
-        return all(_facts(f"{one.path}/stat")[0] in STOPPED for one in os.scandir(f"/proc/{process}/task"))
-    except OSError:  # one ended meanwhile
+        threads = list(os.scandir(f"/proc/{process}/task"))
+    except OSError:  # the process is gone
+        return True
+    try:
+        return all(_facts(f"{one.path}/stat")[0] in STOPPED for one in threads)
+    except OSError:  # a thread ended meanwhile
         return False
 
 

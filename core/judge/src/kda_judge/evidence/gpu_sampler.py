@@ -97,11 +97,16 @@ def _leave_the_timed_core() -> None:
 
 def _read(judge: int, own: set[int], gpu: int) -> Reading:
     """One reading; `own` collects every pid of the run, because a worker that ended may be listed a moment longer."""
-    living = {judge, *_children(judge)} - {os.getpid()}
+    living = _tree(judge) - {os.getpid()}
     own |= living
     state = read_state(gpu, living)
     foreign = tuple(p for p in state.processes if p.pid not in own and not _descends(p.pid, judge))
     return Reading(time.monotonic(), state.model_copy(update={"processes": foreign}))
+
+
+def _tree(pid: int) -> set[int]:
+    """The process and all below it that main threads started: workers are some levels down."""
+    return {pid}.union(*map(_tree, _children(pid)))
 
 
 def _children(pid: int) -> set[int]:

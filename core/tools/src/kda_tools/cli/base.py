@@ -15,8 +15,8 @@ from kda_judge import __version__
 app = typer.Typer(
     name="kda",
     help="Measure, check and improve the GPU kernels that serving frameworks run.",
-    epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, wrong files or published numbers, or rows that changed; "
-    "2 bad usage; 3 something is missing (GPU, network, pinned file); 4 a broken or refused ledger line; "
+    epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, wrong files or published numbers, or rows "
+    "that changed; 2 bad usage; 3 something is missing (GPU, network, pinned file); 4 a broken or refused ledger line; "
     "5 an arm failed; 70 a bug in kda; 130 interrupted; 141 nobody read the output to its end.",
     no_args_is_help=True,
     add_completion=False,
