@@ -58,16 +58,16 @@ class Agent(Strict):
 
 
 class Agents(Strict):
-    """A file of them."""
+    """A file of agents."""
 
     agents: dict[str, Agent]
 
 
 def read_agents() -> dict[str, Agent]:
-    """Name -> agent; the user's replace ours.
+    """Name -> agent; the user's agents replace ours of the same name.
 
     Raises:
-        UsageError: a file breaks the form, or `KDA_AGENTS` names none.
+        UsageError: a file breaks the form, or is not there although `KDA_AGENTS` names it.
     """
     named = os.environ.get(VARIABLE)
     try:
@@ -89,7 +89,7 @@ def _home(name: str) -> Path:
 
 
 def find_agent(name: str) -> Agent:
-    """The agent of that name; a UsageError names those that there are."""
+    """The agent of that name; if there is none, a UsageError names the nearest."""
     agents = read_agents()
     if name not in agents:
         raise UsageError(
@@ -100,7 +100,7 @@ def find_agent(name: str) -> Agent:
 
 
 def started_by(agent: Agent, words: dict[str, str], prompt: str) -> list[str]:
-    """The command, filled in; `argument` puts the prompt behind it.
+    """The command, filled in; if `prompt` is `argument`, the prompt is its last argument.
 
     Raises:
         UsageError: a word in braces that was not given.
@@ -115,7 +115,7 @@ def started_by(agent: Agent, words: dict[str, str], prompt: str) -> list[str]:
 
 
 def demand_installed(name: str, command: list[str]) -> None:
-    """A MissingRequirement where the agent's program is not there."""
+    """Raise a MissingRequirement if the program of the agent is not on PATH."""
     if shutil.which(command[0]) is None:
         raise MissingRequirement(
             f"--agent {name}: {command[0]}: not found on PATH; install it, name another agent, or set KDA_NO_CLAUDE=1 "

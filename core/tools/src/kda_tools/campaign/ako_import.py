@@ -1,6 +1,6 @@
-"""`kda campaign ako import`: the best version of an AKO4ALL run into the task's solution, and its log as iterations.
+"""`kda campaign ako import`: copy the best version of an AKO4ALL run into the task's solution, and record its log.
 
-The log's numbers are its agent's claims, so that no iteration of it is kept or reverted here: it is `claimed`.
+The numbers of the log are claims of its agent. So its iterations are neither kept nor reverted here, but `claimed`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ AGENT = "AKO4ALL"
 def bring_back(task: Task, folder: Path) -> list[Claimed]:
     """Replace the task's solution by the best version, and record all iterations as claims.
 
-    In a campaign's worktree they join its record; elsewhere they are a campaign of their own in the task's
+    In the worktree of a campaign they are added to its record; elsewhere they are a campaign of their own in the task's
     `docs/iterations.jsonl`.
 
     Raises:
-        UsageError: no export of this task, one of another solution, a changed library, a log that does not parse, a
-            best iteration without a commit, or another command that writes to the campaign. Nothing is written then.
+        UsageError: the folder is no export of this task and its present solution, shared code was changed, the log
+            does not parse, the best iteration has no commit, or another command writes to the campaign. Nothing is
+            written then.
     """
     campaign = _campaign(task)
     with campaign.alone() if campaign else nullcontext():
@@ -87,7 +88,7 @@ def _bring_back(task: Task, folder: Path, campaign: Campaign | None) -> list[Cla
 
 
 def _campaign(task: Task) -> Campaign | None:
-    """The campaign whose worktree this is."""
+    """The campaign whose worktree this is; None elsewhere."""
     repository = Repository((checkout_root() or task.path).resolve())
     name = campaign_of(repository)
     return Campaign(name, Task(task.path.resolve()), repository) if name else None
@@ -116,10 +117,10 @@ def _record(task: Task, mark: Exported, made: Sequence[Claimed], campaign: Campa
 
 
 def iterations(text: str, where: Path) -> list[Claimed]:
-    """What is in ITERATIONS.md: a row of its table for each, with the section of the same number.
+    """The iterations in ITERATIONS.md: each is a row of the table, with the section of the same number.
 
     Raises:
-        UsageError: a section without a row, a number twice, or a number that is none.
+        UsageError: a section has no row, an iteration has two rows, or a number is invalid.
     """
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     sections: dict[int, dict[str, str]] = {}
@@ -191,7 +192,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _commits(folder: Path) -> dict[int, str]:
-    """Iteration -> its last commit, by the subject."""
+    """Iteration -> its last commit, found by the commit's subject."""
     found: dict[int, str] = {}
     for line in _git(folder, "log", "--format=%H %s").splitlines():
         commit, _, subject = line.partition(" ")

@@ -1,4 +1,4 @@
-"""What an agent may change in a task, as docs/work_on_a_task.md says: decided by content, whatever git's index says."""
+"""Check what an agent changed in a task against docs/work_on_a_task.md: by content, whatever git's index says."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ FREE = (
     *("solution/*", "docs/dispatch.md", "bench/tune.py"),
     *("docs/tuning.md", "docs/tuning*.csv", "docs/profile.md", "docs/sanitize.md"),
 )
-"""Of the task's folder: what may be edited, added and removed. `*` includes folders."""
+"""Files of the task's folder that may be edited, added and removed. `*` also matches subfolders."""
 LOGS = ("docs/tuning.jsonl", "docs/profile.jsonl", "docs/sanitize.jsonl")
-"""Written by `kda tune`, `kda profile` and `kda sanitize`: only ever longer."""
+"""Logs of `kda tune`, `kda profile` and `kda sanitize`, which may only grow."""
 TESTS = "tests/*"
-"""Added to; nothing is taken away."""
+"""Files and lines may be added here, and none removed."""
 OWN = f"docs/{COPY}"
-"""The campaign writes it itself."""
+"""The copy of the record, which the campaign itself writes."""
 KEPT = ("docs/dispatch.md", "docs/profile.md", "docs/sanitize.md", *LOGS[1:], OWN)
-"""What stays when an iteration is reverted: notes of what was tried in vain, and what tools recorded."""
+"""Files that stay when an iteration is reverted: notes on what failed, and what tools recorded."""
 TASK_PARTS = ("baseline", "workloads", "reference", "config", "harness")
-"""Of a record's hashes: what must be the launch's."""
+"""Parts of the task whose hashes must be those of the launch."""
 
 
 def protected_hashes(task: Task) -> dict[str, str]:
-    """sha256 of what decides an iteration beside the solution: the task's frozen parts, and the code that runs now."""
+    """sha256 of what decides an iteration besides the solution: the task's frozen parts, and the code that runs now."""
     hashes = provenance.hashes(task)
     packages = {module.__name__: Path(str(module.__file__)).parent for module in (kda_judge, kda_runtime, kda_tools)}
     code = {name: provenance.content_hash(folder, ["**/*"]) for name, folder in packages.items()}
@@ -39,7 +39,7 @@ def protected_hashes(task: Task) -> dict[str, str]:
 
 
 def moved(task: Task, launched: dict[str, str]) -> list[str]:
-    """What is not as it was at the launch, one line each."""
+    """A line for each part that has changed since the launch."""
     now = protected_hashes(task)
     return [
         f"{part}: sha256 was {launched[part][:12]} at the launch, is {now.get(part, 'absent')[:12]}"
@@ -64,7 +64,7 @@ def sorted_changes(repository: Repository, task: Task, base: str) -> tuple[list[
 
 
 def _refused(repository: Repository, base: str, path: str, inside: str | None, status: str) -> str | None:
-    """Why the card does not allow this change; None where it does."""
+    """Why the card does not allow this change; None if it does."""
     verb = {"A": "added", "D": "removed"}.get(status, "changed")
     if path != readable(path):
         return f"{verb}; expected a name in UTF-8"

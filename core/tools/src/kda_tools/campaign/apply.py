@@ -1,6 +1,6 @@
-"""What follows from an iteration's lines, or a promotion's: worktree, commit, branches, the record's committed copy.
+"""Bring worktree, commits, branches and the committed copy of the record in line with the recorded events.
 
-Everything here may be done again: after an interruption it is.
+Every step can be repeated, and is repeated after an interruption.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Steps = Callable[[str], None]
 
 
 def head(campaign: Campaign, state: State) -> str:
-    """The commit of the last iteration, whatever the agent has committed since; at first the base."""
+    """The commit of the last iteration, whatever the agent has committed since; before any iteration, the base."""
     return campaign.repository.commit_of(campaign.head_ref) or state.launched.base
 
 
 def apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
-    """Worktree, record's copy, commit, branches: all follow from the two events, as often as it is done."""
+    """Derive worktree, record's copy, commit and branches from the two events; this can be repeated."""
     repository, stays = campaign.repository, done.decision in (Decision.KEEP, Decision.CHECKED)
     back = [] if stays else [path for path in begun.change.files if not _is_kept(campaign, path)]
     repository.restore(begun.parent, back)
@@ -43,7 +43,7 @@ def apply(campaign: Campaign, begun: Begun, done: Done, passed: Steps) -> None:
 
 
 def is_applied(campaign: Campaign, number: int) -> bool:
-    """Whether the last commit is that iteration's."""
+    """Whether the last commit is that of iteration `number`."""
     trailer = campaign.repository.ask(
         "log", "-1", "--format=%(trailers:key=Kda-Iteration,valueonly)", campaign.head_ref
     )
@@ -51,12 +51,12 @@ def is_applied(campaign: Campaign, number: int) -> bool:
 
 
 def logs(campaign: Campaign) -> list[str]:
-    """What a promotion appends to, in the repository."""
+    """Paths in the repository of the logs that a promotion appends to."""
     return [f"{campaign.folder}/docs/{name}" for name in ("ledger.jsonl", "grid.jsonl")]
 
 
 def apply_promotion(campaign: Campaign) -> None:
-    """The last promotion's lines of ledger and grid as a commit of their own; a refused one is in the record alone."""
+    """Commit the last promotion's lines of ledger and grid; a refused promotion is in the record alone."""
     state = campaign.state()
     promoted = state.promoted[-1] if state.promoted else None
     if promoted is None or promoted.run is None or promoted.run_id is None:
@@ -80,7 +80,7 @@ def apply_promotion(campaign: Campaign) -> None:
 
 
 def put_aside(campaign: Campaign, expected: str) -> None:
-    """Keep what was changed since the interruption, under a reference of its own, before it is overwritten; say so."""
+    """Save what was changed since the interruption under a git reference, before it is overwritten, and say so."""
     paths = [path for path in campaign.repository.changed(expected) if path != campaign.copy]
     if paths:
         aside = campaign.repository.commit(campaign.repository.tree(expected, paths), expected, "put aside\n")

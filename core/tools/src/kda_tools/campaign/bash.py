@@ -1,4 +1,4 @@
-"""The Bash that agents' scripts run in: 4 or later, and where macOS keeps an older one another is named."""
+"""Find the Bash for agents' scripts: version 4 or later. `KDA_BASH_BIN` names one if that on PATH is older."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def scratch(campaign: Campaign) -> Path:
 
 
 def writable(campaign: Campaign) -> list[Path]:
-    """What a campaign writes to: its worktree, and of git's folder objects, its own branches, and its record."""
+    """Folders that a campaign writes to: worktree, scratch, and in git's folder objects, own branches and record."""
     common, private = campaign.repository.common, campaign.repository.private
     own = [common / "refs" / "heads" / "campaign" / campaign.name, common / "refs" / "kda" / campaign.name]
     logs = common / "logs" / "refs" / "heads" / "campaign" / campaign.name
@@ -40,7 +40,7 @@ def writable(campaign: Campaign) -> list[Path]:
 
 
 def environment(campaign: Campaign) -> dict[str, str]:
-    """Variables that lead temporary files and caches to `scratch`."""
+    """Environment variables that put temporary files and caches into `scratch`."""
     place = scratch(campaign)
     names = {"TMPDIR": "tmp", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
     return {name: str(place / folder) for name, folder in names.items()}
@@ -49,7 +49,7 @@ def environment(campaign: Campaign) -> dict[str, str]:
 def confined(where: Path, wanted: Iterable[Path], command: list[str], more: Iterable[str]) -> list[str]:
     """`command`, started in `where`, in a namespace in which nothing but `wanted` and `more` can be written.
 
-    The folders `wanted` are made.
+    Missing folders of `wanted` are created.
     """
     folders = list(wanted)
     for folder in folders:

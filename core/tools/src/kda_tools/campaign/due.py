@@ -1,4 +1,4 @@
-"""What an iteration has to bring: one idea in one line, and after a stall a new profile and another direction."""
+"""Check what an iteration must bring: one idea in one line, and after a stall a new profile and direction."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kda_tools.campaign.rules import Rules
 from kda_tools.campaign.state import State
 
 LONGEST = 200
-"""Characters of a hypothesis."""
+"""Most characters of a hypothesis."""
 LEAST_WORDS = 8
-"""Of a change of direction: what is given up, and what is tried instead."""
+"""Fewest words of a change of direction, which says what is given up and what is tried instead."""
 
 
 def one_line(text: str, option: str, longest: int) -> str:
-    """The text without blanks around it; a UsageError where it is empty, too long, or more than one line."""
+    """The text without blanks around it; a UsageError if it is empty, too long, or more than one line."""
     plain = text.strip()
     if not plain or "\n" in plain or len(plain) > longest:
         raise UsageError(
@@ -36,7 +36,7 @@ def demand_one_idea(change: Change, rules: Rules) -> None:
 
 
 def demand_direction(state: State, direction: str | None, profile: str | None) -> None:
-    """After `stall` iterations without improvement: a written change of direction, and on a GPU a new profile."""
+    """After `stall` iterations without improvement, demand a change of direction, and on a GPU a new profile."""
     rules = state.launched.rules
     if state.stalled < rules.stall:
         if direction is not None:

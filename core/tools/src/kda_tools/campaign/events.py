@@ -18,7 +18,7 @@ SCHEMA_VERSION: Final = 1
 
 
 def moment(text: str) -> datetime:
-    """The time that `provenance.utc` wrote so; a ValueError where it is none."""
+    """Parse a time in the form of `provenance.utc`; a ValueError if it has another form."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
 
 
@@ -33,16 +33,16 @@ Samples = tuple[tuple[float, ...], ...]
 
 
 class Decision(str, Enum):
-    """What became of an iteration."""
+    """How an iteration ended."""
 
     KEEP = "keep"
-    """Better than the best so far; it is the best now."""
+    """Better than the best so far: it is the new best."""
     REVERT = "revert"
-    """Correct, and not clearly better, or slower on a row: the files are the best's again."""
+    """Correct, but not clearly better, or slower on a row: the files of the best are restored."""
     FAILED = "failed"
-    """Does not compile, wrong, crashed, INVALID, or interrupted twice: the files are the best's again."""
+    """Does not compile, wrong, crashed, INVALID, or interrupted twice: the files of the best are restored."""
     CHECKED = "checked"
-    """Verified and compiled without a GPU, not measured: it stays on the branch, and the best is what it was."""
+    """Verified and compiled without a GPU, not measured: it stays on the branch, and the best does not change."""
 
 
 class Launched(Strict):
@@ -55,15 +55,15 @@ class Launched(Strict):
     base_branch: str
     rules: Rules
     hashes: dict[str, Digest]
-    """Of what the card does not allow to be changed, the judge included."""
+    """sha256 of the parts that must not change, the judge included."""
     warnings: tuple[str, ...]
-    """What the machine lacked."""
+    """What the machine lacked at the launch."""
     confined: bool
     """Whether bwrap kept the agent to its worktree."""
 
 
 class Continued(Strict):
-    """Another agent than before went on."""
+    """Another agent went on with the campaign."""
 
     kind: Literal["continued"] = "continued"
     agent: str
@@ -77,47 +77,47 @@ class Change(Strict):
     files: tuple[str, ...]
     added: Count
     removed: Count
-    """Lines in `solution/`."""
+    """`added` and `removed` count lines in `solution/`."""
     patch: str
-    """Of `solution/`, as git shows it."""
+    """The diff of `solution/`, as git shows it."""
 
 
 class Begun(Strict):
-    """An iteration before it is measured, so that none is lost."""
+    """An iteration, recorded before it is measured so that none is lost."""
 
     kind: Literal["begun"] = "begun"
     iteration: Annotated[int, Field(gt=0)]
     attempt: Annotated[int, Field(gt=0)]
-    """2: the first one was interrupted."""
+    """2 if the first attempt was interrupted."""
     hypothesis: str
     rows: tuple[str, ...]
-    """Patterns of the rows that it is about; empty: all that are measured."""
+    """Patterns of the rows that the hypothesis is about; empty: all measured rows."""
     direction: str | None
-    """The written change of direction, where one was due."""
+    """The change of direction, in words, if one was due."""
     profile: str | None
-    """Id of the newest profile of the task then."""
+    """Id of the newest profile of the task at that time."""
     parent: Commit
     commit: Commit
-    """The candidate; kept under `refs/kda/` whatever becomes of it."""
+    """The candidate; kept under `refs/kda/` however the iteration ends."""
     change: Change
 
 
 class RowOutcome(Strict):
-    """One row of an iteration. Samples are of what decides: `device`, or `wall` where no graph could be captured."""
+    """One row of an iteration. Its samples are `device` times, or `wall` times if no CUDA graph could be captured."""
 
     id: str
     verdict: Verdict
     reason: str
     metric: str | None = None
-    """None: not timed."""
+    """Which times decide, `device` or `wall`; None: not timed."""
     samples: dict[str, Samples] = {}
     """Arm -> samples: `solution` is the candidate, `best` the best so far."""
     medians: dict[str, Amount] = {}
     limit_us: Amount | None = None
     used: Amount | None = None
-    """Largest share of its tolerance that an element used."""
+    """Largest share of the tolerance that an output element used."""
     ulps: dict[str, Count] = {}
-    """Arm -> largest distance of an output from it, in units in the last place."""
+    """Arm -> largest distance of the candidate's outputs from that arm's, in units in the last place."""
 
 
 class Done(Strict):
@@ -134,15 +134,15 @@ class Done(Strict):
     rows: tuple[RowOutcome, ...] = ()
     test: Test | None = None
     wins: tuple[str, ...] = ()
-    """Rows faster than the best's, each by its own 95% interval."""
+    """Rows that are faster than with the best so far, each by its own 95% interval."""
     losses: tuple[str, ...] = ()
     against_baseline: Interval | None = None
-    """Geometric mean over all measured rows."""
+    """Speedup over the baseline, geometric mean over all measured rows."""
     noisy: tuple[str, ...] = ()
 
 
 class Claimed(Strict):
-    """An iteration of another harness as its agent wrote it down: nothing of it was measured here."""
+    """An iteration of another harness, as its agent wrote it down. Nothing of it was measured here."""
 
     kind: Literal["claimed"] = "claimed"
     iteration: Annotated[int, Field(gt=0)]
@@ -155,15 +155,15 @@ class Claimed(Strict):
     changes: str = ""
     analysis: str = ""
     commit: Commit | None = None
-    """In that harness's repository; None where it has none."""
+    """Its commit in that harness's repository; None if it has none."""
     patch: str = ""
-    """Of the task's own files, as git shows it there."""
+    """The diff of the task's own files, as git shows it there."""
     taken: bool = False
     """Whether this version was brought into `solution/`."""
 
 
 class Refused(Strict):
-    """An iteration that was not begun, because files were changed that the card does not allow to be."""
+    """An iteration that was not begun, because a change is not allowed by the card."""
 
     kind: Literal["refused"] = "refused"
     hypothesis: str
@@ -191,7 +191,7 @@ class Finding(Strict):
 
 
 class Reviewed(Strict):
-    """Somebody looked at the best version to the end."""
+    """A review of the best version was finished."""
 
     kind: Literal["reviewed"] = "reviewed"
     commit: Commit
@@ -214,21 +214,21 @@ class Promoted(Strict):
     kind: Literal["promoted"] = "promoted"
     commit: Commit
     seeds: tuple[int, ...]
-    """Fresh ones, which nobody knew before."""
+    """Fresh seeds, which nobody knew before."""
     grid_rows: Count
     verified_rows: Count
     run_id: str | None
-    """Of the ledger's line; None where it was refused."""
+    """Id of the run in the ledger; None if the promotion was refused."""
     reason: str
     wins: tuple[str, ...]
     losses: tuple[str, ...]
     models: tuple[str, ...]
-    """Those whose rows are faster on the whole."""
+    """Models whose rows are faster on the whole."""
     run: RunRecord | None = None
-    """On a GPU: what was measured. Of a refused one there is no other copy."""
+    """What was measured, on a GPU. If the promotion was refused, there is no other copy."""
     grid: GridRecord | None = None
     rows: tuple[RowOutcome, ...] = ()
-    """The best version beside the solution that the campaign began with: what wins, losses and models are of."""
+    """The best version against the solution at the launch; `wins`, `losses` and `models` follow from these rows."""
 
 
 Event = Annotated[
@@ -238,11 +238,11 @@ Event = Annotated[
 
 
 class Entry(Strict):
-    """One line."""
+    """One line of the record."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     campaign: str
-    """`k03_h200_qknorm_rope`."""
+    """Name of the campaign, such as `k03_h200_qknorm_rope`."""
     task: str
     utc: Annotated[str, AfterValidator(_dated)]
     previous: Digest

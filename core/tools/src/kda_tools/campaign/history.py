@@ -11,7 +11,7 @@ from kda_tools.campaign.state import State, campaigns
 
 
 def recorded(task: Task) -> list[State]:
-    """Every campaign of the task, oldest first; none where none was recorded.
+    """Every recorded campaign of the task, oldest first.
 
     Raises:
         LedgerError: a line that is no event, or that was edited.
@@ -21,7 +21,7 @@ def recorded(task: Task) -> list[State]:
 
 
 def tried(task: Task, row: str) -> list[tuple[str, str]]:
-    """Iterations that say they are about the row: what, and what became of it, with its number."""
+    """Iterations with a pattern that names the row: what was tried, and how it ended, with the number that decided."""
     found = []
     for state in recorded(task):
         for number, done in state.done.items():
@@ -33,7 +33,7 @@ def tried(task: Task, row: str) -> list[tuple[str, str]]:
 
 
 def claims(state: State) -> list[str]:
-    """What the campaign's claimed iterations were and came to, one line each."""
+    """A line for each claimed iteration of the campaign: what was tried, and how it is said to have ended."""
     return [
         f"{one.iteration}: {one.hypothesis or one.title}: {one.status}"
         + (f", {one.speedup:g} times as fast as its agent says" if one.speedup is not None else "")
@@ -42,5 +42,5 @@ def claims(state: State) -> list[str]:
 
 
 def gain(done: Done) -> str:
-    """The number that decided, or else the reason."""
+    """The gain that decided, or the reason if there is no test."""
     return f"gain {done.test.gain.estimate:.4f}, at least {done.test.low:.4f}" if done.test else done.reason

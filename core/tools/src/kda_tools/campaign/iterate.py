@@ -1,12 +1,12 @@
-"""One iteration: refuse, note down, measure, decide, record, commit. It may be killed between any two of these steps.
+"""Run one iteration: check, note down, measure, decide, record, commit. It may be killed between any two steps.
 
-1. What is wrong with the wish or the worktree is said; nothing is begun.
-2. The candidate becomes a commit, kept under `refs/kda/`; then the line `begun` is on disk.
-3. It is verified and measured, and the decision follows. The line `done` is on disk.
+1. If something is wrong with the command or the worktree, the iteration is refused, and nothing is begun.
+2. The candidate becomes a commit, kept under `refs/kda/`; then the line `begun` is written to disk.
+3. The candidate is verified and measured, and the decision follows. The line `done` is written to disk.
 4. The worktree, the branches and the committed copy of the record follow from the two lines.
 
-`settle` finishes what was left: behind step 3 it does step 4; between 2 and 3 the candidate is measured once more,
-from its commit, and a second interruption ends it as failed.
+`settle` finishes an interrupted iteration. After step 3 it does step 4. Between steps 2 and 3 it measures the candidate
+once more, from its commit; a second interruption ends the iteration as failed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kda_tools.campaign.state import State
 from kda_tools.lab.profile.profile_record import ProfileRecord, log
 
 ATTEMPTS = 2
-"""The second interruption of an iteration ends it: a candidate that takes the machine down would do so for ever."""
+"""Attempts at an iteration: without a limit, a candidate that takes the machine down would do so for ever."""
 SHOWN = 8
-"""Files that are named one by one."""
+"""Most files that a refusal names one by one."""
 
 
 def iterate(
@@ -39,18 +39,18 @@ def iterate(
     direction: str | None = None,
     passed: Steps = lambda _: None,
 ) -> Done:
-    """One iteration of what the worktree holds now.
+    """Run one iteration on what the worktree holds now.
 
     Args:
-        campaign: whose worktree it is.
+        campaign: the campaign of the worktree.
         hypothesis: what is tried and why it should be faster, in one line.
-        rows: patterns of the rows that it is about; their geometric mean decides. Empty: every measured row.
-        direction: the change of direction, where one is due.
-        passed: told each step when it is on disk; for tests, which end the process there.
+        rows: patterns of the rows that the hypothesis is about; their geometric mean decides. Empty: all measured rows.
+        direction: the change of direction, if one is due.
+        passed: called with the name of each step that is on disk; tests end the process there.
 
     Raises:
-        UsageError: the iteration cannot begin; says why and what to do. A changed harness is recorded.
-        MissingRequirement: the GPU is busy, upstream files are missing.
+        UsageError: the iteration cannot begin; says why and what to do. Changes that are not allowed are recorded.
+        MissingRequirement: the GPU is busy, or upstream files are missing.
     """
     with campaign.alone():
         _settle(campaign, passed)
@@ -93,7 +93,7 @@ def iterate(
 
 
 def settle(campaign: Campaign, passed: Steps = lambda _: None) -> Done | None:
-    """Finish an iteration that was interrupted; None where nothing had to be measured again."""
+    """Finish an iteration that was interrupted; None if nothing had to be measured again."""
     with campaign.alone():
         return _settle(campaign, passed)
 
@@ -124,7 +124,7 @@ def _settle(campaign: Campaign, passed: Steps) -> Done | None:
 
 
 def _finish(campaign: Campaign, begun: Begun, passed: Steps) -> Done:
-    """From `begun` on: measure, decide, record, apply."""
+    """The steps after `begun`: measure, decide, record, apply."""
     state, start = campaign.state(), time.monotonic()
     rules, task = state.launched.rules, campaign.task
     try:
@@ -143,7 +143,7 @@ def _finish(campaign: Campaign, begun: Begun, passed: Steps) -> Done:
 
 
 def _deciding(task: Task, rules: Rules, patterns: tuple[str, ...]) -> list[str]:
-    """Of the measured rows, those that decide: all, or those that match."""
+    """The measured rows that decide: all, or those that match `patterns`."""
     measured_ids = chosen_rows(task, rules)
     about = {row.id for row in select(task.workloads, list(patterns))}
     found = [row for row in measured_ids if row in about]
@@ -244,10 +244,10 @@ def _demand_budget_noted(campaign: Campaign) -> None:
 
 
 def _demand_clean(campaign: Campaign, state: State, hypothesis: str) -> None:
-    """Refuse, and record, what was changed beside what may be."""
+    """Refuse changes that are not allowed, and record the refusal."""
     bad = [f"{campaign.copy}: holds lines that were never recorded"] if campaign.edited(state) else []
     bad += allowed.sorted_changes(campaign.repository, campaign.task, state.launched.base)[1]
-    bad = bad or allowed.moved(campaign.task, dict(state.launched.hashes))  # which cannot hash names beyond UTF-8
+    bad = bad or allowed.moved(campaign.task, dict(state.launched.hashes))  # last: it can hash only UTF-8 names
     if not bad:
         return
     more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []

@@ -1,4 +1,4 @@
-"""`docs/iterations.md` of a task, made of its recorded campaigns: a plot, and every step with what it changed."""
+"""Write `docs/iterations.md` of a task from its recorded campaigns: a plot, and every step with its change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FENCE = "`" * 8
 
 
 def publish(root: Path, tasks: Iterable[Task], check: bool) -> list[str]:
-    """Write the pages and plots of every task with a campaign, and the list of them in the guide; what changed.
+    """Write the pages and plots of every task with a campaign, and the list of them in the guide; returns what changed.
 
     Raises:
         LedgerError: a record that was edited.
@@ -102,7 +102,7 @@ def _line(begun: Begun, done: Done | None) -> str:
 
 
 def _step_md(begun: Begun, done: Done | None) -> str:
-    """One step: what became of it, its rows, and its diff."""
+    """One step: how it ended, its rows, and its diff."""
     parts = [f"### Iteration {begun.iteration}: {begun.hypothesis}\n"]
     if begun.direction:
         parts.append(f"Change of direction: {begun.direction}\n")

@@ -1,4 +1,4 @@
-"""The plot of a campaign: each iteration's speedup over upstream, by what became of it, and the best so far."""
+"""The plot of a campaign: each iteration's speedup over upstream, marked by its decision, and the best so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKS = {Decision.KEEP: (GREEN, "o", "kept"), Decision.REVERT: (ORANGE, "D", "re
 
 
 def draw(state: State) -> str | None:
-    """The plot as SVG; None where no iteration was measured.
+    """The plot as SVG; None if no iteration was measured.
 
     Raises:
         MissingRequirement: matplotlib is missing, or not the release that the bytes are made with.
@@ -40,7 +40,7 @@ def draw(state: State) -> str | None:
     low, high = min(ends) - margin, max(ends) + margin
 
     def picture(axes: Axes) -> None:
-        # Measured anew in each session, beside the candidate: the distance between the two is what decides.
+        # The best is measured anew in each session, beside the candidate: the distance of the two decides.
         axes.step(list(best), [one.estimate for one in best.values()], where="mid", color=BLUE, label="best so far")
         for decision, (colour, marker, label) in MARKS.items():
             chosen = [(n, done.against_baseline) for n, done in measured.items() if done.decision is decision]

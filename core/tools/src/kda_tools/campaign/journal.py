@@ -2,7 +2,7 @@
 
 The copy is what is committed. The file itself lies outside the worktree, so that no checkout, no reset and no edit of
 the worktree loses a line. Every line names the hash of the line before it. A line that a crash left unfinished was
-never acknowledged: it is moved to `NAME.torn` and the file goes on behind the last whole line.
+never acknowledged: it is moved to `NAME.torn`, and the file goes on after the last whole line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Journal:
     task: str
 
     def read(self) -> list[Entry]:
-        """Every line, in order; none where nothing was recorded.
+        """Every line, in order; empty if nothing was recorded.
 
         Raises:
             LedgerError: a line that is no event, or one that does not follow from the line before.
@@ -60,7 +60,7 @@ class Journal:
             append_only.write(file, entry.model_dump_json().encode() + b"\n")
 
     def copy_to(self, path: Path, before: bytes) -> None:
-        """Make `path` what came before this campaign and all of its lines; whole or not at all."""
+        """Replace `path` by `before` and all lines of this campaign, in one step; `before` is what preceded it."""
         draft = path.with_name(f".{path.name}.new")
         draft.write_bytes(before + self.content())
         draft.replace(path)

@@ -61,7 +61,7 @@ class Prepared:
 
 
 def prepare(root: Path, task: Task, target: str, agent: str, given: str | None = None) -> Prepared:
-    """Everything but the start. A campaign that was launched before goes on where it was.
+    """Prepare everything except the start. A campaign that was launched before goes on where it was.
 
     Args:
         root: the checkout.
@@ -139,12 +139,12 @@ def make_process(
     own: Sequence[Path],
     cache: Path,
 ) -> Process:
-    """The agent on a prompt; bwrap confines it, if it can be used here.
+    """Make the process of an agent on a prompt; bwrap confines it, if that works here.
 
     Args:
         campaign: whose temporary files and caches the agent uses.
         agent: how it is started.
-        words: what stands in braces in its command, but for `prompt`; `bash` is its shell.
+        words: values of the words in braces in its command, except `prompt`; `bash` is its shell.
         prompt: the prompt's file.
         where: the folder that it starts in.
         own: the folders that it may write to when it is confined, beside those that `agent` lists.
@@ -164,7 +164,7 @@ def make_process(
 
 
 def start(process: Process) -> int:
-    """Run the agent until it ends; its exit code.
+    """Run the agent until it ends; returns its exit code.
 
     Raises:
         ArmFailed: it cannot be started.
@@ -181,7 +181,7 @@ def start(process: Process) -> int:
 
 
 def prepare_only() -> bool:
-    """Whether nothing is to be started."""
+    """Whether `KDA_NO_CLAUDE` says that no agent is to be started."""
     return os.environ.get(PREPARE_ONLY, "0") not in ("", "0")
 
 
@@ -214,10 +214,10 @@ def _folder(repository: Repository, task: Task) -> Path:
 
 
 def _rules(repository: Repository, task: Task, base: str) -> Rules:
-    """The task's rules in the base: read before anything is made, since a launch that breaks off leaves what it made.
+    """The task's rules in the base, read before anything is created: a launch that fails later leaves it behind.
 
     Raises:
-        UsageError: the base has no such task, or rules that are none.
+        UsageError: the base has no such task, or its rules are invalid.
     """
     folder = _folder(repository, task)
     if not repository.content(base, f"{folder.as_posix()}/config.toml"):
@@ -253,7 +253,7 @@ def _opened(repository: Repository, task: Task, name: str, base: str) -> tuple[C
 
 
 def _set_aside(repository: Repository, name: str) -> None:
-    """Keep record and candidates of a campaign whose branches were taken away under a name with its date."""
+    """Rename record and candidates of a campaign whose branches were removed: the name gets the launch time."""
     record = repository.common / STATE_FOLDER / f"{name}.jsonl"
     if entries := Journal(record, name, "").read():
         old = f"{name}.{entries[0].utc.replace(':', '')}"
@@ -264,7 +264,7 @@ def _set_aside(repository: Repository, name: str) -> None:
 
 
 def _environment(cache: Path, shell: str, path: Path) -> dict[str, str]:
-    """What the agent finds: this kda first on the path, the fetched upstream files, its Bash, the prompt."""
+    """The agent's variables: this kda first on the path, the fetched upstream files, its Bash, the prompt."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "KDA_CACHE": str(cache),

@@ -1,4 +1,4 @@
-"""One iteration through the judge: the candidate against the baseline and the best so far, in turns in one session."""
+"""Measure an iteration by the judge: the candidate, the baseline and the best so far, in turns in one session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kda_tools.campaign.rules import Rules
 from kda_tools.lab.inspect.aot import compile_task
 
 BEST = "best"
-"""The arm that is the best so far."""
+"""Name of the arm that holds the best so far."""
 SUBJECT, BASELINE = "solution", "baseline"
 GOOD = (Verdict.FASTER, Verdict.NOT_FASTER, Verdict.CORRECT)
 BY_TOOL = "kda campaign iterate"
@@ -32,7 +32,7 @@ BY_TOOL = "kda campaign iterate"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run of the judge gave."""
+    """What a campaign uses of a run of the judge."""
 
     run_id: str
     gpu: str | None
@@ -42,7 +42,7 @@ class Measured:
 
     @property
     def failure(self) -> str | None:
-        """The first row that is wrong, in words."""
+        """The first row that is wrong, in words; None if none is."""
         wrong = [row for row in self.rows if row.verdict not in GOOD]
         more = f" (and {len(wrong) - 1} more rows)" if len(wrong) > 1 else ""
         return f"{wrong[0].id}: {wrong[0].verdict.value}: {wrong[0].reason}{more}" if wrong else None
@@ -53,7 +53,7 @@ class Measured:
         return {row.id: (row.samples[BEST], row.samples[SUBJECT]) for row in self.rows if row.metric is not None}
 
     def against_baseline(self) -> Interval | None:
-        """Geometric mean over all rows; None where one lacks the baseline."""
+        """Speedup over the baseline, geometric mean over all rows; None if a row lacks the baseline."""
         if not self.rows or any(BASELINE not in row.samples for row in self.rows):
             return None
         return geomean([(row.samples[BASELINE], row.samples[SUBJECT]) for row in self.rows])
@@ -70,7 +70,7 @@ def demand_idle_gpu() -> bool:
     """Whether there is a GPU.
 
     Raises:
-        MissingRequirement: it is busy. That is no fault of the candidate's, so nothing is begun.
+        MissingRequirement: the GPU is busy. That is not the candidate's fault, so nothing is begun.
     """
     if not gpu_state.has_gpu():
         return False
@@ -91,7 +91,7 @@ def demand_upstream(task: Task) -> None:
     """Bring the upstream files that a measurement needs into the cache.
 
     Raises:
-        MissingRequirement: one cannot be had. That is no fault of the candidate's, so nothing is begun.
+        MissingRequirement: a file cannot be had. That is not the candidate's fault, so nothing is begun.
     """
     session = open_session(Request(task=task, against=[BASELINE] if gpu_state.has_gpu() else []))
     for name in (*session.settings.against, session.settings.subject):
@@ -104,7 +104,7 @@ def measure(task: Task, rules: Rules, repository: Repository, best: str, target:
     Raises:
         ArmFailed: a kernel does not compile.
         MissingRequirement: an upstream file cannot be had, the GPU is busy.
-        KeyboardInterrupt: interrupted; nothing is said of the candidate.
+        KeyboardInterrupt: the run was interrupted and decides nothing about the candidate.
     """
     rows = chosen_rows(task, rules)
     with best_arm(repository, task.path.relative_to(repository.root).as_posix(), best) as ports:
@@ -119,7 +119,7 @@ def measure(task: Task, rules: Rules, repository: Repository, best: str, target:
 
 
 def measured(record: RunRecord) -> Measured:
-    """What an iteration keeps of a run: samples of what decides, medians, limits, and how close to its tolerance."""
+    """What an iteration keeps of a run: deciding samples, medians, limits, and how much of the tolerance was used."""
     gpu = record.machine.before.name if record.machine.kind == "cuda" and record.machine.before else None
     return Measured(record.run_id, gpu, tuple(_outcome(row) for row in record.rows), record.noisy)
 
@@ -145,7 +145,7 @@ def _outcome(row: RowResult) -> RowOutcome:
     outputs = row.arms[SUBJECT].correctness.outputs if SUBJECT in row.arms else ()
     verdict, reason = row.verdict, row.reason
     if metric is Metric.WALL and any(arms[BEST].samples.get(Metric.DEVICE, ())):
-        # The wall would decide, which a launch path can win: who could be captured stays so.
+        # Wall time would decide, which a launch path can win. If the best can be captured, the candidate must be, too.
         verdict, reason, metric = Verdict.ERROR, f"no CUDA graph: {arms[SUBJECT].no_graph}; the best has one", None
     return RowOutcome(
         id=row.id,

@@ -1,4 +1,4 @@
-"""Passages of `docs/skills/` and `external/` that fit a kernel: sections that share the most of its words."""
+"""Find passages of `docs/skills/` and `external/` that fit a kernel: the sections that share the most of its words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kda_tools.knowledge.ranking import Passage
 
 PLACES = ("docs/skills/**/*.md", "external/**/*.md")
 LEAST_WORDS = 2
-"""Of the kernel's words that a passage has to have."""
+"""Fewest words of the kernel that a passage must contain."""
 WORD = re.compile(r"[a-z][a-z0-9]{2,}")
 COMMON = frozenset(
     WORD.findall(
@@ -24,9 +24,9 @@ COMMON = frozenset(
 
 
 def passages(root: Path, task: Task) -> list[Passage]:
-    """The sections that fit best, best first; none where there is no such folder.
+    """The sections that fit, best first; empty if there is no such folder.
 
-    A section's worth is the sum over the kernel's words in it of `log(sections / sections with the word)`.
+    A section's worth is the sum over the kernel's words in it of `log(1 + sections / sections with the word)`.
     """
     wanted = words_of(task)
     every = list(cut_files(root, PLACES))
@@ -41,7 +41,7 @@ def passages(root: Path, task: Task) -> list[Passage]:
 
 
 def words_of(task: Task) -> set[str]:
-    """What the kernel is about: words of its op, title and callables, and of what it is written with."""
+    """What the kernel is about: words of its op, title and callables, and the tools that it is written with."""
     config = task.config
     text = " ".join([task.op, config.task.title, *config.ops]).replace("_", " ").lower()
     solution = "".join(

@@ -18,19 +18,19 @@ from kda_tools.campaign.repository import Repository
 from kda_tools.campaign.state import State, current
 
 WORKTREES = "KDA_WORKTREES"
-"""Folder for worktrees; `NAME-campaigns` beside the checkout if it is not set."""
+"""Variable that names the folder for worktrees; if it is not set, `NAME-campaigns` beside the checkout."""
 STATE_FOLDER = "kda/campaigns"
-"""In git's own folder."""
+"""Folder of the records, in git's own folder."""
 
 
 def name_of(task: Task, target: str) -> str:
-    """`k03_h200_qknorm_rope`: also of the launch script."""
+    """Name of a campaign, such as `k03_h200_qknorm_rope`; also that of the launch script."""
     number = NUMBER.match(task.folder)
     return f"{number[0] if number else ''}{target}_{task.op}"
 
 
 def demand_target(task: Task, target: str) -> None:
-    """A UsageError for what is no target in the task's config."""
+    """Raise a UsageError if the task's config has no such target."""
     if target not in task.config.targets:
         close = ", ".join(nearest(target, task.config.targets)) or "none"
         raise UsageError(
@@ -49,12 +49,12 @@ class Campaign:
 
     @property
     def branch(self) -> str:
-        """Every iteration is a commit of it."""
+        """The branch of the worktree; every iteration is a commit of it."""
         return branch_of(self.name)
 
     @property
     def best_branch(self) -> str:
-        """The best so far."""
+        """The branch of the best so far."""
         return f"campaign/{self.name}/best"
 
     @property
@@ -80,7 +80,7 @@ class Campaign:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nothing else that writes to the campaign runs meanwhile; a UsageError where something does."""
+        """Keep other commands from writing to the campaign; a UsageError if one does so already."""
         path = self.journal.path.with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
@@ -93,23 +93,23 @@ class Campaign:
             yield
 
     def ref(self, iteration: int) -> str:
-        """Keeps an iteration's candidate, whatever becomes of it."""
+        """The git reference that keeps the candidate of an iteration, however that ends."""
         return f"refs/kda/{self.name}/{iteration}"
 
     @property
     def head_ref(self) -> str:
-        """Names the commit of the last iteration, whatever the agent has committed since."""
+        """The git reference to the commit of the last iteration, whatever the agent has committed since."""
         return f"refs/kda/{self.name}/head"
 
     def sync(self, state: State) -> None:
-        """Bring the worktree's copy up to date."""
+        """Bring the worktree's copy of the record up to date."""
         before = self.repository.content(state.launched.base, self.copy)
         path = self.repository.root / self.copy
         path.parent.mkdir(parents=True, exist_ok=True)
         self.journal.copy_to(path, before)
 
     def edited(self, state: State) -> bool:
-        """Whether the copy holds what was never recorded."""
+        """Whether the copy holds lines that were never recorded."""
         path = self.repository.root / self.copy
         whole = self.repository.content(state.launched.base, self.copy) + self.journal.content()
         return path.is_file() and not whole.startswith(path.read_bytes())
@@ -130,7 +130,7 @@ def here() -> Campaign:
     """The campaign of the current folder.
 
     Raises:
-        UsageError: it is not in a campaign's worktree; says which there are.
+        UsageError: the folder is in no worktree of a campaign; names the campaigns that there are.
     """
     root = checkout_root()
     repository = Repository((root or Path.cwd()).resolve())
@@ -147,7 +147,7 @@ def here() -> Campaign:
 
 
 def campaign_of(repository: Repository) -> str | None:
-    """The name of the campaign whose worktree this is, by its branch."""
+    """The name of the campaign whose worktree this is, by its branch; None if it is none."""
     found = re.fullmatch(r"campaign/(.+)/work", repository.ask("symbolic-ref", "--short", "HEAD") or "")
     return found[1] if found else None
 

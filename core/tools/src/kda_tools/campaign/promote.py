@@ -25,20 +25,20 @@ from kda_tools.campaign.state import State
 from kda_tools.publish import report
 
 SEEDS = 3
-"""Fresh ones."""
+"""Number of fresh seeds."""
 NO_MODEL = "wins rows and no model"
 RUN = "kda_tools.campaign.promote_run"
 
 
 def promote(campaign: Campaign) -> Promoted:
-    """Verify the best version afresh; record it where it holds.
+    """Verify the best version afresh; record it if it passes.
 
     Raises:
         UsageError: there is nothing to promote, the review is missing, findings are not answered, or the ledger or
             the grid's log was changed in the worktree.
         MissingRequirement: no GPU. Everything that needs none is verified first, and nothing is recorded.
     """
-    apply_promotion(campaign)  # of one that was interrupted
+    apply_promotion(campaign)  # finishes one that was interrupted
     state = campaign.state()
     _demand_reviewed(campaign, state)
     _demand_logs(campaign, state)
@@ -62,7 +62,7 @@ def promote(campaign: Campaign) -> Promoted:
 
 
 def judged(task: Task, state: State, seeds: tuple[int, ...], given: Given) -> Promoted:
-    """What a promotion says: refused with its reason, or recorded, with what it wins and loses."""
+    """The event of a promotion: refused with a reason, or recorded with its wins and losses."""
     pairs = Measured("", None, given.before).pairs
     refused = given.failure
     if refused is None and given.run is not None and (why := report.publishable(task, given.run)):
@@ -99,7 +99,7 @@ def winning_models(task: Task, rows: Sequence[RowOutcome]) -> list[str]:
 
 
 def _slower(pairs: dict[str, Pair]) -> list[str]:
-    """Rows that are slower by their whole interval, by however little: what is published names them all."""
+    """Rows that are slower by their whole interval, however little: the published result names them all."""
     return decision.lost(pairs, 0.0)
 
 
@@ -123,7 +123,7 @@ def _demand_reviewed(campaign: Campaign, state: State) -> None:
 
 
 def _demand_logs(campaign: Campaign, state: State) -> None:
-    """Refuse logs that hold what the last iteration's commit has not: the promotion would commit it."""
+    """Refuse logs that differ from the last iteration's commit: the promotion would commit the difference."""
     changed = campaign.repository.changed(head(campaign, state))
     if bad := [name for name in logs(campaign) if name in changed]:
         raise UsageError(
@@ -150,7 +150,7 @@ def _in_a_new_process(task: Task, state: State, seeds: tuple[int, ...]) -> Given
 
 
 def _inherited(own: list[str]) -> list[str]:
-    """What this process finds its own modules by, where the checkout brings none."""
+    """The import path of this process, if the checkout has no sources of its own (`own`)."""
     from kda_judge.contract.task_import import import_path
 
     return [] if own else import_path().split(os.pathsep)

@@ -1,4 +1,4 @@
-"""The part of a promotion that runs in a process of its own, in a clean checkout: `-m MODULE TASK REQUEST ANSWER`."""
+"""The part of a promotion that runs in its own process, in a clean checkout: `python -m MODULE TASK REQUEST ANSWER`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Wanted(Strict):
 
     seeds: tuple[int, ...]
     base: str
-    """The commit that the campaign began from, whose solution is measured beside."""
+    """The commit that the campaign began from; the best version is measured against its solution."""
     target: str
     rules: Rules
 
 
 class Given(Strict):
-    """What it found. Without a GPU there is a run only where fresh seeds failed."""
+    """What the process found. Without a GPU, `run` is set only if fresh seeds failed."""
 
     failure: str | None
     verified_rows: Count
@@ -42,11 +42,14 @@ class Given(Strict):
     run: RunRecord | None = None
     grid: GridRecord | None = None
     before: tuple[RowOutcome, ...] = ()
-    """The best version beside the solution that the campaign began from."""
+    """The best version against the solution that the campaign began from."""
 
 
 def verify(task: Task, wanted: Wanted) -> Given:
-    """Fresh seeds on all frozen rows, the grid (thinned without a GPU), on a GPU the run to record, with A/A."""
+    """Verify all frozen rows with fresh seeds, and the grid (thinned without a GPU).
+
+    On a GPU, also make the run to record, with A/A.
+    """
     session = with_seeds(open_session(Request(task=task, again=True)), wanted.seeds)
     rows = frozen_rows(session)
     first = run(session, rows, measure=False, command=COMMAND)
@@ -74,7 +77,7 @@ def verify(task: Task, wanted: Wanted) -> Given:
 
 
 def with_seeds(session: Session, seeds: tuple[int, ...]) -> Session:
-    """The session with these seeds behind the config's, which a published run has to have."""
+    """The session with these seeds after those of the config, which a published run must have."""
     every = tuple(dict.fromkeys((*session.settings.seeds, *seeds)))
     return replace(session, settings=session.settings.model_copy(update={"seeds": every}))
 

@@ -1,8 +1,8 @@
-"""The prompt of a campaign: what the card, the records and the knowledge of this repository say, within a budget.
+"""Write the prompt of a campaign from the card, the records and the knowledge of this repository, within a budget.
 
 Sections come in order of worth. One that does not fit is cut at the end of a paragraph or left out, and the prompt's
-last section names what was cut or left out, and where it is. A token is counted as a quarter of the characters, which
-is close for English and too few for tables: the budget leaves room.
+last section names what was cut or left out, and where it is. A token is counted as four characters, which is close for
+English and counts too few tokens for tables: the budget leaves room.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kda_tools.publish import report, why
 from kda_tools.publish.task_notes import HOW_TO_WORK
 
 CHARACTERS = 4
-"""Of a token."""
+"""Characters of a token."""
 RESERVE = 10
-"""Tokens for the marks of the last heading, and for the word that stands there when nothing was left out."""
+"""Tokens for the marks of the last heading, and for its one word if nothing was left out."""
 LONGEST = "cut, 100% of it is above"
-"""What the list of what was left out says of a section at most."""
+"""Longest remark on a section in the list of what was left out."""
 LEAST = 80
-"""Tokens: a shorter piece of a section is not worth having."""
+"""Fewest tokens of a cut section; a shorter piece is not worth having."""
 MOST_WHYS = 6
 MOST_SLOWEST = 2
 MOST_PASSAGES = 8
@@ -47,9 +47,9 @@ class Section:
     title: str
     text: str
     where: str
-    """Where all of it is to be found."""
+    """Where the whole text is found."""
     must: bool = False
-    """Whole, whatever the budget: without it nobody can work."""
+    """Kept whole, whatever the budget: nobody can work without it."""
 
 
 def tokens(text: str) -> int:
@@ -66,7 +66,7 @@ def compose(sections: Sequence[Section], budget: int) -> str:
     parts, absent = [], []
     for one in sections:
         whole = _shown(one.title, one.text)
-        room = left + tokens(_absent(one, LONGEST))  # what is whole is not listed
+        room = left + tokens(_absent(one, LONGEST))  # a whole section is not listed
         if one.must:
             parts.append(whole)
         elif tokens(f"{whole}\n") <= room:
@@ -184,7 +184,7 @@ def _tried_before(task: Task) -> str:
 
 
 def _slowest(task: Task) -> list[str]:
-    """All production rows: those of the last measured run first, the furthest from its limit before the others."""
+    """All production rows: first those of the last measured run, the furthest from its limit first; then the others."""
     attained: dict[str, float] = {}
     for record in reversed(ledger.read(task.ledger)):
         attained = {row.id: row.attained for row in record.rows if row.verdict in MEASURED and row.attained}
@@ -207,7 +207,7 @@ def _absent(section: Section, share: str) -> str:
 
 
 def _cut(text: str, budget: int) -> str:
-    """The longest beginning of whole paragraphs, or at least lines, within so many tokens."""
+    """The longest beginning within `budget` tokens that ends with a paragraph, or else with a line."""
     room = max(budget, 0) * CHARACTERS
     if len(text) <= room:
         return text

@@ -1,4 +1,4 @@
-"""Git, for campaigns: trees are made in an index of their own, so that the agent's index and flags do not matter."""
+"""Git commands of campaigns. They use an index of their own, so that the agent's index and its flags do not matter."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 from kda_judge.contract.errors import MissingRequirement, UsageError
 
 QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false")
-"""No hook of the worktree runs where a record is made."""
+"""Options that keep hooks of the worktree from running while a record is made."""
 WITHOUT_IGNORES = ("-c", "core.excludesFile=/dev/null")
 BYTECODE = re.compile(r"(^|/)__pycache__/[^/]+\.pyc(\.\d+)?$")
-"""No other file of that folder: a source there can be imported."""
+"""Bytecode in `__pycache__`, and no other file there: a source there can be imported."""
 NAME = "kda campaign"
 EMAIL = "campaign@kda.invalid"
-"""Who commits where git knows nobody."""
+"""Author and committer, with `NAME`, if git has no user."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Repository:
         """Output of a git command.
 
         Raises:
-            UsageError: git refuses; with its words.
+            UsageError: git fails; the message holds its words.
             MissingRequirement: there is no git.
         """
         command = ["git", "-C", str(self.root), *QUIET, *words]
@@ -54,7 +54,7 @@ class Repository:
         return ran.stdout
 
     def ask(self, *words: str) -> str | None:
-        """The same without its end, None where git refuses."""
+        """The output of `run` without blanks around it; None if git fails."""
         try:
             return self.run(*words).strip()
         except UsageError:
@@ -75,7 +75,7 @@ class Repository:
         return self.ask("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
 
     def content(self, commit: str, path: str) -> bytes:
-        """A file's bytes in a commit; none where it is not there."""
+        """A file's bytes in a commit; empty if it is not there."""
         command = ["git", "-C", str(self.root), "show", f"{commit}:{path}"]
         ran = subprocess.run(command, capture_output=True, check=False)
         return ran.stdout if ran.returncode == 0 else b""
@@ -101,21 +101,21 @@ class Repository:
             return found | dict.fromkeys(filter(None, new), "A")
 
     def ignored(self, commit: str, folder: str) -> list[str]:
-        """New files below `folder` that a `.gitignore` hides from `changed`, but for the bytecode of `__pycache__`."""
+        """New files below `folder` that a `.gitignore` hides from `changed`, except the bytecode of `__pycache__`."""
         with self.index(commit) as env:
             words = ("ls-files", "--others", "--ignored", "--exclude-per-directory=.gitignore", "-z", "--", folder)
             found = self.run(*WITHOUT_IGNORES, *words, env=env).split("\0")
         return [path for path in found if path and BYTECODE.search(path) is None]
 
     def tree(self, commit: str, paths: Iterable[str]) -> str:
-        """A tree: `commit`, and of the worktree these paths (changed, new or gone)."""
+        """Make a tree: `commit`, but these paths as they are in the worktree (changed, new or gone)."""
         with self.index(commit) as env:
             given = "".join(f"{path}\0" for path in paths)
             self.run("update-index", "--add", "--remove", "-z", "--stdin", given=given, env=env)
             return self.run("write-tree", env=env).strip()
 
     def mixed(self, commit: str, other: str, paths: Iterable[str]) -> str:
-        """A tree: `commit`, but these paths as they are in `other`."""
+        """Make a tree: `commit`, but these paths as they are in `other`."""
         wanted = list(paths)
         listed = self.run("ls-tree", "-r", "-z", other, "--", *wanted).split("\0") if wanted else []
         gone = "".join(f"0 {'0' * 40}\t{path}\0" for path in wanted)
@@ -125,11 +125,11 @@ class Repository:
             return self.run("write-tree", env=env).strip()
 
     def commit(self, tree: str, parent: str, message: str) -> str:
-        """A commit that no branch has yet."""
+        """Make a commit that is on no branch yet."""
         return self.run("commit-tree", tree, "-p", parent, "-F", "-", given=message, env=self._author()).strip()
 
     def restore(self, commit: str, paths: Iterable[str]) -> None:
-        """Make these files of the worktree what they are in `commit`; those that it lacks are removed."""
+        """Restore these files of the worktree from `commit`; files that it lacks are removed."""
         with self.index(commit) as env:
             there = set(self.run("ls-files", "-z", env=env).split("\0"))
             wanted = list(paths)
@@ -140,13 +140,13 @@ class Repository:
                 (self.root / path).unlink(missing_ok=True)
 
     def extract(self, commit: str, folder: str, to: Path) -> None:
-        """Write a folder of a commit below `to`, in its place there."""
+        """Write a folder of a commit below `to`, at the same relative path."""
         with self.index(commit) as env:
             paths = self.run("ls-files", "-z", "--", folder, env=env)
             self.run("checkout-index", "-f", "-z", "--stdin", f"--prefix={to}/", given=paths, env=env)
 
     def diff(self, old: str, new: str, form: str, folder: str = ".") -> str:
-        """What `git diff` says of two commits, in this form and below this folder; `readable`."""
+        """The output of `git diff` for two commits, in this form and below this folder, made `readable`."""
         words = ("--no-color", "--no-ext-diff", "--no-renames", *form.split())
         return readable(self.run("diff", *words, old, new, "--", folder))
 
@@ -163,6 +163,6 @@ def readable(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would lead git to another repository or index, and in English."""
+    """The environment without variables that lead git to another repository or index, and with English messages."""
     hidden = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR"}
     return {name: value for name, value in os.environ.items() if name not in hidden} | {"LC_ALL": "C"}

@@ -51,7 +51,7 @@ class Told(Strict):
 
 
 def check(campaign: Campaign) -> list[Finding]:
-    """Run the program's checks on the best version; records what it finds that is not recorded yet."""
+    """Run the program's checks on the best version, and record the findings that are new."""
     state = campaign.state()
     with best_checkout(campaign) as task:
         seen = look(task, last_kept(campaign))
@@ -61,7 +61,7 @@ def check(campaign: Campaign) -> list[Finding]:
 
 
 def record(campaign: Campaign, by: str, findings: list[tuple[str, str, str]]) -> list[Finding]:
-    """Append findings about the best version and the line that says that the review is through."""
+    """Append findings about the best version, and the line that the review is finished."""
     state = campaign.state()
     number = sum(entry.event.kind == "finding" for entry in state.entries)
     made = [
@@ -96,11 +96,11 @@ def answer(campaign: Campaign, number: int, by: str, text: str) -> None:
 def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
     """Have an agent review the best version, started as for a launch, in a clean checkout; records its findings.
 
-    Where bwrap confines it, it can write the folder of its findings and temporary files.
+    If bwrap confines the agent, it can write to the folder of its findings and to temporary files.
 
     Raises:
-        ArmFailed: it ended with an error, or left no findings file: a review that did not happen is none.
-        UsageError: a line of its file is no finding, or `KDA_NO_CLAUDE` is set.
+        ArmFailed: the agent ended with an error, or left no findings file: then there was no review.
+        UsageError: a line of the findings file is no finding, or `KDA_NO_CLAUDE` is set.
     """
     state, agent = campaign.state(), agents.find_agent(name)
     if launch.prepare_only():
@@ -137,14 +137,14 @@ def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
 
 
 def last_kept(campaign: Campaign) -> Done | None:
-    """The iteration that made the best version; None where that is the base."""
+    """The iteration that made the best version; None if that is the base."""
     kept = [done for done in campaign.state().done.values() if done.decision is Decision.KEEP]
     return kept[-1] if kept else None
 
 
 @contextmanager
 def best_checkout(campaign: Campaign) -> Iterator[Task]:
-    """The task as it is in the best version, in a clean checkout of its own that goes away again.
+    """The task as it is in the best version, in a clean, temporary checkout.
 
     It is a clone that shares git's objects and not a worktree: a confined agent may not write git's list of worktrees.
     """

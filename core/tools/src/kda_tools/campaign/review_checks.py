@@ -1,6 +1,6 @@
-"""What a program can see of a solution and its evidence: the beginning of every review.
+"""Check a solution and its evidence by program, at the beginning of every review.
 
-These read text and records; they run nothing. A finding is something to look at and to answer, not a proof of guilt.
+The checks read text and records, and run nothing. A finding has to be looked at and answered; it proves no guilt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kda_tools.campaign.events import Done
 from kda_tools.campaign.measure import BASELINE
 
 NEAR_EDGE = 0.5
-"""Share of the tolerance from which a row is named: half of it is gone, and inputs differ from the judge's draws."""
+"""Used share of the tolerance from which a row is reported: real inputs differ from those that the judge draws."""
 THREADS = frozenset(
     {"threading", "multiprocessing", "concurrent", "subprocess", "asyncio", "signal", "atexit", "ctypes"}
 )
@@ -31,12 +31,12 @@ CONTAINERS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetCo
 WRITERS = frozenset({"append", "add", "update", "setdefault", "pop", "extend", "clear", "insert"})
 MAKERS = frozenset({"dict", "list", "set", "defaultdict", "OrderedDict", "deque", "Counter"})
 SMALLEST_DIMENSION = 1_000
-"""Smaller numbers of a row are head sizes and blocks, which a kernel may well compare with."""
+"""Smaller sizes are not reported: they are head sizes and blocks, which a kernel may well compare with."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One thing to answer."""
+    """One finding of the program."""
 
     check: str
     where: str
@@ -44,13 +44,13 @@ class Seen:
 
 
 def look(task: Task, last: Done | None) -> list[Seen]:
-    """Everything that a program sees in the task's solution, and in the evidence of the iteration that made it."""
+    """All findings in the task's solution, and in the evidence of the iteration that made it."""
     found = [Seen("imports", _where(task, line), line) for line in _imports(task)]
     for path in solution_imports.files(task.path / "solution"):
         try:
             tree = solution_imports.parsed(path)
         except (SyntaxError, ValueError):
-            continue  # `imports` has said so
+            continue  # reported by `_imports`
         name = path.relative_to(task.path).as_posix()
         found += [
             Seen(check, f"{name}:{line}", text) for check, line, text in sorted(_in(tree, task), key=lambda one: one[1])
@@ -75,7 +75,7 @@ def _in(tree: ast.Module, task: Task) -> Iterator[tuple[str, int, str]]:
 
 
 def _state(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
-    """What could carry something from one call to the next."""
+    """Code that could carry something from one call to the next."""
     for statement in tree.body:
         value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
         made = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in MAKERS
@@ -130,7 +130,7 @@ def _mentioned(node: ast.AST) -> list[str]:
 
 
 def _identities(tree: ast.Module, task: Task) -> Iterator[tuple[str, int, str]]:
-    """Ids of rows, their models, and sizes of theirs that code compares for equality."""
+    """Ids of rows and names of models in the code, and sizes of rows that it compares for equality."""
     ids = {row.id for row in task.workloads} | {model for row in task.workloads for model in row.models}
     sizes = {size for row in task.workloads for spec in row.inputs.values() for size in spec.shape}
     for node in ast.walk(tree):
@@ -148,7 +148,7 @@ def _identities(tree: ast.Module, task: Task) -> Iterator[tuple[str, int, str]]:
 
 
 def _evidence(task: Task, last: Done) -> Iterator[Seen]:
-    """Tolerance that is nearly used up, and the numerics that the task promises."""
+    """Rows that use much of the tolerance, break the promised numerics or are slower; and a lack of measurements."""
     where = f"iteration {last.iteration}"
     for row in last.rows:
         if row.used is not None and row.used >= NEAR_EDGE:

@@ -21,7 +21,7 @@ class Rules(Strict):
     tries: Annotated[int, Field(gt=0, le=500)] = 40
     """Measurements, repeated ones included. They share the chance of a false keep: see `decision`."""
     hours: Annotated[float, Field(gt=0, le=10_000)] = 24.0
-    """From the launch; nothing begins after it."""
+    """Hours from the launch, after which nothing begins."""
     stall: Number = 3
     """Iterations without improvement after which the next one needs a new profile and a change of direction."""
     changed_lines: Number = 600
@@ -29,18 +29,18 @@ class Rules(Strict):
     rows: tuple[str, ...] = ()
     """Patterns of the rows that an iteration measures; empty: every production row."""
     generations: Annotated[int, Field(ge=5, le=100)] = 5
-    """Of workers. A process keeps its speed, so that generations count and samples hardly do. With fewer than 5, more
-    than 5% of campaigns may keep what is no better."""
+    """Generations of workers. A process keeps its speed, so more generations help and more samples hardly do. With
+    fewer than 5, more than 5% of campaigns may keep a candidate that is no better."""
     samples: Number = 4
-    """Per generation, row and arm."""
+    """Samples per generation, row and arm."""
     sample_us: Annotated[int, Field(gt=0, le=1_000_000)] = 2_500
-    """How long one sample lasts."""
+    """Length of one sample, in microseconds."""
     least_gain: Annotated[float, Field(gt=0, lt=1)] = 0.002
     """A smaller gain is not kept, however sure it is."""
     row_loss: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """No row may be slower by more than this, by its whole 95% interval."""
     prompt_tokens: Annotated[int, Field(ge=2_000, le=1_000_000)] = 24_000
-    """Budget of the prompt."""
+    """Budget of the prompt, in tokens."""
 
 
 def read_rules(task: Task) -> Rules:

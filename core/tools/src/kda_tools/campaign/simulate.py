@@ -1,12 +1,12 @@
-"""How often a campaign keeps something that is no better: simulated on noise that recorded runs have.
+"""Simulate how often a campaign keeps a candidate that is no better, with the noise of recorded runs.
 
-A simulated try compares a kernel with itself. For each arm and generation of workers the levels of all rows are drawn
-together from one recorded generation of either arm (rows that are slow together stay so), and samples around them from
-that recorded generation. A recorded level is the deviation of a generation's median from the mean of its run's,
-widened by `sqrt(K / (K - 1))`, since that mean has taken a part of it. The two arms are drawn independently, although
-in a run they take turns and share what drifts: real tries are quieter.
+A simulated try compares a kernel with itself. For each arm and generation of workers, the levels of all rows are drawn
+together from one recorded generation of either arm: rows that are slow together stay so. The samples around the levels
+come from that generation, too. A recorded level is the deviation of a generation's median from the mean over its run,
+widened by `sqrt(K / (K - 1))`, since the generation itself is part of that mean. The two arms are drawn independently.
+In a run they take turns and share the drift, so real tries are quieter.
 
-Beside it stand models that are worse than what was recorded: one level for all rows at once, and levels with heavy
+Models that are worse than the recorded noise are simulated, too: one level for all rows at once, and levels with heavy
 tails.
 """
 
@@ -30,10 +30,10 @@ from kda_tools.campaign import decision
 from kda_tools.campaign.rules import Rules
 
 FILE = "campaign_noise.jsonl"
-"""In `docs/`: every recorded simulation."""
+"""The file in `docs/` of all recorded simulations."""
 SEED = 20_261_123
 GAINS = (0.005, 0.01, 0.02)
-"""True gains on all rows, of which the share that is kept is simulated too."""
+"""True gains on all rows; for each, the share of tries that are kept is simulated, too."""
 AT_ONCE = 20
 """Campaigns in one array: 48 rows need 25 MB each."""
 SUBJECTS = ("baseline", "solution")
@@ -44,7 +44,7 @@ Draw = Callable[[np.random.Generator, int], Floats]
 
 @dataclass(frozen=True)
 class Noise:
-    """Where an arm's times come from."""
+    """A source of an arm's times."""
 
     name: str
     rows: int
@@ -61,9 +61,9 @@ class Simulated(Strict):
     runs: tuple[str, ...]
     campaigns: int
     false_keeps: int
-    """Campaigns that kept anything, of those in which nothing was better."""
+    """Campaigns that kept a candidate, although none was better."""
     false_keeps_alone: int
-    """The same where every try has the whole risk, as if it were the only one."""
+    """The same if every try has the whole risk, as if it were the only one."""
     kept: dict[str, float]
     """True gain -> share of single tries that are kept."""
 
@@ -76,7 +76,7 @@ class Simulation(Strict):
     alpha: float
     rules: Rules
     decision: Digest
-    """sha256 of `decision.py`, as which it was simulated."""
+    """sha256 of the `decision.py` that was simulated."""
     results: tuple[Simulated, ...]
 
 
@@ -90,12 +90,12 @@ def simulate(tasks: Sequence[Task], rules: Rules, campaigns: int) -> Simulation:
 
 
 def decision_hash() -> str:
-    """sha256 of the rule's source."""
+    """sha256 of `decision.py`, comments included."""
     return hashlib.sha256(Path(decision.__file__).read_bytes()).hexdigest()
 
 
 def recorded(task: Task, rules: Rules) -> Noise | None:
-    """Noise of the device times of a task's recorded runs; None where no clean run has them."""
+    """Noise of the device times of a task's recorded runs; None if no clean run has them."""
     levels, within, runs = [], [], []
     for record in ledger.read(task.ledger):
         if record.machine.kind != "cuda" or record.noisy or record.partial:
@@ -107,7 +107,7 @@ def recorded(task: Task, rules: Rules) -> Noise | None:
                 runs.append(record.run_id)
     if not levels:
         return None
-    fewest = min(one.shape[2] for one in within)  # runs had other numbers of samples
+    fewest = min(one.shape[2] for one in within)  # runs differ in their number of samples
     level: Floats = np.concatenate(levels)  # [generations, rows]
     spread: Floats = np.concatenate([one[:, :, :fewest] for one in within])  # [generations, rows, samples]
 
@@ -121,7 +121,7 @@ def recorded(task: Task, rules: Rules) -> Noise | None:
 
 
 def models(rules: Rules) -> tuple[Noise, ...]:
-    """Worse than what was recorded."""
+    """Noise models that are worse than the recorded noise."""
 
     def together(rng: np.random.Generator, tries: int) -> Floats:
         return np.repeat(rng.normal(0, 0.01, (tries, rules.generations, 1)), 10, axis=2)

@@ -1,4 +1,4 @@
-"""What a campaign's record says: where it stands, what is left, and what is due. Nothing is stored beside the lines."""
+"""Derive from a campaign's record where it stands, what is left, and what is due. Nothing else is stored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class State:
 
     @property
     def agents(self) -> list[str]:
-        """Who worked on it, one after another."""
+        """The agents that worked on the campaign, in order."""
         return [entry.event.agent for entry in self.entries if isinstance(entry.event, Launched | Continued)]
 
     @property
@@ -88,7 +88,7 @@ class State:
 
     @property
     def profile_at_stall(self) -> str | None:
-        """The newest profile when the first of the iterations without improvement began: the next one needs another."""
+        """Id of the newest profile when the first iteration without improvement began: the next one needs another."""
         first = None
         for number, done in self.done.items():
             begun = self.begun[number]
@@ -100,23 +100,23 @@ class State:
 
     @property
     def claimed(self) -> list[Claimed]:
-        """Iterations of another harness, which nothing was measured of here."""
+        """Iterations of another harness, none of which was measured here."""
         return [entry.event for entry in self.entries if isinstance(entry.event, Claimed)]
 
     @property
     def refused(self) -> list[Refused]:
-        """Iterations that were not begun."""
+        """Iterations that were refused, and not begun."""
         return [entry.event for entry in self.entries if isinstance(entry.event, Refused)]
 
     @property
     def findings(self) -> dict[int, Finding]:
-        """Number -> finding, of the best so far."""
+        """Number -> finding about the best so far."""
         found = (entry.event for entry in self.entries if isinstance(entry.event, Finding))
         return {one.number: one for one in found if one.commit == self.best}
 
     @property
     def answers(self) -> dict[int, Answered]:
-        """Finding -> its latest answer."""
+        """Number of a finding -> its latest answer."""
         return {event.finding: event for entry in self.entries if isinstance(event := entry.event, Answered)}
 
     @property
@@ -137,16 +137,16 @@ class State:
 
     @property
     def ended(self) -> str | None:
-        """Why nothing begins any more, where that was recorded."""
+        """Why the campaign has ended; None if no end was recorded."""
         return next((entry.event.reason for entry in self.entries if isinstance(entry.event, Ended)), None)
 
     def hours(self, now: datetime | None = None) -> float:
-        """Wall time since the launch."""
+        """Hours of wall time since the launch."""
         start = moment(self.entries[0].utc)
         return ((now or datetime.now(timezone.utc)) - start).total_seconds() / 3600
 
     def spent(self, now: datetime | None = None) -> str | None:
-        """Which budget is spent; None while there is some of each."""
+        """Which budget is spent, in words; None if some of each is left."""
         rules = self.launched.rules
         if self.tries >= rules.tries:
             return f"{self.tries} of {rules.tries} tries are spent"
@@ -156,7 +156,7 @@ class State:
 
 
 def current(entries: Sequence[Entry]) -> State | None:
-    """The campaign that was launched last; None where none was."""
+    """The campaign that was launched last; None if there is none."""
     starts = [place for place, entry in enumerate(entries) if entry.event.kind == "launched"]
     return State(tuple(entries[starts[-1] :])) if starts else None
 

@@ -1,4 +1,4 @@
-"""What a campaign says on the terminal: what came of an iteration, and where everything stands."""
+"""Print a campaign on the terminal: how an iteration ended, and where everything stands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOUR = {Decision.KEEP: "green", Decision.REVERT: "yellow", Decision.CHECKED: "
 
 
 def print_done(begun: Begun, done: Done) -> None:
-    """One iteration, row by row."""
+    """Print one iteration, row by row."""
     out = console()
     if any(row.metric for row in done.rows):
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
@@ -38,7 +38,7 @@ def print_done(begun: Begun, done: Done) -> None:
 
 
 def print_status(campaign: Campaign, state: State) -> None:
-    """The frontier, what was tried, and what is left."""
+    """Print the best so far, what was tried, and what is left of the budgets."""
     out, rules = console(), state.launched.rules
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("#", justify="right")
@@ -71,7 +71,7 @@ def print_status(campaign: Campaign, state: State) -> None:
 
 
 def lines(state: State) -> Iterator[str]:
-    """The frontier, refusals, findings and what is due."""
+    """The best so far, refusals, findings and what is due, one line each."""
     kept = [(number, done) for number, done in state.done.items() if done.decision is Decision.KEEP]
     if kept:
         number, done = kept[-1]

@@ -1,6 +1,6 @@
-"""How the checkout gets to the nodes of a cluster.
+"""Bring the checkout to the nodes of a cluster.
 
-The commit and the pinned wheels are one archive, which Ray brings to every node once. On this machine nothing travels.
+The commit and the pinned wheels are one archive, which Ray sends to every node once. On this machine nothing is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kda_judge.contract.tasks import checkout_root
 from kda_judge.evidence import provenance
 
 SOURCES = ("core/runtime/src", "core/judge/src", "core/tools/src")
-"""Of the checkout, on the path of what runs from it."""
+"""Source folders of the checkout, which go on the import path of the processes that run from it."""
 WHEELS = Path(".cache") / "upstream" / "wheels"
 """Where a checkout keeps the pinned wheels."""
 
@@ -29,9 +29,9 @@ class Baggage:
     """What the actors are started with."""
 
     environment: dict[str, str]
-    """Of the processes that they start."""
+    """Environment variables of the processes that the actors start."""
     sources: tuple[str, ...] = ()
-    """Folders of the archive that go on the path; none where the checkout is used in place."""
+    """Folders of the archive that go on the import path; empty if the checkout is used in place."""
     archive: Path | None = None
 
 
@@ -46,7 +46,7 @@ def packed(folder: Path, pins: Iterable[Pin]) -> Baggage:
     """For workers anywhere: an archive in `folder` of the commit, with the wheels.
 
     Raises:
-        UsageError: no checkout with a commit here, or one with changes: nodes would run something else.
+        UsageError: there is no checkout with a commit here, or it has changes: the nodes would run other code.
     """
     root = checkout_root()
     git = provenance.git_state(root)
@@ -64,7 +64,7 @@ def packed(folder: Path, pins: Iterable[Pin]) -> Baggage:
     environment = {
         provenance.COMMIT_VARIABLE: git.commit,
         provenance.DIRTY_VARIABLE: "0",
-        "KDA_CACHE": "",  # of the archive, not of whoever started the node
+        "KDA_CACHE": "",  # the archive's own cache, not one that the node's environment names
         "PYTHONPATH": "",
     }
     return Baggage(environment, SOURCES, archive)

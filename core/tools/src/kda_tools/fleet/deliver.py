@@ -1,7 +1,7 @@
-"""From the results in a fleet's folder to the logs of the tasks.
+"""Append the results in a fleet's folder to the logs of the tasks.
 
-Each log gets a line once: what it holds already, by run id or as the same line, is left alone. So this may be done
-again after whatever ended it.
+Each log gets a line once: a line that it already holds, with the same run id or the same content, is skipped. So this
+can be repeated after any interruption.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kda_tools.models.step_record import StepRecord
 from kda_tools.project.tune_task import rederive
 
 SPAN = ("planned", "finished")
-"""Events of which the first and the last one say how long a run took, whenever that is asked."""
+"""Kinds of events: a run took from the first of them to the last, however late it is delivered."""
 Appended = tuple[Path, str]
-"""A log, and what was appended to it."""
+"""Path of a log, and the run id (or the UTC time) of the record that was appended to it."""
 
 
 def deliver(folder: RunFolder, plan: Plan, facts: NodeFacts, whole: bool) -> list[Appended]:
-    """Append what the logs lack. What is made of all pieces together, a sweep or the suite, waits for `whole`."""
+    """Append what the logs lack. A sweep or the suite is made of all pieces together: it needs `whole`."""
     job = plan.order.job
     done: list[Appended] = []
     if job in EACH:
@@ -77,7 +77,7 @@ def _step(_model: str, line: str) -> Iterator[Appended]:
 
 
 EACH: Mapping[Job, Callable[[str, str], Iterator[Appended]]] = {Job.BENCH: _run, Job.VALIDATE: _grid, Job.MODEL: _step}
-"""Jobs of whose pieces each leaves a line of its own."""
+"""Jobs in which each piece becomes a line of its own in a log."""
 
 
 def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
@@ -94,7 +94,7 @@ def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
 
 
 def endings(results: Sequence[Result], kind: Kind) -> list[suite.Got]:
-    """How the adversaries ended, in the table's order; the later of two endings of one."""
+    """How the adversaries ended, in the table's order. If one ended twice, the later ending counts."""
     by_name = {name: ending for result in results for name, ending in json.loads(result.line).items()}
     return [_ending(one, kind, by_name[one.name]) for one in ADVERSARIES if one.name in by_name]
 
@@ -105,7 +105,7 @@ def _ending(one: Adversary, kind: Kind, ending: dict[str, Any]) -> suite.Got:
 
 
 def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Appended]:
-    """The line of a whole suite; of a part of it there is none, as there is none of a part on one GPU."""
+    """Record a whole suite. A part of the suite is not recorded, as on one GPU."""
     kind = plan.order.kind
     found = endings(folder.results, kind)
     if len(found) < len(suite.chosen(kind, (), ADVERSARIES)):

@@ -1,4 +1,4 @@
-"""The loop of a fleet: give pieces to idle workers, keep what comes back, and try again what does not."""
+"""The loop of a fleet: give pieces to idle workers, keep their results, and try lost pieces again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kda_tools.fleet.run_folder import RunFolder, What
 from kda_tools.fleet.schedule import Schedule
 
 POLL_S = 0.5
-"""Between two looks at the clocks of the pieces."""
+"""Seconds between two checks of how long the pieces have run."""
 GRACE_S = 20.0
-"""After Ctrl-C, for the pieces to hand over what they have; as nox gives a command."""
+"""Seconds after Ctrl-C in which pieces may hand over what they have; nox gives a command as long."""
 ALONE_S = 120.0
-"""With workers that do not come up and none else, until the fleet gives up."""
+"""Seconds without a live worker, while some are still starting, after which the fleet gives up."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Worker:
     name: str
     node: str
     slot: int
-    """Place among the workers of its node."""
+    """Index among the workers of its node."""
     slots: int
     facts: NodeFacts
 
     @property
     def gpu(self) -> str | None:
-        """The uuid."""
+        """Uuid of the GPU; None without one."""
         return self.facts.uuid
 
 
@@ -46,43 +46,43 @@ class Came:
 
     worker: Worker
     answer: Answer | None
-    """None: it died, `why`."""
+    """None: the worker died; `why` says how."""
     why: str = ""
 
 
 class Pool(Protocol):
-    """Workers, however they are run. One that dies is replaced, if that can be done, without anybody asking."""
+    """Workers, by whatever means they run. The pool replaces a worker that dies, if it can."""
 
     def idle(self) -> Sequence[Worker]:
-        """Those that wait for a question."""
+        """Workers that wait for a question."""
 
     def alive(self) -> Sequence[Worker]:
-        """Those, and the working ones."""
+        """All workers that are up, idle or working."""
 
     def starting(self) -> Sequence[str]:
-        """Names of those that have yet to come up."""
+        """Names of workers that are not up yet."""
 
     def give(self, worker: Worker, question: Question) -> None:
-        """Have it work."""
+        """Send the question to the worker."""
 
     def wait(self, seconds: float) -> Sequence[Came]:
-        """What came meanwhile; returns at once where something did."""
+        """What came back within `seconds`; returns as soon as there is something."""
 
     def kill(self, worker: Worker) -> None:
-        """End it, and all that it started; its question is answered by nobody."""
+        """End the worker and all that it started; its question gets no answer."""
 
     def retire(self, worker: Worker, why: str) -> None:
-        """End it, for good."""
+        """End the worker, and do not replace it."""
 
     def interrupt(self) -> None:
-        """Ask all that work to hand over what they have."""
+        """Ask all working workers to hand over what they have."""
 
 
 @contextmanager
 def interrupts() -> Iterator[Sequence[int]]:
-    """The signals among Ctrl-C and SIGTERM that came. The first is only noted; later ones also do what they did before.
+    """Collect Ctrl-C and SIGTERM. The first signal is only noted; later ones also call the former handler.
 
-    An exception may be raised between any two instructions, and would drop an answer that was just received.
+    A handler's exception may come between any two instructions, and would lose an answer that was just received.
     """
     seen: list[int] = []
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -111,19 +111,19 @@ class Driver:
     folder: RunFolder
     pool: Pool
     ask: Callable[[Piece, int, Worker], Question]
-    """What a worker is told of a piece, and which attempt it is."""
+    """Makes the question for a worker, from a piece and the number of the attempt."""
     timeout_s: float
-    """For one piece; then it hangs."""
+    """Seconds for one piece; one that takes longer counts as hung."""
     mark: Callable[[str, Worker], str] = lambda line, _: line
-    """What is to be added to a record because of where it was made."""
+    """Adds to a record (a JSON line) what depends on the worker that made it."""
     look: Callable[[Schedule], None] = lambda _: None
-    """Told after every change, and now and then."""
+    """Called in every turn of the loop, to show the progress."""
 
     def run(self, schedule: Schedule) -> bool:
-        """Until all pieces are done or given up; False after Ctrl-C, when what was there by then is kept.
+        """Work until all pieces are done or given up. False after Ctrl-C; the results so far are kept.
 
         Raises:
-            ArmFailed: there is no worker any more, and none comes.
+            ArmFailed: no worker is alive, and none comes up.
             KeyboardInterrupt: a second Ctrl-C.
         """
         since: dict[str, float] = {}
@@ -203,10 +203,10 @@ class Driver:
                 self._lose(schedule, worker, f"no answer within {self.timeout_s:g} s", seconds)
 
     def _gather(self, schedule: Schedule, since: dict[str, float], interrupted: Sequence[int]) -> None:
-        """Keep what the pieces that run have by now; a second Ctrl-C ends the waiting."""
+        """Keep what the running pieces have so far; a second Ctrl-C ends the wait."""
         self.pool.interrupt()
         until = time.monotonic() + GRACE_S
-        # Python drops an exception that is raised while an object is finalised, as those of Ray are at any time.
+        # Count signals, too: Python drops an exception raised in a finaliser, and Ray's finalisers run at any time.
         while since and time.monotonic() < until and len(interrupted) == 1:
             for came in self.pool.wait(POLL_S):
                 self._take(schedule, came, time.monotonic() - since.pop(came.worker.name), "interrupted")

@@ -1,4 +1,4 @@
-"""What a recorded run over many GPUs took: one JSON line of `docs/fleet.jsonl`, and its table in `docs/fleet.md`."""
+"""Record how long a run over many GPUs took: a JSON line of `docs/fleet.jsonl`, and a table in `docs/fleet.md`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FleetRecord(Strict):
 
     schema_version: Literal[1] = 1
     utc: str
-    """Of the plan."""
+    """When the run was planned."""
     command: str
     job: Job
     names: tuple[str, ...]
@@ -52,29 +52,29 @@ class FleetRecord(Strict):
     gpu: str
     versions: dict[str, str]
     workers: Annotated[Count, Field(gt=0)]
-    """That had a piece."""
+    """Workers that had a piece."""
     nodes: Annotated[Count, Field(gt=0)]
     pieces: Annotated[Count, Field(gt=0)]
     lost: Count
-    """Attempts."""
+    """Attempts that were lost."""
     ready_s: Amount
-    """From the plan to the first piece: workers come up, and of a bench the neighbours' influence is measured."""
+    """Seconds from the plan to the first piece: workers come up, and a bench measures the neighbours' influence."""
     work_s: Amount
-    """From the first piece to the last one's end."""
+    """Seconds from the start of the first piece to the end of the last one."""
     busy_s: Amount
-    """Seconds in which workers had a piece, summed over them."""
+    """Seconds in which workers had a piece, summed over the workers."""
     shared: dict[str, SharedHost] = {}
-    """By node."""
+    """Node -> what its neighbours do to walls."""
 
     @property
     def same_work(self) -> tuple[object, ...]:
-        """What two runs have in common whose times may be compared; which rows are missing differs from run to run."""
+        """Key: times of runs with equal keys may be compared. A run of missing rows, which vary, equals no other."""
         once = self.utc if self.missing else ""
         return (self.job, self.names, self.rows, self.gpu, tuple(sorted(self.files.items())), once)
 
 
 def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | None:
-    """The record of a run that came to its end; None for one that was resumed, whose seconds say nothing."""
+    """The record of a finished run; None if it was resumed, since its seconds then mean nothing."""
     named = {name: [event for event in folder.events if event.event == name] for name in ("started", "lost")}
     if not named["started"] or any(event.event == "resumed" for event in folder.events):
         return None
@@ -117,7 +117,7 @@ def append(root: Path, record: FleetRecord) -> None:
 
 
 def publish(root: Path, check: bool) -> list[str]:
-    """Make the table anew; returns the page where it changed, or with `check` where it differs."""
+    """Make the table anew; returns the page if it changed, or with `check` if it differs."""
     path = root / PAGE
     if not path.is_file():
         return []
@@ -126,7 +126,7 @@ def publish(root: Path, check: bool) -> list[str]:
 
 
 def table(records: Sequence[FleetRecord]) -> str:
-    """The latest run of each work on each number of GPUs, beside the latest of the same files on one."""
+    """A line for the latest run of each work on each number of GPUs, compared with the latest on one GPU."""
     latest = {(one.same_work, one.workers): one for one in records}
     if not latest:
         return NOTHING
@@ -150,7 +150,7 @@ def _where(one: FleetRecord) -> str:
 
 
 def _walls(one: FleetRecord) -> str:
-    """Per row how much longer walls are beside loaded neighbours, and how far they are apart by themselves (A/A)."""
+    """Per row: how much longer walls are beside loaded neighbours, and how much they vary without any (A/A)."""
     found = []
     for shared in one.shared.values():
         for row, seen in shared.rows.items():

@@ -1,6 +1,6 @@
-"""The actor that holds one GPU, or one share of a CPU, and runs one process a question.
+"""The actor that holds one GPU, or one share of a CPU, and starts one process per question.
 
-It goes to the nodes by value and needs the standard library alone: kda is imported by the processes that it starts,
+Its code goes to the nodes by value, so it needs the standard library alone. The processes that it starts import kda
 from the checkout that the runtime environment brought.
 """
 
@@ -15,16 +15,16 @@ import tempfile
 from pathlib import Path
 
 SAID = 6
-"""Last lines of a process's output that are told when it ends without an answer."""
+"""Number of last output lines that are reported when a process ends without an answer."""
 ACTOR = "KDA_FLEET_ACTOR"
-"""Environment variable: pid of the actor, with which its process ends."""
+"""Environment variable with the pid of the actor; a process ends when its actor does."""
 
 
 class GpuWorker:
-    """One process at a time; `interrupt` comes in beside a `run` that is going on."""
+    """Runs one process at a time; `interrupt` may be called during a `run`."""
 
     def __init__(self, command: list[str], environment: dict[str, str], sources: list[str]) -> None:
-        """`sources` count from the folder that Ray has unpacked, where the actor starts; none: nothing was."""
+        """`sources` are relative to the folder that Ray unpacked, where the actor starts; empty if it unpacked none."""
         brought = [str(Path(source).resolve()) for source in sources]
         path = os.pathsep.join([*brought, *filter(None, [environment.get("PYTHONPATH")])])
         root = {"KDA_ROOT": str(Path.cwd())} if sources else {}
@@ -33,12 +33,12 @@ class GpuWorker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def pid(self) -> int:
-        """Of the actor; that it answers says that it is up."""
+        """Pid of the actor; an answer shows that the actor is up."""
         return os.getpid()
 
     def run(self, question: str) -> str:
-        """The answer of a fresh process to a question, both as JSON; for one that died, how it did."""
-        # Neither file has a name, so that nothing of them stays when the actor is killed.
+        """The answer of a fresh process to a question, both as JSON. If the process dies, the answer says how."""
+        # Neither file has a name, so nothing remains of them when the actor is killed.
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as output:
             self._process = subprocess.Popen(
                 [*self._command, str(answer.fileno())],
@@ -59,6 +59,6 @@ class GpuWorker:
             return json.dumps({"failed": f"the process ended with {code}: {' | '.join(lines) or 'no output'}"})
 
     def interrupt(self) -> None:
-        """What Ctrl-C is to a command."""
+        """Send SIGINT to the process, as Ctrl-C does to a command."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)

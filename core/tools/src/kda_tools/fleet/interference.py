@@ -1,9 +1,9 @@
-"""What runs on several GPUs of one host do to each other's walls, measured by the fleet itself before its benches.
+"""Measure, before the benches of a fleet, how runs on several GPUs of one host change each other's wall times (walls).
 
-On every node with two or more workers the first one times a row that is bound by the host, and one that is bound by the
-device, in turns: its neighbours idle, then all of them at the same rows. The turns are the generations of an interval.
-The noise floor is A/A within the turns with idle neighbours. Where walls change by more than that, no run of this node
-is published. In the loaded turns all boards time the same rows, which names a board that is slower than the others.
+On every node with two or more workers the first worker times two rows, one bound by the host and one by the device. It
+does so in turns: while its neighbours are idle, and while they all time the same rows. Each turn is a generation of an
+interval. The noise floor is A/A within the turns with idle neighbours. If walls change by more than that, no run of the
+node is published. In the loaded turns all boards time the same rows, so a board slower than the others shows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kda_tools.fleet.pieces import Answer, Order, Piece, Question
 from kda_tools.lab.compare_runs import MARGIN
 
 TURNS = 3
-"""With idle neighbours, and as many with loaded ones: the fewest generations that a published run has."""
+"""Turns with idle neighbours, and as many with loaded ones: the fewest generations that a published run has."""
 Turn = Mapping[str, RunRecord]
-"""Worker -> its run."""
+"""Worker -> the record of its run."""
 
 
 def probe_rows(task: Task, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def probe_rows(task: Task, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def measure(pool: Pool, order: Order, task: Task, timeout_s: float) -> tuple[dict[str, SharedHost], list[str]]:
-    """Node -> its interference, for nodes with several workers; and what is to be said of boards that stand out."""
+    """Node -> its interference, for nodes with several workers; and a line for each board that stands out."""
     piece = Piece(id=f"{task.op} beside neighbours", subject=task.op, items=probe_rows(task, order.rows))
     nodes: dict[str, list[Worker]] = {}
     for worker in pool.alive():
@@ -60,7 +60,7 @@ def measure(pool: Pool, order: Order, task: Task, timeout_s: float) -> tuple[dic
 
 
 def _turn(pool: Pool, order: Order, piece: Piece, workers: Sequence[Worker], timeout_s: float) -> dict[str, RunRecord]:
-    """The runs of one turn; those that came to nothing are absent."""
+    """Worker -> its run in one turn; a run that failed or did not end in time is absent."""
     names = {worker.name for worker in workers}
     waiting = {worker.name: worker for worker in pool.idle() if worker.name in names}
     for worker in waiting.values():
@@ -87,7 +87,7 @@ def _raise_refused(answer: Answer | None) -> None:
 
 
 def interference(idle: Sequence[RunRecord], loaded: Sequence[RunRecord]) -> dict[str, Neighbours]:
-    """By row, from as many turns of each; rows that some turn has no walls of are left out, all without equal turns."""
+    """The interference by row, without rows that a turn lacks; empty unless idle and loaded turns are equally many."""
     if len(idle) != len(loaded) or not idle:
         return {}
     found = {}
@@ -116,10 +116,10 @@ def marked(record: RunRecord, shared: SharedHost | None) -> RunRecord:
 
 
 def outliers(turns: Sequence[Turn]) -> list[str]:
-    """Boards whose device times of a row are not those of the others, with all of them on the same rows at a time.
+    """Boards whose device times of a row differ from the other boards', while all of them time the same rows.
 
-    A board stands out where its median over the turns is further from the boards' median than `MARGIN`, by which two
-    boards of one kind differ. Of two nobody can say which one it is: both are named.
+    A board stands out if its median over the turns is further from the boards' median than `MARGIN`, by which two
+    boards of one kind may differ. With only two boards, nobody can tell which is the odd one: both are named.
     """
     times: dict[str, dict[str, list[float]]] = {}
     boards: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Sweeps of some rows each, measured by the GPUs of a fleet, as the one sweep that they are together."""
+"""Join sweeps of some rows each, measured by the GPUs of a fleet, into one sweep."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SAME = ("command", "commit", "dirty", "solution", "capability", "device", "versi
 
 
 def joined(results: Sequence[Result], rows: Sequence[str], whole: bool) -> SweepRecord:
-    """One record of all results, its rows in the order of `rows`; partial unless `whole` and all of those are there.
+    """One record of all results, its rows in the order of `rows`; partial unless `whole` is set and no row is missing.
 
-    A row that two results have (an interrupted attempt and a later one) is the later one's.
+    If two results have the same row (an interrupted attempt and a later one), the later one counts.
 
     Raises:
-        LedgerError: parts that are not about one state of the files on one kind of GPU.
+        LedgerError: parts that differ in a field of `SAME`, or in a table's candidates.
     """
     parts = [SweepRecord.model_validate_json(result.line) for result in results]
     for name in SAME:
@@ -52,6 +52,6 @@ def joined(results: Sequence[Result], rows: Sequence[str], whole: bool) -> Sweep
 
 
 def _items(result: Result, part: SweepRecord) -> tuple[str, ...]:
-    """Rows that the part holds to the end: in all tables that they ask."""
+    """Rows that the part has finished, in all tables that need them."""
     measured = tuple(dict.fromkeys(row.row for table in part.tables for row in table.rows))
     return measured if result.complete else tuple(row for row in measured if row in result.items)

@@ -1,4 +1,4 @@
-"""One view over all GPUs while a fleet works, and what it came to at the end."""
+"""Show all GPUs while a fleet works, and sum up its cost at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kda_tools.fleet.run_folder import Event, RunFolder
 from kda_tools.fleet.schedule import Schedule
 
 PLAIN = ("finished", "interrupted", "lost", "given-up", "refused", "retired", "doubled", "resumed", "measured")
-"""Events that are a line each where there is no terminal."""
+"""Events that are printed, one line each, if there is no terminal."""
 WORKED = ("finished", "interrupted", "lost", "refused", "doubled")
 """Events that end the work on a piece."""
 Look = Callable[[Schedule], None]
@@ -26,7 +26,7 @@ Look = Callable[[Schedule], None]
 
 @contextmanager
 def showing(folder: RunFolder, workers: Callable[[], Sequence[Worker]], total: int) -> Iterator[Look]:
-    """What to call after each change: on a terminal it shows a table, elsewhere it prints a line for each event."""
+    """The function to call after each change: on a terminal it shows a table, elsewhere it prints a line per event."""
     if not sys.stderr.isatty():
         yield _lines(folder, total)
         return
@@ -87,7 +87,7 @@ def table(
 
 
 def busy_s(events: Sequence[Event]) -> float:
-    """Seconds in which workers had a piece, summed over them: GPU-seconds, with those of lost attempts."""
+    """GPU-seconds: time in which workers had a piece, summed over the workers, lost attempts included."""
     return sum(event.seconds or 0.0 for event in events if event.event in WORKED)
 
 

@@ -1,4 +1,4 @@
-"""What a worker runs on and with, and who of several is the odd one out."""
+"""Find what a worker runs on and with, and which workers differ from the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BY_TASK = (Job.BENCH, Job.VALIDATE, Job.TUNE)
 
 
 def facts(order: Order) -> NodeFacts:
-    """Of this process; a UsageError or MissingRequirement says what cannot be told, such as a GPU that has gone."""
+    """Facts of this process; a UsageError or MissingRequirement if one cannot be read, as of a GPU that has gone."""
     state = gpu_state.read_state(0) if order.kind == "cuda" else None
     git = provenance.git_state(checkout_root())
     return NodeFacts(
@@ -37,7 +37,7 @@ def facts(order: Order) -> NodeFacts:
 
 
 def files(order: Order) -> dict[str, str]:
-    """Op -> digest of all that decides its numbers; empty where the work is not by op."""
+    """Op -> digest of all that decides its numbers; empty if the names of the job are not ops."""
     names = order.names if order.job in BY_TASK else ()
     return {name: _digest(provenance.hashes(find_task(name))) for name in names}
 
@@ -47,9 +47,9 @@ def _digest(parts: Mapping[str, str]) -> str:
 
 
 def refuse_odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> None:
-    """Refuse workers whose results would be of another kind than the others'.
+    """Refuse workers whose results could not be put together with the others'.
 
-    GPU, driver and versions are compared among the workers, files and commit with the driver's.
+    GPU, its driver and versions are compared among the workers; files and commit with those of the fleet's driver.
 
     Raises:
         UsageError: names every worker that differs, in what, and what to do.
@@ -60,7 +60,7 @@ def refuse_odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> None:
 
 
 def odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> dict[str, str]:
-    """Worker -> in what it differs from the most; empty where all are alike."""
+    """Worker -> how it differs from most workers, or from the fleet's driver; empty if all are alike."""
     found: dict[str, list[str]] = {}
     asked: dict[str, Callable[[NodeFacts], str]] = {"GPU": lambda one: str(one.gpu)}
     for name in sorted({name for one in workers.values() for name in one.versions}):
@@ -82,7 +82,7 @@ def odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> dict[str, str]:
 
 
 def changed(now: NodeFacts, before: NodeFacts) -> str:
-    """In what a worker differs from what it was; empty where only in which of its node's GPUs it has."""
+    """How a worker differs from its former facts; empty if it merely has another GPU of its node."""
     compared = [
         {
             **one.model_dump(exclude={"uuid", "versions", "files"}),
@@ -99,7 +99,7 @@ def demand(workers: Sequence[object], kind: str) -> None:
     """Refuse to begin without a worker.
 
     Raises:
-        MissingRequirement: none is there.
+        MissingRequirement: there is no worker.
     """
     if not workers:
         wanted = "a GPU that Ray knows of" if kind == "cuda" else "a CPU that Ray knows of"

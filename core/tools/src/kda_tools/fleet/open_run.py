@@ -1,4 +1,4 @@
-"""A run of `kda fleet` before its work: what is asked, whether it makes sense, the plan, and the run to go on with."""
+"""Prepare a run of `kda fleet`: check what is asked, and make the plan or read that of the run to resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kda_tools.fleet.run_folder import Plan, RunFolder
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asks of `kda fleet run`, beside the order."""
+    """The options of `kda fleet run`, from which the order is made."""
 
     job: Job
     names: Sequence[str] = ()
@@ -34,7 +34,7 @@ class Wish:
     command: str = ""
     address: str | None = None
     most: int | None = None
-    """GPUs, or without any CPU workers."""
+    """Most GPUs to use, or CPU workers if there is no GPU."""
     per_node: int | None = None
     attempts: int = 3
     timeout_s: float = 3600.0
@@ -47,7 +47,7 @@ def check(wish: Wish) -> None:
 
     Raises:
         UsageError: a wrong name or row pattern, or options that make no sense together.
-        MissingRequirement: there is no GPU here, where only one makes sense.
+        MissingRequirement: the job or an option needs a GPU, and there is none.
     """
     if wish.record and wish.quick:
         raise UsageError("--record: a task's ledger holds whole runs, and --quick is a first look; leave one out")
@@ -67,7 +67,7 @@ def check(wish: Wish) -> None:
     if wish.resume and any(given):
         raise UsageError("--resume: the run knows names, rows, parts, and whether it records; leave them and --out out")
     if wish.resume is None:
-        # Of a cluster elsewhere it is not known yet whether it has GPUs.
+        # Whether a cluster at `address` has GPUs is not known yet.
         kind: Kind = "cuda" if wish.address is not None or gpu_state.has_gpu() else "cpu"
         order = _order(wish, kind)
         if wish.rows:
@@ -112,7 +112,7 @@ def planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
 
 
 def known(folder: RunFolder, wish: Wish) -> Plan | None:
-    """The plan of a run that is resumed; None for a new one."""
+    """The plan of the run to resume; None for a new run."""
     plan = folder.plan
     if wish.resume is None:
         if plan is not None:
@@ -134,7 +134,7 @@ def known(folder: RunFolder, wish: Wish) -> Plan | None:
 
 
 def resumed(folder: RunFolder, plan: Plan, kind: Kind) -> Plan:
-    """Go on with a plan; a UsageError where it was begun on another kind of device."""
+    """Go on with a plan; a UsageError if it was begun on another kind of device."""
     if plan.order.kind != kind:
         raise UsageError(f"--resume {folder.path}: begun on {plan.order.kind}, this cluster has {kind}")
     folder.note("resumed")
@@ -152,7 +152,7 @@ def folder_of(wish: Wish) -> Path:
 
 @contextmanager
 def baggage_of(wish: Wish) -> Iterator[Baggage]:
-    """What the workers are started with: packed where they are elsewhere."""
+    """What the workers are started with: an archive if they are on a cluster."""
     if wish.address is None:
         yield in_place()
         return
@@ -161,7 +161,7 @@ def baggage_of(wish: Wish) -> Iterator[Baggage]:
 
 
 def _pins(wish: Wish) -> list[Pin]:
-    """What the nodes will need of upstream."""
+    """The upstream packages that the nodes will need."""
     if wish.job is Job.MODEL:
         from kda_tools.models.known_models import load_models
 

@@ -1,4 +1,4 @@
-"""What a fleet found, on the terminal as the commands on one GPU show it, and as an exit code."""
+"""Print what a fleet found, as the commands on one GPU print it, and choose the exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_FAILURES = 20
 
 
 def show(ended: Ended) -> ExitCode:
-    """Print it; the exit code is that of the worst of all, as for one command."""
+    """Print the results; returns the exit code of the worst one, as a single command does."""
     plan, folder = ended.plan, ended.folder
     verdicts = SHOW[plan.order.job](plan.order, folder.results, {piece.id: piece.subject for piece in plan.pieces})
     for piece, (why, _) in ended.schedule.failed.items():

@@ -1,4 +1,4 @@
-"""What a piece of each job is, by the functions of the command that does it on one GPU."""
+"""Do a piece of each job, with the functions of the command that does the job on one GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kda_judge.contract.tasks import find_task
 from kda_tools.fleet.pieces import Answer, Job, Piece, Question
 
 PROBE_GENERATIONS = 1
-"""Of one turn in which neighbours are idle or loaded; the turns are the generations."""
+"""Generations of one turn of `interference`, where each turn counts as a generation."""
 
 
 def bench(question: Question, piece: Piece) -> Answer:
@@ -66,7 +66,7 @@ def validate(question: Question, piece: Piece) -> Answer:
 
 
 def tune(question: Question, piece: Piece) -> Answer:
-    """`kda tune`: a sweep of some rows, a line of `docs/tuning.jsonl` once the others are joined to it."""
+    """`kda tune`: a sweep of some rows; joined with the others it is a line of `docs/tuning.jsonl`."""
     from kda_tools.lab.tune import run_sweep
 
     planned = run_sweep.plan(
@@ -116,7 +116,7 @@ def model(question: Question, piece: Piece) -> Answer:
 
 
 def _part(line: str, piece: Piece, finished: list[str]) -> Answer:
-    """A record of as many items as are finished: all, or those before Ctrl-C."""
+    """The answer with a record of the finished items: all, or those finished before Ctrl-C."""
     complete = set(finished) == set(piece.items)
     return Answer(line=line, complete=complete, items=() if complete else tuple(finished))
 

@@ -1,7 +1,7 @@
 """The process of one piece: `python -m kda_tools.fleet.piece_process DESCRIPTOR`.
 
 It reads its question from standard input, and writes its answer, one line, to the file that is open as DESCRIPTOR.
-In it work the same judge and the same workers as in the command that does the work on one GPU.
+The judge and its workers are those of the command that does the work on one GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kda_tools.fleet.node_facts import facts
 from kda_tools.fleet.pieces import Answer, Question
 
 SHOWN = 400
-"""Characters of an error that nobody foresaw."""
+"""Most characters that are kept of an unexpected error."""
 
 
 def main(descriptor: str) -> None:
@@ -34,7 +34,7 @@ def main(descriptor: str) -> None:
 
 
 def end_with_actor() -> None:
-    """Be killed when the actor is, and listen to its SIGINT whatever mask was inherited."""
+    """End when the actor ends, and accept its SIGINT whatever signal mask was inherited."""
     die_with_parent(signal.SIGKILL)
     if (actor := os.environ.get(ACTOR)) and os.getppid() != int(actor):
         sys.exit("the actor has ended")
@@ -43,14 +43,14 @@ def end_with_actor() -> None:
 
 
 def keep_to_share(slot: int, slots: int) -> None:
-    """Keep to one of equal parts of the cores, so that no two workers of a node share one; of few cores, to all."""
+    """Keep to an equal share of the cores, so that no two workers of a node share one; with too few cores, use all."""
     cores = sorted(os.sched_getaffinity(0))
     if each := len(cores) // slots:
         os.sched_setaffinity(0, cores[slot * each : (slot + 1) * each])
 
 
 def found(question: Question) -> Answer:
-    """The record, or why there is none."""
+    """Do the work; the answer holds the record, or why there is none."""
     from kda_tools.fleet import piece_jobs
 
     try:
@@ -66,7 +66,7 @@ def found(question: Question) -> Answer:
         return Answer(refused=str(error), exit_code=error.exit_code)
     except KeyboardInterrupt:
         return Answer(failed="interrupted, with nothing to keep")
-    except Exception as error:  # noqa: BLE001  # of this machine, perhaps: it is tried elsewhere before it is believed
+    except Exception as error:  # noqa: BLE001  # perhaps this machine's fault: the piece is tried elsewhere
         traceback.print_exc()
         *_, last = traceback.extract_tb(error.__traceback__)
         where = f"{Path(last.filename).name}:{last.lineno}"

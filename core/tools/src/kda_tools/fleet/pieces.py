@@ -1,4 +1,4 @@
-"""What a fleet is asked, the pieces that it is split into, and what comes back of one: all as JSON lines."""
+"""The data of a fleet, all as JSON lines: the order, the pieces that it is split into, and their results."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from pydantic import Field
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
 
 SHARES = (1 / 2, 1 / 3, 1 / 6)
-"""Of what falls to one worker, a piece each, the large ones first. Each piece starts workers of its own, which takes
-as long as dozens of rows of a grid, so there are few; with small ones at the end all GPUs stop at about the same time.
+"""Sizes of a worker's pieces, as fractions of its share of the items, the largest first. Each piece starts arm
+processes of its own, which takes as long as dozens of rows of a grid, so there are few pieces. With small ones at the
+end, all GPUs stop at about the same time.
 """
 Kind = Literal["cuda", "cpu"]
 
 
 class Job(str, Enum):
-    """What can be split."""
+    """A kind of work, and how it is split."""
 
     BENCH = "bench"
     """By task, and with `parts` by rows of a task, which are published as one run."""
     VALIDATE = "validate"
     """By rows of a grid."""
     TUNE = "tune"
-    """By rows of a sweep. All candidates of a row stay on one GPU: they differ by less than two boards do."""
+    """By rows of a sweep. All candidates of a row stay on one GPU: their times differ by less than two boards' do."""
     ADVERSARIES = "adversaries"
     """By adversary."""
     MODEL = "model"
@@ -43,18 +44,18 @@ class Order(Strict):
     rows: tuple[str, ...] = ()
     """Row patterns; empty: every row."""
     full: bool = False
-    """Of a grid, the whole of it on the CPU, too."""
+    """Check the whole grid on the CPU, too."""
     quick: bool = False
     parts: Annotated[int, Field(gt=0)] = 1
-    """Pieces of a task's bench."""
+    """Number of pieces that the bench of a task is split into."""
     missing: Count = 0
-    """Of a bench only the rows that recorded runs lack, at most so many in a piece; 0: every row."""
+    """Above 0: bench only the rows that recorded runs lack, at most this many in a piece; 0: every row."""
     record: bool = False
     command: str
 
 
 class Piece(Strict):
-    """What one GPU does at a time; it is kept whole, or tried again."""
+    """The work that one GPU does at a time. A piece that is not completed is tried again."""
 
     id: str
     subject: str
@@ -64,39 +65,39 @@ class Piece(Strict):
 
 
 class Question(Strict):
-    """What a process of a piece is told."""
+    """The input of the process of a piece."""
 
     order: Order
     piece: Piece | None = None
-    """None: only say what there is (`NodeFacts`)."""
+    """None: only report what the worker runs on (`NodeFacts`)."""
     node: str = ""
     attempt: Annotated[int, Field(gt=0)] = 1
     slot: Count = 0
     slots: Annotated[int, Field(gt=0)] = 1
-    """The process keeps to the `slot`-th of so many equal shares of the node's cores."""
+    """Number of equal shares of the node's cores; the process keeps to share `slot`."""
     probe: bool = False
     """A short run of `piece` on which the neighbours' influence is measured; its record is not kept."""
 
 
 class Answer(Strict):
-    """What a process of a piece says in the end: a record, or why there is none."""
+    """The output of the process of a piece: a record, or why there is none."""
 
     line: str | None = None
-    """The record as JSON, in the form in which its own log keeps it; for no `piece`, `NodeFacts`."""
+    """The record as JSON, in the form of its own log; `NodeFacts` if the question had no `piece`."""
     complete: bool = True
-    """False: interrupted; the record holds what was there by then."""
+    """False: the process was interrupted; the record holds what was finished by then."""
     items: tuple[str, ...] = ()
-    """Where incomplete: the items of the piece that are finished all the same, and need not be done again."""
+    """If incomplete: the items of the piece that are finished nevertheless, and need not be done again."""
     refused: str | None = None
-    """What the user has to mend. Nowhere would it go better, so it is not tried again."""
+    """What the user has to fix. It would fail on every worker, so the piece is not tried again."""
     exit_code: int = 0
-    """Of `kda`, for `refused`."""
+    """Exit code of `kda` for `refused`."""
     failed: str | None = None
-    """What this machine lacked, or what broke; to be tried elsewhere."""
+    """What this machine lacked, or what broke; the piece is tried elsewhere."""
 
 
 class NodeFacts(Strict):
-    """What one worker runs on and with; where workers differ in it, their results are not of one kind."""
+    """What one worker runs on and with. Workers must agree in GPU, versions, commit and files."""
 
     host: str
     kind: Kind
@@ -105,7 +106,7 @@ class NodeFacts(Strict):
     commit: str
     dirty: bool
     versions: dict[str, str]
-    """The driver among them."""
+    """Name -> version; the GPU's driver is among them."""
     files: dict[str, Digest]
     """Op -> digest of all that decides its numbers."""
     cores: Count
@@ -119,7 +120,7 @@ class Result(Strict):
     attempt: Annotated[int, Field(gt=0)]
     node: str
     gpu: str | None
-    """Its uuid; None without one."""
+    """Uuid of the GPU; None without one."""
     seconds: Amount
     complete: bool
     items: tuple[str, ...] = ()
@@ -129,13 +130,13 @@ class Result(Strict):
 
 
 def remaining(piece: Piece, results: Sequence[Result]) -> Piece:
-    """The piece without what interrupted attempts have finished of it."""
+    """The piece without the items that interrupted attempts have finished."""
     finished = {item for result in results if result.piece == piece.id for item in result.items}
     return piece.model_copy(update={"items": tuple(item for item in piece.items if item not in finished)})
 
 
 def cut(items: Sequence[str], workers: int) -> list[tuple[str, ...]]:
-    """The items in pieces for so many workers, `SHARES` of a worker's share each, in order and none left out."""
+    """Split all items, in order, into pieces for `workers`: each worker's share is divided by `SHARES`."""
     left, found = list(items), list[tuple[str, ...]]()
     for share in SHARES:
         size = ceil(len(items) / workers * share)

@@ -1,4 +1,4 @@
-"""Where in a cluster workers may be. Pure functions of what Ray says of its nodes."""
+"""Choose where in a cluster workers run. Pure functions of Ray's list of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kda_tools.fleet.pieces import Kind
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker may be."""
+    """One place for a worker: the node, and the slot on it."""
 
     node_id: str
     node: str
@@ -20,19 +20,19 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Of its worker."""
+        """Name of the worker here."""
         return f"{self.node}/{self.slot}"
 
 
 def kind_of(nodes: Sequence[Mapping[str, Any]]) -> Kind:
-    """What work will run on: GPUs, if there is one."""
+    """What the work runs on: GPUs, if a live node has one."""
     return "cuda" if any(node["Resources"].get("GPU") for node in nodes if node["Alive"]) else "cpu"
 
 
 def places(nodes: Sequence[Mapping[str, Any]], kind: Kind, most: int | None, per_node: int | None) -> list[Place]:
-    """At most so many places, taken from the nodes in turn, and at most `per_node` of one.
+    """At most `most` places, taken from the nodes in turn, and at most `per_node` on one node.
 
-    `nodes` as `ray.nodes()` gives them. Two nodes of one host name are told apart by a part of their id.
+    `nodes` is what `ray.nodes()` returns. Nodes of the same host name get a part of their id in the name.
     """
     resource = "GPU" if kind == "cuda" else "CPU"
     alive = [node for node in nodes if node["Alive"] and node["Resources"].get(resource, 0) >= 1]

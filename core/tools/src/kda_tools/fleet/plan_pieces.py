@@ -13,10 +13,10 @@ from kda_tools.fleet.pieces import Job, Kind, Order, Piece, cut
 
 
 def names(job: Job, given: Sequence[str], kind: Kind) -> tuple[str, ...]:
-    """The names meant, all that make sense on `kind` where none is given.
+    """The given names, or all that make sense on `kind` if none is given.
 
     Raises:
-        UsageError: a name that is none.
+        UsageError: a name that does not exist.
     """
     if job is Job.ADVERSARIES:
         from kda_tools.lab.adversaries import suite
@@ -43,9 +43,9 @@ def names(job: Job, given: Sequence[str], kind: Kind) -> tuple[str, ...]:
 
 
 def plan(order: Order, workers: int) -> tuple[Piece, ...]:
-    """The pieces, the large ones first; of one order and number of workers always the same.
+    """The pieces, the large ones first; always the same for the same order and number of workers.
 
-    Those of missing rows stay in the order of the tasks: where the time ends, the first tasks are complete.
+    Pieces of missing rows stay in the order of the tasks: if time runs out, the first tasks are complete.
     """
     if order.job is Job.ADVERSARIES:
         return _numbered("", cut(order.names, workers))
@@ -74,7 +74,7 @@ def _bench(order: Order, task: Task) -> list[Piece]:
 
 
 def _lacking(order: Order, task: Task) -> list[str]:
-    """The rows that recorded runs on such a GPU as this machine's lack; whoever runs them brings the same arms."""
+    """The rows that recorded runs on GPUs of this machine's kind lack. The arms are those of the bench to come."""
     from kda_tools.project.export.portable import portable
     from kda_tools.publish.joined_runs import lacking
 

@@ -1,4 +1,4 @@
-"""The workers of a fleet as actors of Ray: one for each GPU, or on a cluster without any for each CPU."""
+"""The workers of a fleet as actors of Ray: one for each GPU, or for each CPU on a cluster without GPUs."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from kda_tools.fleet.places import Place
 from kda_tools.fleet.run_folder import RunFolder
 
 CONNECTS = 3
-"""Tries to reach a cluster: Ray starts a server for each client, and on a loaded node one may die as it comes up."""
+"""Tries to reach a cluster. Ray starts a server for each client, which may die as it comes up on a loaded node."""
 COMMAND = ("-m", "kda_tools.fleet.piece_process")
-"""What an actor has Python run for a question."""
+"""Arguments with which an actor starts Python for a question."""
 CPU_WORKERS = 2
-"""Of a machine without a GPU, where nobody says how many."""
+"""Workers on a machine without a GPU, if no number is given."""
 STARTS = 4
-"""Times in a row that a worker may fail to come up; then its place is given up."""
+"""Failed starts in a row after which the place of a worker is given up."""
 STORE_BYTES = 80 << 20
-"""Of a Ray on this machine: only questions and answers go through it."""
+"""Size of the object store of a Ray on this machine: only questions and answers go through it."""
 
 
 @dataclass
 class _Seat:
-    """A place, and who holds it now."""
+    """A place, and the actor that holds it now."""
 
     place: Place
     actor: Any = None
     asked: Any = None
-    """What is being answered; None: idle."""
+    """Ray's reference to the answer that is awaited; None: idle."""
     worker: Worker | None = None
-    """None: it has not said yet what it is."""
+    """None: the actor has not reported its facts yet."""
     failures: int = 0
-    """Starts in a row that came to nothing."""
+    """Failed starts in a row."""
 
 
 @contextmanager
 def cluster(address: str | None, workers: int | None, baggage: Baggage) -> Iterator[Any]:
-    """The connected `ray`, of the cluster at `address` or one that lives as long as the block, on this machine.
+    """Connect `ray` to the cluster at `address`, or to one on this machine that lives as long as the block.
 
     Raises:
         MissingRequirement: ray is not installed, or nothing answers at `address`.
@@ -73,7 +73,7 @@ def cluster(address: str | None, workers: int | None, baggage: Baggage) -> Itera
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise MissingRequirement(f"{where}: {error}; `ray status` shows whether a cluster is up") from None
     finally:
-        signal.signal(signal.SIGTERM, handler)  # `ray.init` takes it, and SIGTERM shall be as Ctrl-C
+        signal.signal(signal.SIGTERM, handler)  # `ray.init` replaces it, and SIGTERM must act like Ctrl-C
     try:
         yield ray
     finally:
@@ -82,7 +82,7 @@ def cluster(address: str | None, workers: int | None, baggage: Baggage) -> Itera
 
 
 def _connect(ray: Any, options: dict[str, Any], tries: int) -> None:
-    """`ray.init`; where the cluster answers and then gives up, again, until it was tried `tries` times."""
+    """Call `ray.init`, up to `tries` times if the cluster answers and then aborts the connection."""
     for left in reversed(range(tries)):
         try:
             ray.init(**options)
@@ -94,7 +94,7 @@ def _connect(ray: Any, options: dict[str, Any], tries: int) -> None:
 
 
 class RayPool:
-    """A `Pool`: the actors, each of which is replaced when it dies, and asked what it is before it is given work."""
+    """A `Pool` of actors. An actor that dies is replaced, and each has to report its facts before it gets work."""
 
     def __init__(
         self,
@@ -108,30 +108,30 @@ class RayPool:
     ) -> None:
         self._ray, self._order, self._baggage, self._folder = ray, order, baggage, folder
         self._command, self._starts = list(command), starts
-        # By value: a node has no kda of its own, and the checkout's is on no path before the actor has put it there.
+        # By value: a node has no kda of its own, and the checkout is on no path until the actor puts it there.
         ray.cloudpickle.register_pickle_by_value(gpu_worker)
         self._seats = [_Seat(place) for place in seats]
         self._accepted: dict[str, NodeFacts] = {}
         self.driver: NodeFacts | None = None
-        """Once work has begun: what a worker that comes late has to be like, beside the others."""
+        """Facts of the fleet's driver, set when work begins; a worker that comes up later must agree with them, too."""
         for seat in self._seats:
             self._start(seat)
 
     def idle(self) -> list[Worker]:
-        """Those that wait for a question."""
+        """Workers that wait for a question."""
         return [seat.worker for seat in self._seats if seat.worker is not None and seat.asked is None]
 
     def alive(self) -> list[Worker]:
-        """Those, and the working ones."""
+        """All workers that are up, idle or working."""
         return [seat.worker for seat in self._seats if seat.worker is not None]
 
     def give(self, worker: Worker, question: Question) -> None:
-        """Have it work."""
+        """Send the question to the worker."""
         seat = self._seat(worker)
         seat.asked = seat.actor.run.remote(question.model_dump_json())
 
     def wait(self, seconds: float) -> list[Came]:
-        """What came meanwhile; returns at once where something did."""
+        """What came back within `seconds`; returns as soon as there is something."""
         asked = {seat.asked: seat for seat in self._seats if seat.asked is not None}
         if not asked:
             time.sleep(min(seconds, 0.05))
@@ -142,21 +142,21 @@ class RayPool:
         return [came for ref in ready if (came := self._received(asked[ref])) is not None]
 
     def kill(self, worker: Worker) -> None:
-        """End it, and all that it started; a new one takes its place."""
+        """End the worker and all that it started; a new one takes its place."""
         self._start(self._seat(worker))
 
     def retire(self, worker: Worker, why: str) -> None:
-        """End it; none takes its place."""
+        """End the worker, and do not replace it."""
         self._retire(self._seat(worker), why)
 
     def interrupt(self) -> None:
-        """Ask all that work to hand over what they have."""
+        """Ask all working workers to hand over what they have."""
         for seat in self._seats:
             if seat.worker is not None and seat.asked is not None:
                 seat.actor.interrupt.remote()
 
     def starting(self) -> list[str]:
-        """Names of places whose worker has yet to come up."""
+        """Names of places whose worker is not up yet."""
         return [seat.place.name for seat in self._seats if seat.worker is None]
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class RayPool:
         return next(seat for seat in self._seats if seat.place.name == worker.name)
 
     def _start(self, seat: _Seat) -> None:
-        """A new actor at this place, in which it is asked at once what it runs on."""
+        """Start a new actor at this place, and ask it at once what it runs on."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if seat.actor is not None:
@@ -187,13 +187,13 @@ class RayPool:
         self._ask_facts(seat)
 
     def _ask_facts(self, seat: _Seat) -> None:
-        """Have it say what it runs on; until then it is given no work."""
+        """Ask the actor what it runs on; until it answers it gets no work."""
         seat.worker = None
         question = Question(order=self._order, slot=seat.place.slot, slots=seat.place.slots)
         seat.asked = seat.actor.run.remote(question.model_dump_json())
 
     def _received(self, seat: _Seat) -> Came | None:
-        """What is to be told of an answer; nothing of one to the question what a worker runs on."""
+        """What the pool reports of an answer; None if the question was what the worker runs on."""
         ref, worker, seat.asked = seat.asked, seat.worker, None
         try:
             answer, why = Answer.model_validate_json(self._ray.get(ref)), ""
@@ -205,7 +205,7 @@ class RayPool:
         if answer is None:
             self._start(seat)
         elif answer.failed is not None:
-            self._ask_facts(seat)  # whether its GPU is still there
+            self._ask_facts(seat)  # checks whether its GPU is still there
         return Came(worker, answer, why)
 
     def _introduce(self, seat: _Seat, answer: Answer | None, why: str) -> None:

@@ -1,4 +1,4 @@
-"""`kda fleet run`: from an order to what is in the logs."""
+"""`kda fleet run`: do an order on all workers, and record the results."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from kda_tools.fleet.schedule import Schedule
 from kda_tools.terminal import say
 
 START_S = 120.0
-"""For the workers to come up; the fleet begins without those that take longer."""
+"""Seconds for the workers to come up; the fleet begins without those that take longer."""
 
 
 @dataclass
 class Ended:
-    """What a run came to."""
+    """How a run ended."""
 
     folder: RunFolder
     plan: Plan
     schedule: Schedule
     interrupted: bool
     line: str
-    """What it cost."""
+    """What the run cost, in one line."""
     recorded: list[Appended] = field(default_factory=list)
 
 
 def run(wish: Wish) -> Ended:
-    """Do what is wished, as far as it goes.
+    """Do what `wish` asks, as far as possible.
 
     Raises:
         UsageError: a wrong name or wish, workers that are not alike, a run that cannot be resumed.
-        MissingRequirement: no ray, no cluster, no worker, or no GPU where only one makes sense.
-        ArmFailed: all workers have gone.
+        MissingRequirement: no ray, no cluster, no worker, or no GPU for work that needs one.
+        ArmFailed: no worker is left.
     """
     check(wish)
     with RunFolder(folder_of(wish)).open() as folder, baggage_of(wish) as baggage:
-        plan = known(folder, wish)  # what is wrong with it is told before Ray is started
+        plan = known(folder, wish)  # refused before Ray is started
         with ray_pool.cluster(wish.address, wish.most, baggage) as ray:
             nodes = ray.nodes()
             kind = kind_of(nodes)
@@ -82,13 +82,13 @@ def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggag
             complete = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look).run(schedule)
     except KeyboardInterrupt:
         complete = False
-    except ArmFailed as failed:  # the workers have gone; what came is kept all the same
+    except ArmFailed as failed:  # no worker is left; the results so far are kept
         error = failed
     except (ray.exceptions.RayError, ConnectionError) as lost:
         error = MissingRequirement(f"Ray answers no more: {lost}; go on by --resume {folder.path}")
     finally:
         ran_on = next((worker.facts for worker in pool.alive()), here)
-        pool.close()  # on a cluster that goes on, too
+        pool.close()  # also on a cluster that stays up
     held = time.monotonic() - begin
     line = summary(folder.events[_session(folder) :], len(seats), held, order.kind)
     folder.note("ended", why=line)
@@ -106,7 +106,7 @@ def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggag
 
 
 def _session(folder: RunFolder) -> int:
-    """Where the events of this process begin."""
+    """Index of the first event of this process."""
     begun = [number for number, event in enumerate(folder.events) if event.event in ("planned", "resumed")]
     return begun[-1]
 
@@ -129,7 +129,7 @@ def _marked(line: str, shared: SharedHost | None) -> str:
 
 
 def _driver_facts(order: Order) -> NodeFacts:
-    """Of this process, which may be on a machine without a GPU: what is compared is commit and files."""
+    """Facts of this process. It may be on a machine without a GPU, since only commit and files are compared."""
     return facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
 
 
@@ -146,9 +146,9 @@ def _await_workers(pool: ray_pool.RayPool, here: NodeFacts, kind: Kind) -> None:
 
 
 def _measured(pool: Pool, folder: RunFolder, order: Order, timeout_s: float) -> dict[str, SharedHost]:
-    """What neighbours do to walls, where walls are measured beside some.
+    """Node -> what neighbours do to walls there; empty unless walls are measured.
 
-    A recorded bench goes on with half of a node's workers where they disturb each other, until they do not.
+    If the workers of a node disturb each other in a recorded bench, half of them are retired until they do not.
     """
     if order.job is not Job.BENCH or order.kind == "cpu":
         return {}

@@ -1,7 +1,7 @@
-"""What a fleet leaves in its folder: `events.jsonl`, all that happened, and `results.jsonl`, all that came back.
+"""The folder of a fleet: `events.jsonl` holds all that happened, `results.jsonl` all that came back.
 
 One process writes both, and only appends. A result is on disk before its event is, and a piece that has a complete
-result never gets a second one, so that nothing is lost or counted twice wherever the process is killed.
+result never gets a second one, so that nothing is lost or counted twice whenever the process is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ What = Literal[
 
 
 class Plan(Strict):
-    """All that a later process needs to go on."""
+    """All that a later process needs to resume the run."""
 
     order: Order
     pieces: tuple[Piece, ...]
@@ -53,8 +53,9 @@ class Event(Strict):
     """One line of `events.jsonl`.
 
     planned: the first line. joined: a worker is ready. measured: the neighbours' influence. started, finished: a piece.
-    doubled: a piece came back a second time, and was dropped. lost: it did not come back, `why`. refused: it never can.
-    given-up: it was lost too often. retired: a worker, for good. recorded: `why` names the log and the run.
+    doubled: a piece came back a second time, and was dropped. lost: a piece did not come back, for the reason
+    `why`. refused: it would fail on any worker. given-up: it was lost too often. retired: a worker was ended for good.
+    recorded: `why` names the log and the run.
     """
 
     event: What
@@ -64,9 +65,9 @@ class Event(Strict):
     worker: str | None = None
     node: str | None = None
     gpu: str | None = None
-    """Its uuid."""
+    """Uuid of the GPU."""
     seconds: Amount | None = None
-    """Of the piece; of `ended`, GPU-seconds in which pieces ran."""
+    """How long the attempt at the piece took."""
     why: str | None = None
     plan: Plan | None = None
     shared: SharedHost | None = None
@@ -88,7 +89,7 @@ class RunFolder:
 
     @contextmanager
     def open(self) -> Iterator[RunFolder]:
-        """Read what is there, and keep all others from writing; a new folder in which nothing was noted goes again.
+        """Read the folder, and lock out other writers; a new folder in which nothing was noted is removed again.
 
         Raises:
             UsageError: the folder cannot be made or written, or another process writes here.
@@ -126,7 +127,7 @@ class RunFolder:
         return made
 
     def keep(self, result: Result, worker: str | None = None) -> bool:
-        """Append a result, unless its piece has a complete one."""
+        """Append a result; False if it is dropped because its piece has a complete one."""
         facts = result.model_dump(include={"piece", "attempt", "node", "gpu", "seconds"})
         if result.piece in self.done:
             self.note("doubled", worker=worker, **facts)
@@ -143,7 +144,7 @@ class RunFolder:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """In order."""
+        """All events, in order."""
         return tuple(self._events)
 
     @property
@@ -163,7 +164,7 @@ class RunFolder:
 
 
 def _cut_torn_line(file: Path) -> None:
-    """Move what a killed writer left of a line, which is no result yet, to a file beside."""
+    """Move the unfinished last line of a killed writer, which is no result yet, to a file beside it."""
     if not file.is_file():
         return
     content = file.read_bytes()

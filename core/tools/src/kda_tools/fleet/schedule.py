@@ -1,4 +1,4 @@
-"""Which piece goes to which worker, and what becomes of one that is lost. Knows no clock, no process and no Ray."""
+"""Decide which piece goes to which worker, and what happens to a lost one. Knows no clock, no process and no Ray."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from kda_tools.fleet.pieces import Piece
 
 @dataclass
 class Schedule:
-    """The pieces of a run that are still to come."""
+    """The pieces of a run that are not done yet."""
 
     waiting: list[Piece]
     limit: int
-    """Times that a piece may be lost before it is given up."""
+    """Number of losses at which a piece is given up."""
     attempts: Counter[str] = field(default_factory=Counter)
     running: dict[str, tuple[Piece, int]] = field(default_factory=dict)
     """Worker -> its piece, and which attempt that is."""
     lost: Counter[str] = field(default_factory=Counter)
     failed: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Piece -> why nothing came of it, and the exit code for that."""
+    """Piece -> why it failed for good, and the exit code for that."""
     _unlucky: dict[str, set[str]] = field(default_factory=dict)
     """Piece -> workers that lost it."""
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], done: Collection[str], attempts: Mapping[str, int], limit: int) -> Schedule:
-        """The pieces without those that are done; attempts go on counting from an earlier process's."""
+        """The pieces without those that are done; attempts are counted on from those of an earlier process."""
         return cls([piece for piece in pieces if piece.id not in done], limit, Counter(attempts))
 
     def next(self, worker: str, others: Collection[str] = ()) -> tuple[Piece, int] | None:
-        """A piece for an idle worker, from now on running on it.
+        """Take a piece for an idle worker, which runs it from now on; None if there is none.
 
-        One that this worker has lost before waits for one of the `others` (living workers that have not), if any.
+        A piece that this worker has lost waits for another worker of `others` (live ones) that has not, if any.
         """
         for piece in self.waiting:
             unlucky = self._unlucky.get(piece.id, set())
@@ -47,18 +47,18 @@ class Schedule:
         return None
 
     def finish(self, worker: str) -> tuple[Piece, int]:
-        """A worker's piece has come back: it runs no more."""
+        """The piece of a worker has come back, and runs no more."""
         return self.running.pop(worker)
 
     def refuse(self, worker: str, why: str, code: int) -> None:
-        """A worker's piece can be done nowhere."""
+        """The piece of a worker would fail on any worker: it has failed for good."""
         piece, _ = self.running.pop(worker)
         self.failed[piece.id] = (why, code)
 
     def lose(self, worker: str, why: str, rest: Piece | None = None) -> bool:
-        """A worker's piece, or the `rest` of it, will not come back: it waits again, before all others.
+        """The piece of a worker did not come back: it, or the `rest` of it, waits again, before all others.
 
-        False when it is given up.
+        False if it is given up instead.
         """
         piece, _ = self.running.pop(worker)
         piece = rest or piece
