@@ -1,7 +1,7 @@
-"""Every session a user needs: `nox -l` lists them, and each does its own set-up.
+"""Define every session a user needs: `nox -l` lists them, and each does its own set-up.
 
-One virtual environment, made once under `.nox/shared/`, serves all sessions, so that the tenth task costs no tenth
-torch. With `nox --no-venv` the sessions run in the interpreter that already has torch, and torch is never installed.
+All sessions share one virtual environment, made once under `.nox/shared/`, so that torch is not installed for each
+task. With `nox --no-venv` the sessions run in the interpreter that already has torch, and torch is never installed.
 """
 
 import fcntl
@@ -31,10 +31,10 @@ EXTRAS = {
     "judge": ("torch", "upstream"),
     "tools": ("fleet", "llm", "models", "plots", "site"),
 }
-"""What of them the shared environment has."""
+"""Package of core -> its optional extras that the shared environment has."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
-"""The last release of each minor one that `kda_runtime.bound` knows."""
+"""The last release of each minor version that `kda_runtime.bound` knows."""
 TASKS = {re.sub(r"^[a-z]\d+_", "", path.parent.name): path.parent for path in sorted(ROOT.glob("*/*/config.toml"))}
 SHARED = ROOT / ".nox" / "shared" / "{}.{}".format(*sys.version_info)
 DEVELOPMENT = [
@@ -55,16 +55,16 @@ DEVELOPMENT = [
     "uv",
 ]
 LLM_TOOLS = ["guidellm==0.8.1", "transformers[serving]==5.17.0"]
-"""The server and the load generator of `kda llm`. guidellm wants another click than constraints.txt has."""
+"""The server and the load generator of `kda llm`. guidellm needs another version of click than constraints.txt has."""
 PYTHONPATH = os.pathsep.join(filter(None, [*(str(core / "src") for core in CORE), os.environ.get("PYTHONPATH")]))
 WORKERS = ("-n", "0" if shutil.which("nvidia-smi") else str(min(len(os.sched_getaffinity(0)), 8)), "--dist=worksteal")
-"""Processes of a test session: a GPU has to be one test's alone, and more than a few do not fit into memory."""
+"""pytest's options for processes: on a GPU only one test may run at a time; elsewhere memory limits their number."""
 GRACE_S = 20
-"""After Ctrl-C: time to end the workers and to keep what was measured."""
+"""Seconds after Ctrl-C to end the workers and to keep what was measured."""
 
 
 def run(session: nox.Session, *args: str, tools: tuple[str, ...] = (), ahead: str = "") -> None:
-    """Run the session's Python with `args`; on its path the checkout comes first, but for a folder `ahead`."""
+    """Run the session's Python with `args`; the checkout is first on its path, after the folder `ahead` if given."""
     python = python_of(session, tools)
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [ahead, PYTHONPATH]))}
     session.run(python, *args, env=env, external=True, interrupt_timeout=GRACE_S, terminate_timeout=GRACE_S)
@@ -72,12 +72,12 @@ def run(session: nox.Session, *args: str, tools: tuple[str, ...] = (), ahead: st
 
 def python_of(session: nox.Session, tools: tuple[str, ...]) -> str:
     """The interpreter for a session: the shared environment's, or with --no-venv the one that has torch."""
-    backend = session._runner.global_config.force_venv_backend  # nox has no public question for --no-venv
+    backend = session._runner.global_config.force_venv_backend  # nox has no public API for --no-venv
     return current_python(session, tools) if backend == "none" else shared_python(session)
 
 
 def shared_python(session: nox.Session) -> str:
-    """Python of the shared environment, which is made or updated when what it is made from has changed."""
+    """Python of the shared environment, which is made, or updated if its `fingerprint` has changed."""
     python, stamp = SHARED / "bin" / "python", SHARED / "stamp"
     if is_current(python, stamp):
         return str(python)
@@ -99,7 +99,7 @@ def shared_python(session: nox.Session) -> str:
 
 
 def is_current(python: Path, stamp: Path) -> bool:
-    """Whether the environment was made to the end, from what the files say now, and its interpreter still exists."""
+    """Whether the environment is complete, matches the files' current `fingerprint`, and still has its interpreter."""
     return python.exists() and stamp.is_file() and stamp.read_text() == fingerprint()
 
 
@@ -113,7 +113,7 @@ def fingerprint() -> str:
 
 
 def current_python(session: nox.Session, tools: tuple[str, ...]) -> str:
-    """The interpreter that already has torch; brings core's light dependencies and `tools` where they are missing."""
+    """The interpreter that already has torch; installs core's light dependencies and `tools` if they are missing."""
     candidates = [sys.executable, *filter(None, (shutil.which("python3"), shutil.which("python")))]
     has_torch = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     for python in candidates:
@@ -126,13 +126,13 @@ def current_python(session: nox.Session, tools: tuple[str, ...]) -> str:
         session.run(python, "-m", "pip", "install", *light, external=True)
     upstream = missing(python, list(extra("judge", "upstream")))
     if upstream and shutil.which("nvidia-smi"):
-        # Without them only the upstream arms fail, and the report says so: no reason to stop here.
+        # A failed install is no reason to stop: only the upstream arms fail without these, and the report says so.
         session.run(python, "-m", "pip", "install", *upstream, external=True, success_codes=range(256))
     return python
 
 
 def missing(python: str, requirements: list[str]) -> list[str]:
-    """Those of `requirements` that `python` lacks or has in another version."""
+    """The `requirements` that `python` lacks or has in a version that does not fit."""
     script = (
         "import importlib.metadata as m, json\n"
         "print(json.dumps([(d.metadata['Name'] or '', d.version) for d in m.distributions()]))"
@@ -140,31 +140,31 @@ def missing(python: str, requirements: list[str]) -> list[str]:
     answer = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout
     have: dict[str, str] = {}
     for name, version in json.loads(answer):
-        have.setdefault(canonicalize_name(name), version)  # what comes first on the path is what is imported
+        have.setdefault(canonicalize_name(name), version)  # Python imports the first one on the path
     needs = [need for need in map(Requirement, requirements) if need.marker is None or need.marker.evaluate()]
     found = [(need, have.get(canonicalize_name(need.name))) for need in needs]
     return [str(n) for n, version in found if version is None or not n.specifier.contains(version, prereleases=True)]
 
 
 def task_requirements() -> list[str]:
-    """What the tasks need beside core."""
+    """The dependencies of the tasks, without core's packages."""
     return requirements(TASKS.values())
 
 
 def requirements(folders: Iterable[Path]) -> list[str]:
-    """What the packages in these folders depend on, each other left out."""
+    """The dependencies of the packages in these folders, without this project's own packages."""
     projects = [nox.project.load_toml(folder / "pyproject.toml")["project"] for folder in folders]
     return sorted({need for project in projects for need in project["dependencies"] if not need.startswith("kda-")})
 
 
 def extra(core: str, name: str) -> tuple[str, ...]:
-    """What an optional extra of one of core's packages holds."""
+    """The requirements of an optional extra of one of core's packages."""
     project = nox.project.load_toml(ROOT / "core" / core / "pyproject.toml")["project"]
     return tuple(project["optional-dependencies"][name])
 
 
 def kda(session: nox.Session, *args: str, tools: tuple[str, ...] = ()) -> None:
-    """Run a kda command. Where its session is the only one, its exit code is nox's too, not the 1 of any failure."""
+    """Run a kda command. If its session is the only one, nox exits with the command's exit code instead of 1."""
     try:
         run(session, "-m", "kda_tools", *args, tools=tools)
     except nox.command.CommandFailed as failed:
@@ -267,7 +267,7 @@ def llm_tools(session: nox.Session) -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     session.run(sys.executable, "-m", "virtualenv", "-q", "--clear", "-p", python, str(place), external=True)
-    # torch and what else is there already is taken from the environment of all sessions, not installed again
+    # torch and other installed packages come from the shared environment; they are not installed again
     asked = [python, "-c", "import sysconfig, torch; print(sysconfig.get_path('purelib')); print(torch.__version__)"]
     behind, torch = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
     (site,) = place.glob("lib/python*/site-packages")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The one launcher behind every script in */scripts/launch_kernels/: finds kda and hands over to `kda campaign launch`.
+# The launcher that every script in */scripts/launch_kernels/ calls: it finds kda and runs `kda campaign launch`.
 #   launch_kernel.sh TASK TARGET [options of kda campaign launch]
-# Runs in any Bash; `kda campaign launch` refuses one older than 4 and says what to do.
+# It runs in any Bash; `kda campaign launch` refuses a Bash older than 4 and says what to do.
 set -eu
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 task="$1" target="$2"

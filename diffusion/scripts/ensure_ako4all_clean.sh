@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Brings a checkout of AKO4ALL to exactly upstream's state, and refuses where that would lose something.
+# Brings a checkout of AKO4ALL to exactly upstream's state, and refuses if that would lose something.
 #
 #   diffusion/scripts/ensure_ako4all_clean.sh [base-dir]
 #
-# The checkout is base-dir/AKO4ALL; base-dir is the folder above this repository unless given. Cloned when it is missing;
-# fast-forwarded when it is behind. Refused: what is no checkout, a dirty tree, an unfinished merge or rebase, a branch
-# other than upstream's default, commits that upstream lacks, a remote `upstream` with another address. The path is the
-# last line on standard output.
+# The checkout is base-dir/AKO4ALL; the default base-dir is the folder above this repository. The script clones a
+# missing checkout and fast-forwards an old one. It refuses a folder that is no checkout, a dirty tree, an unfinished
+# merge or rebase, a branch other than upstream's default, commits that upstream lacks, and a remote `upstream` with
+# another address. The last line on standard output is the checkout's path.
 #
 #   AKO4ALL_UPSTREAM_URL  whose state is wanted   (https://github.com/TongmingLAIC/AKO4ALL.git)
 #   AKO4ALL_URL           where to clone from     (the same; a fork of yours, for example)

@@ -3,9 +3,9 @@
 #
 #   diffusion/scripts/example_campaign.sh OUT [REPOSITORY]
 #
-# REPOSITORY: what the campaign's checkout is cloned from, this checkout if not given. A machine that has a copy of the
-# files alone gets it from `git clone --bare --depth 1 file://CHECKOUT FOLDER`. PYTHON: the interpreter, python3 if not
-# set. BUDGET_S: no iteration begins after so many seconds (190). Nothing of this checkout is changed. Afterwards:
+# REPOSITORY: the repository to clone for the campaign; this checkout if not given. For a machine that has only a copy
+# of the files, make one with `git clone --bare --depth 1 file://CHECKOUT FOLDER`. PYTHON: the interpreter, python3 if
+# not set. BUDGET_S: no iteration begins after so many seconds (190). This checkout is not changed. Afterwards:
 #
 #   cp OUT/iterations.jsonl diffusion/k03_qknorm_rope/docs/
 #   git fetch OUT/campaign.bundle 'refs/heads/campaign/*:refs/heads/campaign/*'     # its commits and the best version
@@ -34,7 +34,7 @@ git switch -q -c example
 git add $task/campaign.toml
 git -c user.name="kda campaign" -c user.email=campaign@kda.invalid commit -q -m "Rules of the example's campaign"
 
-# The copy's own variables would name another checkout.
+# If set, these variables would name another checkout.
 unset KDA_ROOT KDA_GIT_COMMIT KDA_GIT_DIRTY KDA_NO_CLAUDE
 PYTHONPATH=$(printf '%s:' "$PWD"/core/*/src)${PYTHONPATH:-}
 export PYTHONPATH PYTHONDONTWRITEBYTECODE=1 KDA_WORKTREES=$work/trees KDA_CACHE=${KDA_CACHE:-$root/.cache/upstream}

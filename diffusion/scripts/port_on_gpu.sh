@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Ports every task to an SGLang tree on a machine with a GPU: grid and SGLang's own tests of all tasks at once, then the
-# times of the ported arms, one task after another. What was recorded goes to OUT/ports.tar.gz. Tasks that the release has
-# no place for are refused, which their logs say.
+# Ports every task to an SGLang tree on a machine with a GPU. First it runs the grid and SGLang's own tests for all
+# tasks in parallel, then it times the ported arms, one task after another. The records go to OUT/ports.tar.gz. A task
+# that has no place in the release is refused, as its log says.
 #
 #   diffusion/scripts/port_on_gpu.sh TREE OUT [TASK...]
 #
 # TREE: a checkout of SGLang, or an unpacked wheel of a pinned release. PYTHON: the interpreter, python3 if not set.
-# TASK_S: a task's checks, or its times, end after so many seconds (200). CHECK_S: no row of a task's grid begins after so many seconds (60).
-# TIMES_S: no task is timed after so many seconds (250).
+# TASK_S: a task's checks, or its times, end after so many seconds (200). CHECK_S: no row of a task's grid begins after
+# so many seconds (60). TIMES_S: no task is timed after so many seconds (250).
 set -euo pipefail
 tree=${1:?usage: port_on_gpu.sh TREE OUT [TASK...]}
 out=${2:?usage: port_on_gpu.sh TREE OUT [TASK...]}
@@ -23,7 +23,7 @@ if [ $# -eq 0 ]; then
   for folder in diffusion/k*/ llm/l*/; do name=$(basename "$folder"); set -- "$@" "${name#*_}"; done
 fi
 
-# The first and the last production row of each op: what is timed.
+# Options for the rows that are timed: the first and the last production row of each op.
 rows() {
   "$python" - "$1" <<'PYTHON'
 import sys

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Records benches on a GPU that is lent for a while: some rows of a task at a time, as long as they fit into the time. Run it
-# again for the rest; `kda publish` joins the parts. What was recorded goes to OUT/ledgers.tar.gz, from where
-# `kda ledger merge TASK LEDGER` appends it.
+# Records benches on a GPU that is available for a limited time: some rows of a task at a time, while they fit into the
+# time. Run it again for the rest; `kda publish` joins the parts. The ledgers go to OUT/ledgers.tar.gz; `kda ledger
+# merge TASK LEDGER` appends their runs to a checkout's ledger.
 #
 #   diffusion/scripts/record_on_gpu.sh OUT SECONDS [TASK...]
 #
-# PYTHON: the interpreter, python3 if not set. ROWS: how many at a time, 8 if not set, for starting workers takes as long as
-# two rows. No rows are begun where less time is left than the last ones took, and half of that again. FIRST_S: how much must
-# be left for the first ones (180). A task is left where rows were wrong twice in a row. `kda warm` before it compiles
-# everything side by side, where a run does it row by row.
+# PYTHON: the interpreter, python3 if not set. ROWS: rows at a time, 8 if not set, because starting workers takes as
+# long as two rows. No rows begin if the time left is less than one and a half times that of the last rows. FIRST_S:
+# seconds that must be left for the first rows (180). The script goes on to the next task after two failures in a row.
+# Run `kda warm` first: it compiles everything in parallel, while a run compiles row by row.
 set -euo pipefail
 out=${1:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
 limit=${2:?usage: record_on_gpu.sh OUT SECONDS [TASK...]}
@@ -38,8 +38,8 @@ for op in "$@"; do
     [ "$(lines)" -gt "$before" ] || break # nothing is missing, or nothing can be measured
     took=$((SECONDS - begin))
     echo "$op: rows in $took s, exit code $code"
-    tar -czf "$out/ledgers.tar.gz" ./*/*/docs/ledger.jsonl # what is there now, should the time end
-    failed=$((code == 0 ? 0 : failed + 1)) # rows that are wrong come again, with those that are still missing
+    tar -czf "$out/ledgers.tar.gz" ./*/*/docs/ledger.jsonl # keep what is recorded so far, in case the time ends
+    failed=$((code == 0 ? 0 : failed + 1)) # the next round repeats rows that failed, with those still missing
   done
   [ ! -f "$out/$op.log" ] || tail -n 3 "$out/$op.log" | sed "s/^/$op: /"
 done

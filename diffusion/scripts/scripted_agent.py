@@ -1,7 +1,7 @@
-"""An agent by script for qknorm_rope: two variants of its kernel, two configurations, and one mistake on purpose.
+"""A scripted agent for qknorm_rope: it tries two variants of the kernel, two configurations and a deliberate mistake.
 
-It works as any agent does, in a campaign's worktree and by `kda campaign` alone, so a short campaign can be recorded
-without a language model: `example_campaign.sh` launches it. BUDGET_S: no iteration begins after so many seconds.
+Like any agent it works in a campaign's worktree and only through `kda campaign`, so a short campaign can be recorded
+without a language model. `example_campaign.sh` launches it. BUDGET_S: no iteration begins after so many seconds.
 """
 
 import os
@@ -28,7 +28,7 @@ DIRECTION = (
 
 
 class Step(NamedTuple):
-    """One idea."""
+    """One idea: an edit of a file, and the rows that decide."""
 
     hypothesis: str
     file: Path
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 def positions_first(text: str) -> str:
-    """The table's row is known only when the position has arrived: ask for it before anything else."""
+    """Load the position before anything else: the address of the table's row depends on it."""
     place = "    place = tl.load(positions + token).to(tl.int64)\n"
     text = text.replace(
         "cache + tl.load(positions + token).to(tl.int64) * CACHE_STRIDE", "cache + place * CACHE_STRIDE"
@@ -46,18 +46,18 @@ def positions_first(text: str) -> str:
 
 
 def tables_first(text: str) -> str:
-    """All that the heads share, before the heads."""
+    """Load everything that the heads share before the heads."""
     shared = SHARED.search(text)
     return text if shared is None else SHARED.sub("", text, count=1).replace(LOADS, f"{shared[0]}{LOADS}", 1)
 
 
 def half_the_squares(text: str) -> str:
-    """The mistake."""
+    """The deliberate mistake: divide by half of the head."""
     return text.replace("tl.rsqrt(squares / DIM + EPS)", "tl.rsqrt(squares / HALF + EPS)")
 
 
 def configure(entry: int, config: str) -> Callable[[str], str]:
-    """Another configuration in the table's entry of this number."""
+    """An edit that puts another configuration into the table's entry of this number."""
 
     def edit(text: str) -> str:
         head, *entries = re.split(r"(?m)^(?=\[\[)", text)
@@ -80,14 +80,14 @@ STEPS = (
 
 
 def kda(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command, with what it says shown."""
+    """Run a kda command and print its output."""
     done = subprocess.run([sys.executable, "-m", "kda_tools", *words], capture_output=True, text=True, check=False)
     print(f"$ kda {' '.join(words)}\n{done.stdout}{done.stderr}exit code {done.returncode}\n", flush=True)
     return done
 
 
 def main() -> None:
-    """Every step that the time allows; what it records is read with `kda campaign status`."""
+    """Try every step that the time allows, then run `kda campaign review` and `kda campaign status`."""
     start, budget = time.monotonic(), float(os.environ.get("BUDGET_S", "190"))
     for step in STEPS:
         if time.monotonic() - start > budget:

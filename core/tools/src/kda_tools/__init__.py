@@ -1,3 +1,3 @@
-"""The `kda` command and everything around the judge: lab, publishing, project care."""
+"""The `kda` command and everything around the judge: lab, publishing, project maintenance."""
 
 __version__ = "0.2.0"

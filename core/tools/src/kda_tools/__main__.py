@@ -1,4 +1,4 @@
-"""``python -m kda_tools`` is ``kda``."""
+"""Run the `kda` command with `python -m kda_tools`."""
 
 from kda_tools.cli import main
 

@@ -1,4 +1,4 @@
-"""Folders of a checkout that hold the known models of a kind, in a `models.toml`."""
+"""Find the folders of a checkout that list known models in a `models.toml`."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ FILE = "models.toml"
 
 
 def find(place: Path) -> Path | None:
-    """The folder at `place` in the checkout; None outside of one, and in one without such models."""
+    """The folder at `place` in the checkout; None outside a checkout, or if the folder has no `models.toml`."""
     root = checkout_root()
     return root / place if root is not None and (root / place / FILE).is_file() else None
 
 
 def demand(place: Path) -> Path:
-    """As `find`; none is a UsageError."""
+    """As `find`, but raises a UsageError if there is no such folder."""
     if (found := find(place)) is None:
         raise UsageError(f"no {place / FILE}: run inside a checkout, or set KDA_ROOT")
     return found

@@ -1,4 +1,4 @@
-"""What the tests of all tasks share, loaded by pytest itself: which of them run here, and none with another's plans."""
+"""Pytest plugin for the tests of all tasks: skips tests that cannot run here, and clears cached plans between tests."""
 
 import os
 from importlib.util import find_spec
@@ -6,11 +6,11 @@ from importlib.util import find_spec
 import pytest
 
 KERNEL_TESTS = "test_kernel.py"
-"""A task's tests of its kernels, on whatever runs them."""
+"""File name of a task's tests of its kernels, on a GPU or in an interpreter."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the marker `gpu`; let Triton's interpreter, where it runs kernels, convert as a GPU does."""
+    """Register the marker `gpu`; if Triton's interpreter runs kernels, make it convert numbers as a GPU does."""
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
     if os.environ.get("TRITON_INTERPRET") == "1":
         from kda_judge.arms.triton_interpreter import convert_as_a_gpu_does
@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a GPU, skip what is marked `gpu`, and kernels unless Triton interprets them."""
+    """Without a GPU, skip tests marked `gpu`, and tests of kernels unless Triton interprets the kernels."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     kernels = [item for item in items if item.path.name == KERNEL_TESTS]
     if not (marked or kernels) or _has_gpu():
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _fresh_plans(request: pytest.FixtureRequest) -> None:
-    """Forget what a task's solution remembers of the test before."""
+    """Clear the plans that a task's solution has cached in an earlier test."""
     solution = request.path.parents[1] / "solution"
     if solution.is_dir():
         from kda_runtime.tuned_table import forget_plans

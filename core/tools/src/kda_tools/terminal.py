@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 PLAIN_WIDTH = 200
-"""Columns when output is not a terminal and COLUMNS says nothing: tables must not wrap in a log."""
+"""Columns if output is not a terminal and COLUMNS is not set: tables must not wrap in a log."""
 
 
 class _Bare:
-    """Standard output for whoever is no terminal: without the spaces that fill a table's lines up."""
+    """Standard output for a file or a pipe: without the spaces that pad a table's lines."""
 
     @property
     def encoding(self) -> str:
@@ -28,7 +28,7 @@ class _Bare:
 def console() -> Console:
     """The console of standard output."""
     width = os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"])
-    if not width:  # 0 as well: rich would take it at its word, and print nothing
+    if not width:  # not for 0 either: rich would print nothing
         os.environ.pop("COLUMNS", None)
     plain = Console()
     if plain.is_terminal or sys.stdout is None:
@@ -37,5 +37,5 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """One line."""
+    """Print one line."""
     console().print(Text(text))

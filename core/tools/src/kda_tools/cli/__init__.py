@@ -18,7 +18,7 @@ from kda_tools.cli.outlive import outliving
 
 
 def main() -> None:
-    """Entry point: runs the app and turns what the user can act on into one message and its exit code."""
+    """Entry point: runs the app, and turns errors that the user can act on into one message and an exit code."""
     with outliving():
         _run()
 
@@ -29,7 +29,7 @@ def _run() -> None:
     except KdaError as error:
         typer.echo(f"kda: {error}", err=True)
         sys.exit(error.exit_code)
-    except Exception as error:  # noqa: BLE001  # Python's own code for it, 1, means incorrect rows here
+    except Exception as error:  # noqa: BLE001  # Python would exit with 1, which means incorrect rows here
         from kda_tools.cli.failures import explained
 
         if (explanation := explained(error)) is None:

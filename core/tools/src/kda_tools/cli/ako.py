@@ -1,4 +1,4 @@
-"""`kda campaign ako`: a task to AKO4ALL and back."""
+"""`kda campaign ako`: export a task to AKO4ALL and import the result."""
 
 from pathlib import Path
 from typing import Annotated

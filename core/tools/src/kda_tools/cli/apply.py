@@ -1,4 +1,4 @@
-"""`kda apply`: a command with solutions in place of the framework's functions."""
+"""`kda apply`: run a command with solutions in place of the framework's functions."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

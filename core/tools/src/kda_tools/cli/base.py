@@ -1,4 +1,4 @@
-"""What every command shares: the app, common arguments, and how paths and the command itself are written down."""
+"""Parts that all commands share: the app, common arguments, and how paths and command lines are written."""
 
 import math
 import os
@@ -43,7 +43,7 @@ def options(
 
 
 def foreign(root: Path | None) -> str | None:
-    """A warning where the checkout at `root` has another harness than the one that is running: other files, that is."""
+    """A warning if the harness that is running differs in its files from that of the checkout at `root`; else None."""
     if root is None:
         return None
     theirs, ours = root / "core" / "judge" / "src" / "kda_judge", Path(kda_judge.__file__).parent
@@ -70,7 +70,7 @@ def _same_files(one: Path, other: Path) -> bool:
 
 
 MOST = 10_000
-"""Generations, samples or rounds that may be asked for."""
+"""Most generations, samples or rounds that an option accepts."""
 
 TaskName = Annotated[
     str, typer.Argument(metavar="TASK", help="Op or folder: qknorm_rope, k03, diffusion/k03_qknorm_rope.")
@@ -92,14 +92,14 @@ DeviceName = Annotated[
 
 
 def seconds(value: float | None) -> float | None:
-    """Callback of options that are a time: refuses what is none."""
+    """Callback of options that are a time in seconds: refuses negative and infinite values."""
     if value is not None and not 0 <= value < math.inf:
         raise typer.BadParameter(f"expected seconds, 0 or more, got {value:g}")
     return value
 
 
 def command_line() -> str:
-    """The command for the record, without the folders of absolute paths: they are the machine's, not the run's."""
+    """The command line for a record. Absolute paths lose their folders, which belong to the machine, not to the run."""
     return shlex.join(["kda", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
 
 
@@ -109,7 +109,7 @@ def relative(path: Path) -> str:
 
 
 def recordable(log: Path | None) -> None:
-    """Refuse a log that cannot be appended to, and say that a run cannot be published: before it, not after it."""
+    """Before a run: refuse a log that cannot be appended to, and warn if the run could not be published."""
     from kda_judge.contract.tasks import checkout_root
     from kda_judge.evidence.append_only import demand_appendable
     from kda_judge.evidence.provenance import git_state
@@ -124,7 +124,7 @@ def recordable(log: Path | None) -> None:
 
 
 def writable(file: Path | None, option: str = "--json", lines: bool = False) -> None:
-    """Refuse before the run, not after it, a file for its result that cannot be written, or that holds something else.
+    """Before a run: refuse a file for its result that cannot be written, or that holds something else.
 
     `lines`: the result is a line of a ledger, so a new file may be named `.jsonl`.
     """
@@ -138,6 +138,6 @@ def writable(file: Path | None, option: str = "--json", lines: bool = False) -> 
     if not os.access(file if os.path.lexists(file) else folder, os.W_OK):
         raise UsageError(f"{option} {file}: expected a place that may be written to")
     holds = file.is_file() and file.stat().st_size > 0
-    ends = file.resolve().suffix if holds else file.suffix  # where a link leads is what would be lost
+    ends = file.resolve().suffix if holds else file.suffix  # of a link, its target would be lost
     if (holds and ends != ".json") or (ends == ".jsonl" and not lines):
         raise UsageError(f"{option} {file}: would replace a file of another kind; expected a new file, named NAME.json")

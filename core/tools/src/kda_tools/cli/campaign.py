@@ -15,7 +15,7 @@ kda.add_typer(app, name="campaign")
 
 
 def _named(value: str | None) -> str | None:
-    """Callback of options that name who signs."""
+    """Callback of options that name the signer: refuses an empty name."""
     if value is not None and not value.strip():
         raise typer.BadParameter("expected a name, got none")
     return value

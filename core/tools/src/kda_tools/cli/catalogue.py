@@ -1,4 +1,4 @@
-"""Commands on the catalogue of fused ops: search it, compare releases, read it out of the wheels again."""
+"""Commands on the catalogue of fused ops: search it, compare releases, extract it from the wheels again."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Commands that look into kernels: which configuration, why as fast as it is, does it touch only its own."""
+"""Commands that examine kernels: tune their configurations, profile them, and look for stray memory accesses."""
 
 from pathlib import Path
 from typing import Annotated

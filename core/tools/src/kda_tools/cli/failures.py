@@ -1,4 +1,4 @@
-"""What to say of an exception that no command foresaw: a task's file, the machine or kda itself may be at fault."""
+"""Explain an exception that no command handles: a task's file, the machine or kda itself may be at fault."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PACKAGES = {
     "cutlass": "nvidia-cutlass-dsl",
     "tvm_ffi": "apache-tvm-ffi",
 }
-"""Import name -> distribution, of what core leaves to the user to install."""
+"""Import name -> distribution, of packages that core leaves to the user to install."""
 REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a disk or the owner of a file answers."""
+"""Error numbers of a full or broken disk, or of missing permission."""
 NO_FILES = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG})
-"""What a path answers that leads to no file. Others, even ENOENT, may well be a bug."""
+"""Error numbers of a path that cannot be a file. Other numbers, even ENOENT, may well be a bug in kda."""
 
 
 def explained(error: Exception) -> KdaError | None:
-    """The error as one the user can act on; None where the fault is none but ours."""
+    """The error as one that the user can act on; None if the fault is in kda."""
     return (
         _missing_package(error) or _bad_file(error) or _fault_of_a_task(error) or _unreadable(error) or _refused(error)
     )
@@ -52,7 +52,7 @@ def _bad_file(error: Exception) -> KdaError | None:
 
 
 def _unreadable(error: Exception) -> KdaError | None:
-    """For a file that is no text, or nested deeper than Python reads: neither error names it."""
+    """For a file that is not text or is nested too deeply for Python: these errors do not name the file."""
     if (file := _file_at_hand(error)) is None:
         return None
     if isinstance(error, UnicodeError):
@@ -64,7 +64,7 @@ def _unreadable(error: Exception) -> KdaError | None:
 
 def _refused(error: BaseException) -> KdaError | None:
     if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-        error = error.__context__  # of a link to itself `Path.resolve` says it so, until Python 3.13
+        error = error.__context__  # `Path.resolve` on a link to itself, before Python 3.13
     if not isinstance(error, OSError):
         return None
     file = error.filename if isinstance(error.filename, str) else _file_at_hand(error)
@@ -75,7 +75,7 @@ def _refused(error: BaseException) -> KdaError | None:
 
 
 def _file_at_hand(error: BaseException) -> Path | None:
-    """The path that the innermost call had among its variables, which has one: what was read or written there."""
+    """The first path among the variables of the innermost call that has one: the file read or written there."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for value in frame.f_locals.values():
             if isinstance(value, Path):
@@ -86,18 +86,18 @@ def _file_at_hand(error: BaseException) -> Path | None:
 
 
 def _inside_kda(error: Exception) -> bool:
-    """Whether our own code raised it, and not a library that it called."""
+    """Whether kda's own code raised the error, not a library that it called."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("kda_")
 
 
 def _fault_of_a_task(error: Exception) -> KdaError | None:
-    """For what was raised while a task's file was imported or its function ran: an arm failed, or `bench/` is wrong.
+    """For an error raised while a task's file was imported or its function ran: an arm failed, or `bench/` is wrong.
 
-    Names the last line of the task on the way, and below it the calls from the task's first one on.
+    The message names the task's last line in the traceback, then lists the calls from the task's first one on.
     """
     if isinstance(error, SyntaxError):
-        file = error.filename or str(_file_at_hand(error) or "")  # one of zero bytes, or not in UTF-8, has no name
+        file = error.filename or str(_file_at_hand(error) or "")  # unset if the file has zero bytes or is not UTF-8
         if folder := _task_folder(file):
             return _of(folder, f"{file}:{error.lineno or 1}", f"{type(error).__name__}: {error.msg}")
     calls = traceback.extract_tb(error.__traceback__)
@@ -121,7 +121,7 @@ def _of(folder: Path, where: str, what: str) -> KdaError:
 
 
 def _task_folder(filename: str | None) -> Path | None:
-    """The task that a file belongs to: the nearest folder upwards with a contract and rows."""
+    """The folder of a file's task: the nearest one upwards with a config.toml and a bench folder."""
     for folder in Path(filename or "").parents:
         if (folder / "config.toml").is_file() and (folder / "bench").is_dir():
             return folder
@@ -129,7 +129,7 @@ def _task_folder(filename: str | None) -> Path | None:
 
 
 def _module_file(name: str) -> Path | None:
-    """Where a task's module of this name should be; None for a name that is no task's."""
+    """The path where a task's module of this name should be; None if the name is not of a task."""
     package, _, module = name.partition(".")
     for place in getattr(sys.modules.get(package), "__path__", ()):
         if (Path(place) / "config.toml").is_file():

@@ -1,4 +1,4 @@
-"""Commands over many GPUs: what the others do on one, split and given to the workers of a Ray cluster."""
+"""Commands over many GPUs: split work of the other commands over the workers of a Ray cluster."""
 
 from enum import Enum
 from pathlib import Path
@@ -25,7 +25,7 @@ class What(str, Enum):
 
 @app.callback()
 def group() -> None:
-    """With this, `run` stays a command of its own."""
+    """Keep `run` as a subcommand: typer would merge a single command into its group."""
 
 
 @app.command()

@@ -23,7 +23,7 @@ Record = Annotated[bool, typer.Option("--record", help="Append it to the checkou
 
 
 class Engine(str, Enum):
-    """What serves."""
+    """Engines that can serve a model."""
 
     TRANSFORMERS = "transformers"
     SGLANG = "sglang"
@@ -38,14 +38,14 @@ class Profiled(str, Enum):
 
 
 class Target(str, Enum):
-    """What a serving command is for."""
+    """Kinds of GPU that a serving command can be for."""
 
     H200 = "h200"
     B200 = "b200"
 
 
 class Load(str, Enum):
-    """Loads of llm/models.toml."""
+    """Names of the loads in llm/models.toml."""
 
     LOW = "low"
     MID = "mid"
@@ -104,7 +104,7 @@ def serve(
 
 
 def _this_gpu(local: bool) -> "GpuName":
-    """The target that this machine's GPU is; a `local` model is small enough for any."""
+    """The target of this machine's GPU; for a `local` model, which is small, any GPU will do."""
     from kda_judge.evidence import gpu_state
     from kda_tools.llm.known_llms import Target as GpuName
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kda_tools.traces.copy_limit import CopyLimit
 
 LONGEST = 1 << 20
-"""Tokens of a sequence."""
+"""Most tokens of a sequence."""
 Layers = Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")]
 Prefill = Annotated[
     list[int] | None, typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated.")

@@ -1,4 +1,4 @@
-"""Commands that run arms through the judge, and compare what came of it."""
+"""Commands that run arms through the judge, and compare the recorded runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -215,7 +215,7 @@ def validate(
     if rest and not record:
         raise UsageError("--rest: expected with --record: rows that were recorded are left out")
     found = find_task(task)
-    if not static:  # before the other checks, which may take a minute: what it cannot do it should say at once
+    if not static:  # before the other checks, which may take a minute: errors should come at once
         session = grid_session(open_session(Request(task=found, rows=rows or [], device=device, allow_busy=True)))
         if record:
             demand_gpu(session)
@@ -225,7 +225,7 @@ def validate(
         if rest and not (chosen := unchecked_rows(session, chosen)):
             typer.echo(f"{found.op}: nothing left to check: {_coverage(session)}")
             raise typer.Exit(ExitCode.OK)
-    # A recorded run is followed by others, and each leaves docs/grid.md behind its lines until `kda publish`.
+    # Recording is done in several runs, and after each docs/grid.md is out of date until `kda publish`.
     wrong = [] if record else _check_files(found)
     code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
     if not static:
@@ -274,7 +274,7 @@ def _check_files(task: "Task") -> list[str]:
 
 
 def _keep_grid(session: "Session", result: "RunRecord", asked: int) -> None:
-    """Append what the rows of a grid showed to the task's log, and say how much of the grid is checked by now."""
+    """Append the results of grid rows to the task's log, and print how much of the grid is checked by now."""
     from kda_judge.evidence import record_log
     from kda_tools.lab.grid.grid_record import log
     from kda_tools.lab.grid.run_grid import record_of
@@ -298,7 +298,7 @@ def _coverage(session: "Session") -> str:
 
 
 def _ports(named: list[str]) -> dict[str, Path]:
-    """`NAME=DIR`, each; a name may come once."""
+    """Parse options `NAME=DIR` into name -> folder; a name may occur once."""
     from kda_judge.contract.errors import UsageError
 
     found: dict[str, Path] = {}
@@ -311,7 +311,7 @@ def _ports(named: list[str]) -> dict[str, Path]:
 
 
 def _part(task: "Task", rows: list[str], part: str | None) -> list[str]:
-    """The row patterns, or of what they choose every N-th row from the I-th, by its id."""
+    """The row patterns; with `part` I/N instead the ids of every N-th row they choose, beginning with the I-th."""
     from kda_judge.contract.errors import UsageError
     from kda_judge.contract.workloads import select
 
@@ -327,7 +327,7 @@ def _part(task: "Task", rows: list[str], part: str | None) -> list[str]:
 
 
 def _missing(session: "Session", most: int) -> list[str]:
-    """The ids of so many rows that lack a recorded result; exits without any."""
+    """The ids of at most `most` rows that lack a recorded result; exits if there are none."""
     from kda_tools.publish.joined_runs import lacking
     from kda_tools.terminal import say
 
@@ -339,14 +339,14 @@ def _missing(session: "Session", most: int) -> list[str]:
 
 
 def _tasks(name: str | None) -> "list[Task]":
-    """The named task alone, or all."""
+    """Only the named task, or all tasks without a name."""
     from kda_judge.contract.tasks import all_tasks, find_task
 
     return [find_task(name)] if name else all_tasks()
 
 
 def _measure(session: "Session") -> "RunRecord":
-    """Run the session's frozen rows, watched, and print them."""
+    """Run the session's frozen rows with progress shown, and print the results."""
     from kda_judge.bench import run
     from kda_judge.session import frozen_rows
     from kda_tools.publish.list_views import print_run
@@ -369,7 +369,7 @@ def _measure(session: "Session") -> "RunRecord":
 
 
 def _rehearsing(progress: "Progress") -> "Progress":
-    """The same without a GPU, where the judge goes through its steps and keeps no time."""
+    """`progress` for a run without a GPU: the judge goes through its steps but keeps no times."""
     return lambda row, phase: progress(row, phase.replace("measure", "rehearse"))
 
 
@@ -386,7 +386,7 @@ def _compare(old: "RunRecord", new: "RunRecord") -> ExitCode:
 
 
 def _not_interpreted(task: "Task") -> list[str]:
-    """The solution's ops whose kernels a run without a GPU never executes: those that are not in Triton."""
+    """The solution's ops whose kernels are not in Triton: a run without a GPU never executes them."""
     solution = task.load("solution")
     known = {name: getattr(getattr(solution, name, None), "kda_op", None) for name in task.config.ops}
     return [name for name, op in known.items() if op is not None and op.kernel is None]
@@ -412,14 +412,14 @@ def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: boo
             ledger.append(task.ledger, record)
             log = relative(task.ledger)
             typer.echo(f"recorded as {record.run_id} in {log}; bring the tables up to date: kda publish")
-    finally:  # either may fail, on a full disk for example: the other one keeps the run
+    finally:  # if one of the two writes fails, on a full disk for example, the other keeps the run
         if json is not None:
             json.write_bytes(ledger.encode(record))
             typer.echo(f"record written to {json}")
 
 
 def _exit_code(record: "RunRecord") -> ExitCode:
-    """130 for a partial run, else the worst of the rows."""
+    """130 for a partial run, else the exit code of the worst row."""
     from kda_judge.evidence.run_record import Verdict
 
     verdicts = {row.verdict for row in record.rows}

@@ -1,4 +1,4 @@
-"""Commands around whole models: what one step of them takes, with upstream's ops and with the solutions."""
+"""Commands on whole models: the time of a step with upstream's ops and with the solutions, its calls and dataflow."""
 
 from enum import Enum
 from pathlib import Path
@@ -24,7 +24,7 @@ def list_models() -> None:
 
 
 class Arm(str, Enum):
-    """What stands against upstream's ops."""
+    """What is compared with upstream's ops."""
 
     UPSTREAM = "upstream"
     SOLUTION = "solution"

@@ -1,4 +1,4 @@
-"""`kda model denoise` and `kda model compare`: an installed SGLang on whole requests."""
+"""`kda model denoise` and `kda model compare`: measure whole requests of an installed SGLang."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def denoise(
 
 
 def _plan(name: str, choice: "Choice", label: str, out: Path, repeats: int) -> "Plan":
-    """The run, after everything that it needs was looked at."""
+    """The plan of the run; everything that the run needs is checked first."""
     from kda_judge.contract.errors import MissingRequirement, UsageError
     from kda_tools.models import denoise_presets
     from kda_tools.models.denoise_run import Plan

@@ -1,4 +1,4 @@
-"""`kda model trace`: what a step is made of, by any trace of torch.profiler."""
+"""`kda model trace`: show what a step consists of, from any trace of torch.profiler."""
 
 import json as json_format
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What a command goes on through: a signal to end, a reader of its output or a terminal that leaves, a full disk.
+"""Keep a command's results when it gets a signal to end, its output's reader or terminal closes, or the disk is full.
 
-What was measured is kept all the same. `kda list | head -1` ends as other commands in a pipe do.
+`kda list | head -1` ends as other commands in a pipe do.
 """
 
 import os
@@ -14,7 +14,7 @@ from kda_judge.contract.errors import ExitCode
 
 
 class Output:
-    """Standard output or error, which is thrown away from the first write on that fails."""
+    """Standard output or error; after the first write that fails, all output is thrown away."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -38,21 +38,21 @@ class Output:
         except OSError as error:
             self.error = error
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # what is buffered goes there, too, also when Python ends
+            os.dup2(nowhere, self._stream.fileno())  # buffered text goes there too, also when Python ends
             os.close(nowhere)
 
 
 def _hung_up(*_: object) -> None:
-    """As Ctrl-C, once: a terminal that closes may say so twice."""
+    """Act like Ctrl-C, but only once: a terminal that closes may send SIGHUP twice."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 @contextmanager
 def outliving() -> Iterator[None]:
-    """Take SIGTERM and SIGHUP for Ctrl-C, and go on where nobody reads; a command's own exit code counts for less."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C, and go on if output fails; its exit code then replaces the command's own."""
     for number, handler in ((signal.SIGTERM, signal.default_int_handler), (signal.SIGHUP, _hung_up)):
-        if signal.getsignal(number) is signal.SIG_DFL:  # who starts us, such as nohup, may have us ignore it
+        if signal.getsignal(number) is signal.SIG_DFL:  # the parent, such as nohup, may have set it to be ignored
             signal.signal(number, handler)
     out, err = (Output(stream) if stream else None for stream in (sys.stdout, sys.stderr))  # None: closed by the shell
     streams = [stream for stream in (out, err) if stream is not None]

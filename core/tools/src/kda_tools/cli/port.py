@@ -1,4 +1,4 @@
-"""`kda port`: an export as a patch to an SGLang tree, and what a pull request needs."""
+"""`kda port`: make an export a patch to an SGLang tree, and gather what a pull request needs."""
 
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class _TaskFirst(TyperGroup):
-    """`kda port TASK ...` is `kda port tree TASK ...`: what is no command's name is a task's."""
+    """Group in which `kda port TASK ...` means `kda port tree TASK ...`: a first word that is no command is a task."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Put the command's name in front where it was left out."""
+        """Insert the command name `tree` if it was left out."""
         return super().resolve_command(ctx, args if args[0] in self.commands else ["tree", *args])
 
 
@@ -99,7 +99,7 @@ def tree(
 
 
 def _demand_possible(record: bool, check: bool, checks: Path | None) -> None:
-    """Refuse what cannot be kept or measured before the checks, not after them."""
+    """Before the checks: refuse options whose results could not be measured or kept."""
     from kda_tools.port import port_record
 
     if record and not check:
@@ -111,7 +111,7 @@ def _demand_possible(record: bool, check: bool, checks: Path | None) -> None:
 
 
 class Wanted(NamedTuple):
-    """What is checked of a port, and where that is kept."""
+    """Which checks of a port to run, and the file that keeps their results."""
 
     rows: list[str]
     device: str
@@ -121,7 +121,7 @@ class Wanted(NamedTuple):
 
 
 def _check(port: "Port", folder: Path, wanted: Wanted) -> "Checks":
-    """Grid and SGLang's own tests, or what an earlier command kept of them."""
+    """Run the grid and SGLang's own tests, or read the results that an earlier command kept."""
     from kda_tools.port import port_record
     from kda_tools.port.check_port import run_grid
     from kda_tools.port.upstream_tests import run_tests

@@ -1,4 +1,4 @@
-"""Commands around the tasks: find, fetch, copy, publish, keep."""
+"""Commands on tasks and the checkout: list, fetch, lock, copy, export, publish, and more."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -96,7 +96,7 @@ def lock(
 
 
 def _wheels(tasks: "Iterable[Task]", given: Iterable[Path] | None) -> dict[str, Path]:
-    """The wheels of `--wheel`, by name."""
+    """File name -> path of the wheels given with `--wheel`."""
     pinned = {pin.wheel for task in tasks for pin in task.config.upstream.values()}
     for path in given or ():
         if path.name not in pinned or not path.is_file():
@@ -165,7 +165,7 @@ def export(
     if check:
         try:
             typer.echo(compare(found, package, exact))
-        except BaseException:  # Ctrl-C as well: what was not compared must not look finished
+        except BaseException:  # also for Ctrl-C: an export that was not compared must not look finished
             discard(folder)
             raise
     typer.echo(f"{relative(folder.absolute())}: README.md says how it is called")
@@ -268,7 +268,7 @@ def site(
     """Build the static site from the ledgers and the documents; it works offline, from files."""
     from kda_tools.publish.site import build
 
-    try:  # before the minute that building takes
+    try:  # before building, which takes a minute
         out.mkdir(parents=True, exist_ok=True)
         if not any(out.iterdir()):
             out.rmdir()

@@ -1,4 +1,4 @@
-"""`kda upstream`: other releases than the pinned ones."""
+"""`kda upstream`: compare other releases with the pinned ones."""
 
 from functools import partial
 from pathlib import Path

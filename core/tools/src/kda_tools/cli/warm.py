@@ -1,4 +1,4 @@
-"""`kda warm`: compile ahead of runs."""
+"""`kda warm`: compile kernels before runs need them."""
 
 import os
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""`kda why`: one screen on one row."""
+"""`kda why`: explain one row on one screen."""
 
 from typing import Annotated
 

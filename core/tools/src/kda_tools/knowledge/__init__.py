@@ -1,1 +1,1 @@
-"""What is known before a task begins: upstream's fused ops, the watchlist, skills and notes, and a search over all."""
+"""Knowledge for the start of a task: upstream's fused ops, the watchlist, skills and notes, and searches over them."""

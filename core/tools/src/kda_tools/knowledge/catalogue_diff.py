@@ -1,4 +1,4 @@
-"""What a release of upstream changed in its fused ops: gone, new, moved, and changed in what they ask."""
+"""Compare the fused ops of two upstream releases: ops that are gone, new, moved, or changed in what they require."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from kda_judge.contract.errors import UsageError
 from kda_tools.knowledge.op_facts import OpFacts, Release, load_facts
 
 COMPARED = ("signature", "language", "kernels", "needs", "raises", "host_checks", "falls_back", "quality", "models")
-"""Facts whose change concerns a caller. The path and the file's hash are said apart."""
+"""Facts whose change concerns a caller. A changed path or file hash is reported separately."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One op that both releases have, and that is not the same in both."""
+    """One op that differs between the two releases."""
 
     name: str
     moved: tuple[str, str] | None
     facts: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
-    """Fact -> what only the first release has, what only the second has."""
+    """Fact -> its values in the first release only, and in the second only."""
 
     @property
     def kept(self) -> bool:
-        """Whether only its place and its code have changed."""
+        """Whether only the op's path and code have changed."""
         return not self.facts
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two releases side by side."""
+    """The differences of two releases."""
 
     first: Release
     second: Release
@@ -45,7 +45,7 @@ def find_release(root: Path, name: str) -> Release:
     """The release that a user named: a version whose facts are in the checkout, or a wheel.
 
     Raises:
-        UsageError: neither; names what there is.
+        UsageError: it is neither; the message names the known releases.
     """
     if name.endswith(".whl"):
         from kda_tools.knowledge.extract_ops import extract
@@ -62,7 +62,7 @@ def find_release(root: Path, name: str) -> Release:
 
 
 def difference(first: Release, second: Release) -> Difference:
-    """Ops are told apart by name: one that was renamed is gone and new."""
+    """The differences of two releases. Ops are matched by name, so a renamed op counts as gone and as new."""
     before, after = ({op.name: op for op in release.op} for release in (first, second))
     both = [name for name in before if name in after]
     pairs = [(before[name], after[name]) for name in both]
@@ -93,7 +93,7 @@ def _items(op: OpFacts, name: str) -> tuple[str, ...]:
 
 
 def lines(found: Difference) -> Iterator[str]:
-    """For a terminal."""
+    """The differences as lines for a terminal."""
     first, second = found.first.release, found.second.release
     yield (
         f"{first} has {len(found.first.op)} ops, {second} has {len(found.second.op)}: {len(found.gone)} gone, "

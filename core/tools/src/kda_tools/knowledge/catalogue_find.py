@@ -15,7 +15,7 @@ from kda_tools.traces.catalogue import Entry, load
 
 @dataclass(frozen=True)
 class Known:
-    """An entry with what is known of its ops."""
+    """An entry of the catalogue with the facts of its ops."""
 
     entry: Entry
     ops: tuple[tuple[Release, OpFacts], ...]
@@ -25,7 +25,7 @@ class Known:
 
 
 def known_entries(root: Path) -> tuple[Known, ...]:
-    """Every entry of the catalogue beside its facts."""
+    """Every entry of the catalogue with the facts of its ops."""
     releases, pulls = load_facts(root), load_watchlist(root)
     return tuple(
         Known(
@@ -43,7 +43,7 @@ def known_entries(root: Path) -> tuple[Known, ...]:
 
 
 def find(known: tuple[Known, ...], terms: str, most: int) -> list[Known]:
-    """Those that fit the words best, best first: by how many of them the id has, then by the whole text."""
+    """The entries that match the words best, best first: by the number of words in the id, then by the whole text."""
     by_id = {one.entry.id: one for one in known}
     hits = rank([_passage(one) for one in known], terms, len(known))
     words = _words(terms)

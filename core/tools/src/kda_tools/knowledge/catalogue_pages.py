@@ -1,4 +1,4 @@
-"""The catalogue as pages: what is fused and by whom, what a release changed, and which model reaches which op."""
+"""Make the catalogue's pages: the fused ops, what a release changed, and which model reaches which op."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def publish(root: Path, tasks: Sequence[Task], check: bool) -> list[str]:
 
 
 def pages(root: Path, tasks: Sequence[Task]) -> dict[Path, str]:
-    """Place -> text of every page."""
+    """Path in the checkout -> text of every page."""
     releases, known = load_facts(root), known_entries(root)
     return {
         OPS: _ops_page(known, releases[-1], {task.folder: _linked(task) for task in tasks}),
@@ -70,7 +70,7 @@ def _linked(task: Task) -> str:
 
 
 def _gain(task: Task) -> str:
-    """The published device speedups of a task, each GPU's."""
+    """The published device speedups of a task on each GPU, in words."""
     found = []
     for target, record in published(task, read(task.ledger)).items():
         both = [
@@ -109,7 +109,7 @@ def _ops_page(known: Iterable[Known], latest: Release, gains: Mapping[str, str])
 
 
 def _names(one: Known, latest: Release) -> str:
-    """Each op once, with the release where it is not in the latest."""
+    """The names of the ops, each once; an op that the latest release lacks is shown with its release."""
     now = {op.name for release, op in one.ops if release.release == latest.release}
     older = [f"`{op.name}` ({release.release.partition(' ')[2]})" for release, op in one.ops if op.name not in now]
     return ", ".join(dict.fromkeys([*(f"`{name}`" for name in sorted(now)), *older]))

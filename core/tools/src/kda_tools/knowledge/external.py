@@ -1,4 +1,4 @@
-"""Collections of knowledge kept elsewhere: optional submodules below `external/`, and links."""
+"""List the optional submodules below `external/`: collections of knowledge that are kept elsewhere."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class External:
     path: str
     url: str
     present: bool
-    """Whether its files are there."""
+    """Whether the submodule's files are in the checkout."""
 
     @property
     def command(self) -> str:
-        """What brings it."""
+        """The command that fetches the submodule."""
         return f"git submodule update --init {self.path}"
 
 
@@ -30,10 +30,10 @@ def externals(root: Path) -> list[External]:
     """The submodules below `external/` that `.gitmodules` names, in its order.
 
     Raises:
-        UsageError: the file is not of git's form.
+        UsageError: the file does not have git's format.
     """
     parser = configparser.ConfigParser()
-    # Git indents its keys, which configparser takes for continued lines.
+    # Git indents its keys; configparser would read them as continued lines.
     file = root / MODULES
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     try:

@@ -1,4 +1,4 @@
-"""What a definition of upstream's source launches: kernels by name, their language, and the CUDA C++ that it builds."""
+"""Find what a definition in upstream's source launches: kernels by name, their language, and the CUDA C++ it builds."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dataclasses import dataclass, field
 from kda_tools.knowledge.wheel_source import Definition, Module, Source
 
 PACKAGES = {"cutlass": "cute", "flydsl": "flydsl"}
-"""Imported package -> language of classes with a method that is a kernel."""
+"""Imported package -> language of kernels that are decorated functions or methods."""
 CALLS = {"sgl_kernel": "sycl", "prims_ts_gemm": "library"}
-"""Module whose calls are the launch -> language."""
+"""Module whose functions launch kernels -> language."""
 
 
 @dataclass
 class Launches:
-    """What has been seen. Dictionaries without values keep the order."""
+    """What the definitions seen so far launch. Dictionaries without values serve as ordered sets."""
 
     source: Source
     folder: str
-    """With CUDA C++."""
+    """Folder with CUDA C++."""
     kernels: dict[str, None] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
-    """Triton functions that others call: no kernels of their own."""
+    """Names that Triton functions use: a Triton function among them is a helper, not a kernel."""
     languages: dict[str, None] = field(default_factory=dict)
     sources: dict[str, None] = field(default_factory=dict)
     custom: dict[str, None] = field(default_factory=dict)
 
     def look(self, name: str, module: Module, node: Definition) -> None:
-        """Take in one definition."""
+        """Add what one definition launches."""
         imports = module.packages
         if (
             isinstance(node, ast.FunctionDef)
@@ -63,7 +63,7 @@ class Launches:
         self.kernels[kernel], self.languages["triton"] = None, None
 
     def _files(self, module: Module, paths: Iterable[str]) -> Iterator[str]:
-        """The files that `load_jit` names, in the common folder or in the module's own."""
+        """The existing files that `load_jit` names, in the common folder or in the module's own `csrc/`."""
         for path in paths:
             for base in (self.folder, module.path.rpartition("/")[0] + "/csrc/"):
                 if f"{base}{path}" in self.source.names:
@@ -71,7 +71,7 @@ class Launches:
 
 
 def cuda_kernels(source: str) -> Iterator[str]:
-    """Names of the `__global__` functions of a C++ file; one that is only called `kernel` with its namespace."""
+    """Names of the `__global__` functions of a C++ file; the plain name `kernel` gets its namespace in front."""
     for match in re.finditer(r"\b__global__\b", source):
         rest = re.sub(r"__\w+__\s*\([^)]*\)", " ", source[match.end() : match.end() + 400])
         if found := re.search(r"(\w+)\s*\(", rest):

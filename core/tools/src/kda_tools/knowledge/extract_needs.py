@@ -1,4 +1,4 @@
-"""Conditions as text: opposites, conjuncts, names written out, and the checks of a C++ launcher."""
+"""Turn conditions into text: negate, split into conjuncts, replace names; and read the checks of a C++ launcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 LONGEST = 160
-"""Of a condition, in characters: what is longer is a computation, and its file has to be read."""
+"""Longest condition that is kept, in characters. A longer one is a computation, for which one has to read the file."""
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -20,7 +20,7 @@ FALLBACK = re.compile(r"fallback|eager|native|torch_|_reference|forward_", re.IG
 def written(condition: ast.expr, unless: list[ast.expr]) -> list[str]:
     """The conjuncts of a condition as text, without those that constants decide and those that are too long.
 
-    It need not hold where one of `unless` does; of those the first are left out where all are too long.
+    The condition need not hold if one of `unless` holds. If all texts are too long, the first of `unless` are dropped.
     """
     for at in range(len(unless) + 1):
         whole = Decided().visit(any_of([*unless[at:], copy.deepcopy(condition)]))
@@ -34,7 +34,7 @@ def written(condition: ast.expr, unless: list[ast.expr]) -> list[str]:
 
 
 def any_of(conditions: list[ast.expr]) -> ast.expr:
-    """The disjunction, flat."""
+    """The disjunction of the conditions, without nested disjunctions."""
     flat = []
     for one in conditions:
         flat += one.values if isinstance(one, ast.BoolOp) and isinstance(one.op, ast.Or) else [one]
@@ -42,7 +42,7 @@ def any_of(conditions: list[ast.expr]) -> ast.expr:
 
 
 class Written(ast.NodeTransformer):
-    """Puts what names stand for in their place."""
+    """Replaces names by their values."""
 
     def __init__(self, value: Callable[[str], ast.expr | None]) -> None:
         self.value = value
@@ -53,7 +53,7 @@ class Written(ast.NodeTransformer):
 
 
 class Decided(ast.NodeTransformer):
-    """Takes out what constants decide, as arguments that a caller leaves out do."""
+    """Removes parts of a condition that constants decide, such as the defaults of arguments a caller leaves out."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:  # noqa: D102
         left, right = node.left, node.comparators[0]
@@ -80,22 +80,22 @@ class Decided(ast.NodeTransformer):
 
 
 def parameters(function: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr]:
-    """A function's parameters -> a call's arguments, or what they are where the call leaves them out."""
+    """A function's parameters -> a call's arguments, or the defaults of those that the call leaves out."""
     arguments = function.args
     names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
     found = dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
     found |= {one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
     starred = next((at for at, one in enumerate(call.args) if isinstance(one, ast.Starred)), None)
     if starred is not None or any(word.arg is None for word in call.keywords):
-        found = {}  # it is not known what they fill
+        found = {}  # it is not known which parameters they fill
     found |= dict(zip(names[function.name == "__init__" :], call.args[:starred], strict=False))
     return found | {word.arg: word.value for word in call.keywords if word.arg}
 
 
 def shape_locals(function: ast.FunctionDef, names: Mapping[str, ast.expr]) -> dict[str, ast.expr]:
-    """The names, and the sizes that a function takes out of its parameters' shapes and names once: `b, s, d = x.shape`.
+    """`names`, and local names of sizes that a function reads once from its parameters, as in `b, s, d = x.shape`.
 
-    What the function changes is left out: it is not what the caller gave.
+    Names that the function assigns again are left out: they are no longer what the caller gave.
     """
     stored = [one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
     found = {name: value for name, value in names.items() if name not in stored}
@@ -116,7 +116,7 @@ def shape_locals(function: ast.FunctionDef, names: Mapping[str, ast.expr]) -> di
 
 
 def host_checks(source: str) -> Iterator[str]:
-    """First arguments of the checks in a C++ launcher, static ones included."""
+    """The conditions (first arguments) of the checks in a C++ launcher, static ones included."""
     for match in CHECK.finditer(source):
         depth, end, quoted = 1, match.end(), False
         while end < len(source) and depth:
@@ -134,7 +134,7 @@ def host_checks(source: str) -> Iterator[str]:
 
 
 def conjuncts(node: ast.expr) -> Iterator[ast.expr]:
-    """What all has to hold for a condition to hold; `a or (b and c)` is two."""
+    """The conditions that together make up a condition; `a or (b and c)` gives `a or b` and `a or c`."""
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         for value in node.values:
             yield from conjuncts(value)
@@ -156,7 +156,7 @@ def conjuncts(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def negated(node: ast.expr) -> ast.expr:
-    """The opposite, with the `not` pushed inwards as far as it goes."""
+    """The negation of a condition, with `not` pushed inwards as far as possible."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return node.operand
     if isinstance(node, ast.BoolOp):

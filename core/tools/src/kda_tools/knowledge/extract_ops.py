@@ -1,8 +1,8 @@
 """Read a release's fused diffusion ops out of its wheel, without importing any of it.
 
 An op is a public callable of upstream's folders of diffusion kernels, or one of another folder of kernels that the
-diffusion runtime (`sglang/multimodal_gen`) imports by name. What an op can launch and who calls it is followed by names
-through the source: a name that is only reached through a string, a registry or an object's attribute is not seen.
+diffusion runtime (`sglang/multimodal_gen`) imports by name. Names in the source decide what an op can launch and who
+calls it: a name that is only reached through a string, a registry or an object's attribute is not found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODELS = f"{RUNTIME}.models"
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a generation of releases keeps its kernels."""
+    """The packages and folders in which a generation of releases keeps its kernels."""
 
     kernels: str
     diffusion: str
@@ -42,12 +42,12 @@ LAYOUTS = (
     Layout("sglang.jit_kernel", "sglang.jit_kernel.diffusion", "sglang/jit_kernel/csrc/"),
 )
 NEIGHBOURS = ("activation", "layernorm", "norm", "quantization", "elementwise", "timestep_embedding")
-"""Folders and files beside the diffusion kernels whose ops count where the runtime imports them: work bound by bytes.
-Attention, GEMM and communication are not what the tasks here are about."""
+"""Folders and files beside the diffusion kernels whose ops count if the runtime imports them: work bound by bytes.
+Attention, GEMM and communication are left out: no task here is about them."""
 PLUMBING = re.compile(r"^(load|prewarm|prepare|expand|swizzle|interleave|build_inv|pack_flux3)_|^tensors_equal$|_hint$")
-"""Public names that are no op: they load modules, prepare weights or tables, or stand in on other devices."""
+"""Public names that are not ops: functions that load modules, prepare weights or tables, or serve other devices."""
 ASIDE = re.compile(r"\.(common|ext|jit)\.|fallback|bitexact_gate$")
-"""Modules of plumbing: fallbacks of other devices, C++ extensions that are no kernels."""
+"""Modules without ops: fallbacks of other devices, C++ extensions that are not kernels."""
 PREDICATE = re.compile(r"^_?(can_use|can|is|supports?|use|has|should)_|_supported$|_enabled$|^validate_|^_?check_")
 
 
@@ -69,7 +69,7 @@ def extract(wheel: Path, package: str = "sglang", version: str | None = None) ->
 
 
 class Reader:
-    """One wheel that is read."""
+    """Reads the ops of one wheel."""
 
     def __init__(self, source: Source, layout: Layout) -> None:
         self.source, self.layout = source, layout
@@ -79,7 +79,7 @@ class Reader:
         self.specs = list(specs(source, layout.diffusion))
 
     def release(self, name: str, sha256: str) -> Release:
-        """All of it."""
+        """All facts of the release."""
         runtime = [
             module
             for module in self.source.modules_under(RUNTIME)
@@ -109,7 +109,7 @@ class Reader:
             for symbol in module.imported.values()
             if symbol.module.startswith((self.layout.diffusion, *self._neighbours()))
         }
-        if not exported:  # a release without a facade: what one file of the folder imports from another is public, too
+        if not exported:  # a release without a facade: names that one file imports from another are public
             for where in self.source.modules_under(self.layout.diffusion):
                 module = self.source.module(where)
                 beside = module.imported.values() if module else ()
@@ -178,7 +178,7 @@ class Reader:
         return kernels, list(found.languages), list(found.sources), list(found.custom)
 
     def _guards(self, symbol: Symbol, module: Module) -> list[str]:
-        """Public predicates of the same file whose name holds the op's, or that its file has as the only one."""
+        """Public predicates of the op's file whose name contains the op's; if none does, the file's only predicate."""
         public = [name for name in module.defined if re.match(r"can_use_|is_\w+_supported|\w+_device_supported", name)]
         core = re.sub(r"^(try_)?(fused_|fuse_)?|(_cuda|_kernel|_bitexact|_native)?_?$", "", symbol.name)
         close = [name for name in public if core and core in name]
@@ -218,13 +218,13 @@ class Reader:
 
 
 def _strictest(texts: Iterable[str]) -> list[str]:
-    """Without what holds anyway: `a or b` beside `b`."""
+    """The conditions without those that another one implies: `a or b` if `b` is also there."""
     alone = {text for text in texts if " or " not in text}
     return [text for text in texts if text in alone or text.rpartition(" or ")[2] not in alone]
 
 
 def _platforms(module: Module, name: str) -> Iterator[str]:
-    """Platform -> what stands in for `name` there: by `select_impl`, or assigned below a question for the platform."""
+    """Lines `platform: replacement` for `name`: from `select_impl`, or from an `if` that tests for the platform."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _assigns(node, name):
             if ast.unparse(node.value.func) == "select_impl":

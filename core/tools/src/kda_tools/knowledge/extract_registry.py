@@ -1,4 +1,4 @@
-"""What upstream itself lists: its registry of kernels, and the quality tiers of what it mounts by request."""
+"""Read upstream's own lists: its registry of kernels, and the quality tiers at which it mounts fused sites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kda_tools.knowledge.wheel_source import Source, Symbol
 
 
 def specs(source: Source, diffusion: str) -> Iterator[tuple[Symbol, Backend]]:
-    """Upstream's registry of kernels, where the package has a table `_SPECS`."""
+    """The lines of upstream's registry of kernels, if the package has a table `_SPECS`."""
     module = source.module(diffusion)
     node = module.defined.get("_SPECS") if module else None
     value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None

@@ -1,7 +1,7 @@
-"""What upstream's Python asks of a call, in the op and in what it calls: conditions, and where a refused call goes.
+"""Find the conditions that upstream's Python sets for a call, in an op and its callees, and where a refused call goes.
 
-Calls are followed by name, within upstream's folder of kernels, and a helper's parameters are written as the caller's
-arguments. What a method or a computed name stands for is not followed.
+Calls are followed by name within upstream's folder of kernels. A helper's parameters are replaced by the caller's
+arguments. Methods and computed names are not followed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kda_tools.knowledge.extract_needs import FALLBACK, any_of, conjuncts, negat
 from kda_tools.knowledge.wheel_source import Module, Source, Symbol
 
 ASIDE = re.compile(r"\.jit\.|jit_kernel\.utils$|\.common\.")
-"""Modules that build, load and choose kernels: what they raise is not about a call."""
+"""Modules that build, load and choose kernels: their errors do not depend on a call's arguments."""
 DEEPEST = 4
-"""Calls below the op."""
+"""Most levels of calls that are followed below the op."""
 LONGEST_ARGUMENT = 40
-"""In characters: a longer argument is a computation, and the helper's own name for it stays."""
+"""Longest argument, in characters, that replaces a helper's parameter. A longer one is a computation."""
 
 
 class Refusal(Enum):
-    """Which result of a function says no. Raising always does."""
+    """The result by which a function refuses a call. Raising always refuses."""
 
     RAISES = "only raising"
     NONE = "None"
@@ -36,23 +36,23 @@ class Refusal(Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """A function that is read on behalf of a call."""
+    """A function that is being read, and the call through which it was reached."""
 
     module: Module
     function: ast.FunctionDef
     refusal: Refusal
     names: Mapping[str, ast.expr] = field(default_factory=dict)
-    """Of this function -> what the op calls it."""
+    """Name in this function -> the expression for it in the op's names."""
     depth: int = 0
     own: bool = False
-    """Whether its result is the op's."""
+    """Whether the function's result is the op's result."""
     raised: bool = False
     """Whether a refusal makes the caller raise."""
     caught: bool = False
     """Whether what is raised is caught again."""
 
     def refuses(self, body: list[ast.stmt]) -> bool:
-        """Whether a block ends in a refusal, or in setting a flag that says so further down."""
+        """Whether a block ends in a refusal, or sets a flag by which a later block refuses."""
         last = body[-1] if body else None
         if isinstance(last, ast.Assign) and isinstance(last.value, ast.Constant) and last.value.value is True:
             return ast.unparse(last.targets[0]) in self.flags
@@ -62,7 +62,7 @@ class Place:
         if self.refusal is Refusal.REASON:
             return isinstance(last.value, ast.Constant | ast.JoinedStr) and value is not None
         if value is None:
-            return not isinstance(self.function.returns, ast.Constant)  # a procedure that is done refuses nothing
+            return not isinstance(self.function.returns, ast.Constant)  # a function annotated `-> None` just ends here
         return value is False and self.refusal is Refusal.FALSE
 
     def raising(self, body: list[ast.stmt]) -> bool:
@@ -76,7 +76,7 @@ class Place:
 
     @cached_property
     def flags(self) -> dict[str, bool]:
-        """Names for which a block refuses where they are true, and whether it raises."""
+        """Name of a flag -> whether the block that refuses if the flag is true raises."""
         tests = [one for one in ast.walk(self.function) if isinstance(one, ast.If) and isinstance(one.test, ast.Name)]
         return {
             ast.unparse(one.test): isinstance(one.body[-1], ast.Raise)
@@ -87,15 +87,15 @@ class Place:
 
 @dataclass
 class Asked:
-    """Reads one op. Dictionaries without values keep the order."""
+    """Reads the conditions of one op. Dictionaries without values serve as ordered sets."""
 
     source: Source
     inside: tuple[str, ...]
-    """First words of the modules that are followed into."""
+    """Prefixes of the modules whose functions are followed."""
     folder: str
-    """With CUDA C++."""
+    """Folder with CUDA C++."""
     launching: dict[Symbol, bool]
-    """What is known of functions already; it outlives the op."""
+    """Function -> whether it launches a kernel; a cache that all ops share."""
     needs: dict[str, None] = field(default_factory=dict)
     raises: dict[str, None] = field(default_factory=dict)
     falls_back: dict[str, None] = field(default_factory=dict)
@@ -103,13 +103,13 @@ class Asked:
     _seen: set[tuple[Symbol, Refusal, str]] = field(default_factory=set)
 
     def read(self, symbol: Symbol, refusal: Refusal) -> None:
-        """Take in a function under its own names, or what is wrapped in or rejects at a site."""
+        """Read a function in its own names; for a wrapper or a site, the functions that it wraps or rejects with."""
         for found, keyword in self._functions(symbol):
             self._enter(found, Refusal.REASON if keyword == "reject_reason" else refusal)
 
     def _enter(self, symbol: Symbol, refusal: Refusal, outer: Place | None = None, call: ast.Call | None = None,
                given: tuple[ast.expr, ...] = (), raised: bool = False, answers: bool = False) -> bool:  # fmt: skip
-        """Read a function; whether it gave anything, or had done so before."""
+        """Read a function; returns whether it gave conditions, or was read before."""
         module = self.source.module(symbol.module)
         node = module.defined.get(symbol.name) if module else None
         if isinstance(node, ast.ClassDef):
@@ -135,7 +135,7 @@ class Asked:
     def _block(
         self, place: Place, body: list[ast.stmt], given: tuple[ast.expr, ...], after: Iterable[ast.stmt] = ()
     ) -> None:
-        """Statements in order. `given` are the conditions under which they run, in the op's names; `after` follow."""
+        """Read statements in order. `given`: conditions under which they run, in the op's names. `after`: next ones."""
         left: list[ast.expr] = []
         for index, node in enumerate(body):
             if isinstance(node, ast.If):
@@ -183,7 +183,7 @@ class Asked:
         self._block(place, node.orelse, other)
 
     def _result(self, place: Place, value: ast.expr, given: tuple[ast.expr, ...]) -> None:
-        """What a returned value asks: the same refusal of what it calls, a predicate's conjuncts."""
+        """Read a returned value: a predicate's conjuncts, or the function that it calls, with the same refusal."""
         if isinstance(value, ast.IfExp):
             self._block(place, [ast.If(value.test, [ast.Return(value.body)], [ast.Return(value.orelse)])], given)
         elif place.refusal is Refusal.FALSE and isinstance(value, ast.BoolOp | ast.Compare | ast.UnaryOp | ast.Call):
@@ -196,7 +196,7 @@ class Asked:
             self._calls(place, value, given)
 
     def _need(self, place: Place, condition: ast.expr, given: tuple[ast.expr, ...], raised: bool) -> None:
-        """Note what has to hold; of a predicate that is called, what it asks."""
+        """Record a condition; for a call of a predicate, the predicate's own conditions."""
         raised = (raised or place.raised) and not place.caught
         for one in conjuncts(condition):
             asked, refusal = _asked(one)
@@ -206,19 +206,19 @@ class Asked:
             if call and any(self._enter(found, refusal, place, call, given, raised) for found, _ in within):
                 continue
             if isinstance(one, ast.UnaryOp) and ast.unparse(one.operand) in place.flags:
-                continue  # what sets it is read itself
+                continue  # the block that sets the flag is read separately
             texts = written(self._own(place, one), [negated(other) for other in given])
             (self.raises if raised else self.needs).update(dict.fromkeys(texts))
 
     def _calls(self, place: Place, node: ast.AST, given: tuple[ast.expr, ...], but: ast.AST | None = None) -> None:
-        """Whatever is called may raise."""
+        """Read every function called in `node`, because it may raise."""
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and call is not but and (target := self._target(place, call)):
                 for found, _ in self._functions(target):
                     self._enter(found, Refusal.RAISES, place, call, given)
 
     def _away(self, place: Place, last: ast.stmt) -> None:
-        """Where a refusal sends the call, if the op itself says so."""
+        """Record where a refused call goes, if the op's own code shows it."""
         if not place.own or not isinstance(last, ast.Return):
             return
         value = last.value
@@ -231,7 +231,7 @@ class Asked:
             self.falls_back["PyTorch's operators, in the op itself"] = None
 
     def _assigned(self, place: Place, node: ast.expr | None) -> ast.Call | None:
-        """The call, or the one whose result the name holds."""
+        """The call itself, or the call whose result a name holds; None if there is no single one."""
         if isinstance(node, ast.NamedExpr):
             node = node.value
         if isinstance(node, ast.Name):
@@ -248,7 +248,7 @@ class Asked:
         return found if found and found.module.startswith(self.inside) and not ASIDE.search(found.module) else None
 
     def _functions(self, symbol: Symbol) -> Iterator[tuple[Symbol, str | None]]:
-        """The function of that name, or those that it wraps, with the keyword under which it takes them."""
+        """The function of that name, or the functions that it wraps, each with the keyword that passes it."""
         module = self.source.module(symbol.module)
         node = module.defined.get(symbol.name) if module else None
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -286,7 +286,7 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 
 def _accepts(place: Place, node: ast.stmt) -> bool:
-    """Whether a statement says yes to what a helper was asked, or ends it without more ado."""
+    """Whether a helper's statement accepts the call, or returns without a further check."""
     value = node.value if isinstance(node, ast.Return) else node
     if value is None or (isinstance(value, ast.Constant) and value.value is None):
         return place.refusal is Refusal.RAISES
@@ -294,13 +294,13 @@ def _accepts(place: Place, node: ast.stmt) -> bool:
 
 
 def _computes(body: list[ast.stmt]) -> bool:
-    """Whether a block ends in a computed result, not in what is there already or empty."""
+    """Whether a block returns a computed result, not an existing or an empty one."""
     value = body[-1].value if body and isinstance(body[-1], ast.Return) else None
     return isinstance(value, ast.Call | ast.BinOp) and "empty" not in ast.unparse(value)
 
 
 def _asked(condition: ast.expr) -> tuple[ast.expr, Refusal]:
-    """What decides the condition, and which result of it says no."""
+    """The expression that decides the condition, and its result that means a refusal."""
     if isinstance(condition, ast.Compare) and ast.unparse(condition.comparators[0]) == "None":
         return condition.left, Refusal.REASON if isinstance(condition.ops[0], ast.Is) else Refusal.NONE
     return condition, Refusal.FALSE

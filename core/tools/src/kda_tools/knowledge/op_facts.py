@@ -1,7 +1,7 @@
-"""What a release of upstream has: its fused ops as facts, read from its source by `extract_ops`, one TOML file a pin.
+"""Store facts about the fused ops of upstream releases: one TOML file per pin, extracted by `extract_ops`.
 
 Facts are names, signatures, conditions and hashes; upstream's source is not kept. What an op computes, its numerics and
-which task covers it is written by hand in `docs/catalogue/*.toml`, whose entries name ops of these files.
+its task are written by hand in `docs/catalogue/*.toml`, whose entries name ops of these files.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Backend(Strict):
     backend: str
     target: str
     requires: str
-    """Its capability requirement, in upstream's name or expression."""
+    """The backend's capability requirement, by upstream's name or expression."""
 
 
 class OpFacts(Strict):
-    """One public callable."""
+    """The facts of one public callable, the op."""
 
     name: str
     path: str
-    """Of the defining file in the wheel."""
+    """Path of the defining file in the wheel."""
     signature: str
     language: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Of the kernels that it can launch: triton, cuda, cute, flydsl, sycl, or library where another package has them;
-    torch where it launches none of its own, site where a quality tier mounts it on modules of a model."""
+    """Languages of the kernels that it can launch: triton, cuda, cute, flydsl, sycl, or library (another package's).
+    torch: it launches no kernel of its own; site: a quality tier mounts it on modules of a model."""
     kernels: tuple[str, ...] = ()
     """Names of Triton functions, CuTe DSL kernels and C++ launchers that its code reaches."""
     sources: tuple[str, ...] = ()
@@ -48,33 +48,33 @@ class OpFacts(Strict):
     custom_op: tuple[str, ...] = ()
     """Functions that it reaches and that upstream registers as custom ops, so that torch.compile sees them."""
     guards: tuple[str, ...] = ()
-    """Predicates that say whether a call may take it."""
+    """Predicates that decide whether a call may use the op."""
     needs: tuple[str, ...] = ()
-    """Conditions in Python, of the op, its guards and what they call: where one does not hold, the call falls back."""
+    """Conditions in Python, of the op, its guards and their callees: if one does not hold, the call falls back."""
     raises: tuple[str, ...] = ()
-    """Further ones: where one does not hold, the call raises."""
+    """Further conditions: if one does not hold, the call raises."""
     host_checks: tuple[str, ...] = ()
     """Conditions that its C++ launcher checks."""
     falls_back: tuple[str, ...] = ()
-    """Where a call goes that breaks one of `needs`, or that comes on another platform, as far as the code names it."""
+    """What runs instead if a call breaks one of `needs` or is on another platform, as far as the code names it."""
     backends: tuple[Backend, ...] = ()
     quality: str | None = None
-    """Lowest quality tier of a request that mounts it, for what upstream gates by quality."""
+    """Lowest quality tier of a request that mounts the op; None if upstream does not gate it by quality."""
     callers: tuple[str, ...] = ()
     """Modules of `sglang/multimodal_gen/runtime` that name it."""
     models: tuple[str, ...] = ()
-    """Modules of models from which it can be reached by names; which of them call it depends on the request."""
+    """Modules of models that reach the op by names in the source; which of them call it depends on the request."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """Of the defining file."""
+    """Hash of the defining file."""
 
 
 class Release(Strict):
-    """One file of facts."""
+    """The facts of one release: the content of one file."""
 
     release: Annotated[str, Field(pattern=r"^\S+ \S+$")]
     wheel_sha256: str
     helpers: tuple[str, ...] = ()
-    """Files of the folders of diffusion kernels that define no public op: pieces of others, fallbacks, packages."""
+    """Files in the folders of diffusion kernels that define no public op: parts of ops, fallbacks, packages."""
     op: tuple[OpFacts, ...]
 
     def named(self, name: str) -> OpFacts | None:
@@ -100,7 +100,7 @@ def load_facts(root: Path) -> tuple[Release, ...]:
 
 
 def to_toml(release: Release) -> str:
-    """The file's text: stable, so that a difference is a difference of upstream."""
+    """The file's text. Its form is fixed, so that two files differ only if upstream does."""
     lines = [HEAD, f"release = {_text(release.release)}", f"wheel_sha256 = {_text(release.wheel_sha256)}"]
     lines += _field("helpers", release.helpers)
     for op in release.op:

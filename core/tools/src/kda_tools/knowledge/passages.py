@@ -1,4 +1,4 @@
-"""Cut skills, guides, task notes and whatever of `external/` is there into passages, one a heading, and search them."""
+"""Split skills, guides, task notes and files of `external/` into passages, one per heading, and search them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PLACES = (
     "*/*/docs/profile.md",
     "external/*/**/*.md",
 )
-"""Where knowledge is written, as patterns below the checkout."""
+"""Patterns, relative to the checkout, of the files that are searched."""
 FIRST, FIRST_WEIGHT = "docs/skills/", 1.6
-"""Skills are written to be found; notes and pages hold many of their words."""
+"""Folder of the skills and the weight of their passages: they rank above notes and pages with the same words."""
 HEADING = re.compile(r"^(#{1,6})\s+(.+?)\s*$")
 LARGEST = 1_000_000
-"""Bytes of a file that is read."""
+"""Most bytes of a file that is read."""
 
 
 def passages(root: Path) -> list[Passage]:
-    """Every passage of the checkout, with its path in the text: folders and files are named for what they hold."""
+    """Every passage of the checkout, with its path added to the text: names of folders and files describe contents."""
     return [
         replace(
             one,
@@ -47,7 +47,7 @@ def cut_files(root: Path, patterns: Iterable[str]) -> Iterator[Passage]:
 
 
 def cut(place: str, text: str) -> Iterator[Passage]:
-    """A file's passages, one a heading; a passage's title is the headings above it."""
+    """A file's passages, one for each heading; a passage's title joins the headings above it."""
     headings: list[str] = []
     lines: list[str] = []
     first, fenced = 1, False
@@ -69,10 +69,10 @@ def cut(place: str, text: str) -> Iterator[Passage]:
 
 
 def search(root: Path, terms: str, most: int) -> list[Hit]:
-    """The passages that fit best.
+    """The passages that match the words best.
 
     Raises:
-        UsageError: none has any of the words.
+        UsageError: no passage has any of the words.
     """
     if not (found := rank(passages(root), terms, most)):
         raise UsageError(

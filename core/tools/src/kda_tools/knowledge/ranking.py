@@ -11,16 +11,16 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 
 COLUMNS = "number UNINDEXED, weight UNINDEXED, title, text"
 WEIGHTS = (0.0, 0.0, 4.0, 1.0)
-"""Of the columns."""
+"""BM25 weights of the columns."""
 SPREAD = 12
-"""Words of a snippet."""
+"""Most words of a snippet."""
 MARK = "\x01"
-"""Before each word that was found."""
+"""Character placed before each word that was found."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Something that can be found."""
+    """A text that can be found."""
 
     place: str
     """A path, or an id."""
@@ -28,7 +28,7 @@ class Passage:
     title: str
     text: str
     weight: float = 1.0
-    """What its score is multiplied by: more, where it is meant to be found first."""
+    """Factor of the passage's score; a larger one ranks it higher."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Hit:
 
 
 def rank(passages: Sequence[Passage], terms: str, most: int) -> list[Hit]:
-    """The passages that fit `terms` best. All words must occur; where that finds nothing, any of them.
+    """The passages that match `terms` best. All words must occur; if that finds nothing, any of them.
 
     Raises:
         UsageError: no word in `terms`.
@@ -70,7 +70,7 @@ def rank(passages: Sequence[Passage], terms: str, most: int) -> list[Hit]:
 
 
 def _snippet(passage: Passage, title: str, text: str) -> str:
-    """Words around the best match, as they stand in the passage; `title` and `text` are its split forms with marks."""
+    """Words of the passage around the best match; `title` and `text` are its split forms with marks."""
     whole, marked = (passage.text, text) if MARK in text else (passage.title, title)
     words, pieces = whole.split(), iter(marked.split())
     hits = [sum(MARK in next(pieces, "") for _ in split(word).split()) for word in words]
@@ -81,5 +81,5 @@ def _snippet(passage: Passage, title: str, text: str) -> str:
 
 
 def split(text: str) -> str:
-    """Names as the words in them: `qknorm` is found by itself and by `qk norm`."""
+    """Split names into their words: `qknorm` is found by itself and by `qk norm`."""
     return re.sub(r"\b(qk|rms|layer|group)norm", r"\1 norm \1norm", text.replace("_", " "))

@@ -23,10 +23,10 @@ def pins(tasks: Iterable[Task]) -> dict[str, Pin]:
 
 
 def update(root: Path, tasks: Iterable[Task], check: bool, offline: bool) -> list[str]:
-    """Make the files; returns those that changed, or with `check` those that are not what the wheel gives.
+    """Write the files; returns those that changed, or with `check` those that differ from what the wheel gives.
 
     Raises:
-        MissingRequirement: a wheel is not in the cache and cannot be had.
+        MissingRequirement: a wheel is not in the cache and cannot be downloaded.
     """
     changed = []
     for name, pin in sorted(pins(tasks).items()):

@@ -1,4 +1,4 @@
-"""Open pull requests of upstream that a task or a port could collide with, as data: `docs/watchlist.toml`."""
+"""Read `docs/watchlist.toml`: open pull requests of upstream that a task or a port could collide with."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Pull(Strict):
     number: Annotated[int, Field(gt=0)]
     title: str
     entries: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Ids of the catalogue: the patterns that it touches."""
+    """Ids of the catalogue's entries whose patterns the pull request touches."""
     opened: dt.date
     seen: dt.date
-    """When somebody last looked and found it open."""
+    """Date of the last look that found it open."""
 
     @model_validator(mode="after")
     def _seen_after_it_was_opened(self) -> Pull:
@@ -35,21 +35,21 @@ class Pull(Strict):
 
     @property
     def line(self) -> str:
-        """For a terminal and for a port's notes."""
+        """The pull request in one line, for a terminal and for a port's notes."""
         return f"{self.repository}#{self.number} ({self.title}), opened {self.opened}, seen open {self.seen}"
 
 
 class Watchlist(Strict):
-    """The file."""
+    """The content of `docs/watchlist.toml`."""
 
     pull: tuple[Pull, ...] = ()
 
 
 def load_watchlist(root: Path) -> tuple[Pull, ...]:
-    """The pull requests of the checkout; none where it has no such file.
+    """The pull requests of the checkout's watchlist; none without such a file.
 
     Raises:
-        UsageError: the file breaks the schema, or names an entry that the catalogue has not.
+        UsageError: the file breaks the schema, or names an entry that the catalogue lacks.
     """
     path = root / FILE
     pulls = validate(Watchlist, read_toml(path), path).pull if path.is_file() else ()
@@ -61,7 +61,7 @@ def load_watchlist(root: Path) -> tuple[Pull, ...]:
 
 
 def overlapping(root: Path, folder: str) -> tuple[Pull, ...]:
-    """Those that touch what a task covers; `folder` as in `k02_rotary_embedding`."""
+    """The pull requests that touch entries of a task; `folder` is its folder's name, as in `k02_rotary_embedding`."""
     if not (pulls := load_watchlist(root)):
         return ()
     own = {entry.id for entry in load(root) if entry.task == folder}

@@ -1,4 +1,4 @@
-"""The Python source in a wheel: modules parsed when they are asked for, and what a name in one of them stands for."""
+"""Read the Python source in a wheel: parse modules when they are needed, and resolve the names in them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Module:
 
     name: str
     path: str
-    """In the wheel."""
+    """Path of the module's file in the wheel."""
     tree: ast.Module
     sha256: str
 
     @cached_property
     def defined(self) -> dict[str, Definition]:
-        """What its top level defines, branches of `if` and `try` included; the first definition of a name counts."""
+        """Top-level definitions, in branches of `if` and `try` too; the first definition of a name counts."""
         found: dict[str, Definition] = {}
         for node in _flat(self.tree.body):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -54,7 +54,7 @@ class Module:
 
     @cached_property
     def constants(self) -> dict[str, ast.expr]:
-        """Names of the top level that stand for a number or a tuple."""
+        """Top-level name -> its value, if that is a constant, tuple, set or arithmetic."""
         return {
             name: node.value
             for name, node in self.defined.items()
@@ -64,9 +64,9 @@ class Module:
 
     @cached_property
     def imported(self) -> dict[str, Symbol]:
-        """Local name -> what it stands for; the name is empty for a whole module. Imports in functions count too.
+        """Local name -> the imported symbol (with an empty name for a whole module). Imports in functions count too.
 
-        Of two imports of a name, as below a question for the platform, the first counts.
+        If a name is imported twice, as in the branches of a test for the platform, the first import counts.
         """
         found: dict[str, Symbol] = {}
         for node in ast.walk(self.tree):
@@ -82,7 +82,7 @@ class Module:
 
     @cached_property
     def packages(self) -> frozenset[str]:
-        """First words of what it imports."""
+        """The top-level packages that the module imports."""
         found = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -92,7 +92,7 @@ class Module:
         return frozenset(found)
 
     def absolute(self, node: ast.ImportFrom) -> str:
-        """The module that an import names."""
+        """The absolute name of the module that an import names."""
         if not node.level:
             return node.module or ""
         package = self.name.split(".")
@@ -121,7 +121,7 @@ class Source:
     _exports: dict[str, dict[str, Symbol]] = field(default_factory=dict, init=False, repr=False)
     _uses: dict[Symbol, set[Symbol]] = field(default_factory=dict, init=False, repr=False)
     _local: dict[int, dict[str, Symbol]] = field(default_factory=dict, init=False, repr=False)
-    """Imports inside a definition, by its identity: modules are kept."""
+    """`id` of a definition -> its imports. An id stays valid, because parsed modules are kept."""
 
     def __post_init__(self) -> None:
         try:
@@ -131,11 +131,11 @@ class Source:
         self.names = frozenset(self._archive.namelist())
 
     def text(self, path: str) -> str:
-        """A file of the wheel."""
+        """The text of a file in the wheel."""
         return self._archive.read(path).decode("utf-8", "replace")
 
     def module(self, name: str) -> Module | None:
-        """The module of that dotted name; None where the wheel has none, or no Python that this interpreter parses."""
+        """The module of that dotted name; None if the wheel has none or this interpreter cannot parse it."""
         if name not in self._modules:
             base = name.replace(".", "/")
             path = next((one for one in (f"{base}.py", f"{base}/__init__.py") if one in self.names), None)
@@ -150,13 +150,13 @@ class Source:
             return None
 
     def modules_under(self, package: str) -> list[str]:
-        """Dotted names of all modules of a package, packages themselves left out."""
+        """Dotted names of all modules of a package, without the `__init__` modules."""
         prefix = package.replace(".", "/") + "/"
         paths = sorted(path for path in self.names if path.startswith(prefix) and path.endswith(".py"))
         return [path[:-3].replace("/", ".") for path in paths if not path.endswith("__init__.py")]
 
     def exports(self, facade: str) -> dict[str, Symbol]:
-        """Public name -> where it is defined, of a package with a table `_EXPORTS`."""
+        """Public name -> the symbol that defines it, by the package's table `_EXPORTS`."""
         if facade not in self._exports:
             self._exports[facade] = self._table(facade)
         return self._exports[facade]
@@ -171,7 +171,7 @@ class Source:
         }
 
     def resolve(self, symbol: Symbol) -> Symbol | None:
-        """Where a symbol is defined, through facades and re-exports; None where the wheel does not define it."""
+        """The defining symbol, found through facades and re-exports; None if the wheel does not define it."""
         for _ in range(8):
             if symbol.module in FACADES and (owner := self.exports(symbol.module).get(symbol.name)):
                 symbol = owner
@@ -187,7 +187,7 @@ class Source:
         return None
 
     def uses(self, symbol: Symbol) -> set[Symbol]:
-        """What the definition of a symbol names, of what the wheel defines at the top level of a module."""
+        """The top-level symbols of the wheel that the definition of a symbol names."""
         if symbol not in self._uses:
             self._uses[symbol] = self._used(symbol)
         return self._uses[symbol]
@@ -201,7 +201,7 @@ class Source:
         return {where for where in found if where is not None} - {symbol}
 
     def named(self, module: Module, inside: ast.AST, node: ast.AST) -> Symbol | None:
-        """Where that is defined what a name, or an attribute of one, stands for inside a definition of the module."""
+        """The defining symbol of a name, or of an attribute of a name, inside a definition of the module."""
         if id(inside) not in self._local:
             self._local[id(inside)] = _local_imports(module, list(ast.walk(inside)))
         local = self._local[id(inside)]
@@ -217,7 +217,7 @@ class Source:
         return self.resolve(found) if found else None
 
     def written_out(self, module: Module, node: ast.expr, names: Mapping[str, ast.expr]) -> ast.expr:
-        """An expression of the module with its names, and constants of the module or imported, in their place."""
+        """The expression with `names` and constants (the module's own or imported ones) replaced by their values."""
         write = Written(lambda name: names.get(name) or self._constant(module, name))
         return cast(ast.expr, write.visit(copy.deepcopy(node)))
 
@@ -232,7 +232,7 @@ class Source:
         return cast(ast.expr, write.visit(copy.deepcopy(value)))
 
     def reach(self, starts: Iterable[Symbol], inside: tuple[str, ...]) -> set[Symbol]:
-        """All that the definitions of symbols use, directly or not, in modules whose names begin so, and they."""
+        """`starts` and all symbols they use, directly or not, in modules whose names begin with one of `inside`."""
         todo = list(starts)
         seen = set(todo)
         while todo:
@@ -244,7 +244,7 @@ class Source:
 
 
 def _local_imports(module: Module, nodes: list[ast.AST]) -> dict[str, Symbol]:
-    """Imports inside a definition, which hide those of the module."""
+    """Local name -> symbol of the imports inside a definition, which hide those of the module."""
     found = {}
     for one in nodes:
         if isinstance(one, ast.ImportFrom):

@@ -1,1 +1,1 @@
-"""Care of a checkout: new tasks, validation, schemas, what a machine lacks."""
+"""Maintain a checkout: new tasks, validation, schemas, and checks of what a machine lacks."""

@@ -1,4 +1,4 @@
-"""One line of what `kda doctor` says."""
+"""One line of the report of `kda doctor`."""
 
 from dataclasses import dataclass
 
@@ -12,4 +12,4 @@ class Check:
     found: str
     needed_for: str
     remedy: str
-    """What to do when it is not ok."""
+    """What to do if the check is not ok."""

@@ -1,4 +1,4 @@
-"""Whether a task's tuned tables, and the page about them, follow from its recorded sweeps."""
+"""Check that a task's tuned tables, and the page about them, follow from its recorded sweeps."""
 
 import json
 import os
@@ -16,10 +16,10 @@ CHECK_TIMEOUT_S = 300
 
 
 def problems(task: Task) -> list[str]:
-    """What is wrong with the task's tuning tables, one line each; no sweep and no table are fine.
+    """What is wrong with the task's tuned tables, one line each; a task without sweeps and tables is fine.
 
-    The sweeps name configurations of the solution, so checking imports it. That is done in a process of its own,
-    because this one may judge it afterwards.
+    The sweeps name configurations of the solution, so the check imports the solution. It does so in a separate process,
+    because the current process may judge the solution afterwards.
     """
     if not has_sweeps(task):
         return [
@@ -39,7 +39,7 @@ def problems(task: Task) -> list[str]:
 
 
 def answer(path: str) -> None:
-    """The other side of `problems`: print them as JSON."""
+    """Run in the separate process of `problems`: print what is wrong as JSON."""
     task = Task(Path(path))
     try:
         found = check(task)

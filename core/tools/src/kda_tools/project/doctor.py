@@ -1,4 +1,4 @@
-"""`kda doctor`: what this machine has, what is missing, and the command that brings it."""
+"""`kda doctor`: what this machine has, what is missing, and the command that installs it."""
 
 import os
 import re
@@ -29,12 +29,12 @@ REMEDIES = {
     "apache-tvm-ffi": "pip install 'apache-tvm-ffi>=0.1.15'",
     "ninja": "pip install ninja",
 }
-"""Distribution -> the command that brings it; core itself needs none of them."""
+"""Distribution -> the command that installs it; core itself needs none of them."""
 TOOLKIT = "install the CUDA toolkit of your driver's version and put its bin folder on PATH, or set CUDA_HOME"
 
 
 def checks() -> list[Check]:
-    """Look at everything; nothing that is missing or broken makes this raise."""
+    """Check everything; nothing that is missing or broken makes this raise."""
     return [
         _kda(),
         _python(),
@@ -78,7 +78,7 @@ def _external() -> list[Check]:
     """The collections of knowledge below `external/`; everything works without them."""
     try:
         root = checkout_root()
-    except KdaError:  # said above
+    except KdaError:  # `_kda` reports it
         return []
     needed_for = "more that `kda knowledge` searches; nothing else"
     try:
@@ -145,7 +145,7 @@ def _tool(name: str, needed_for: str, remedy: str) -> Check:
 
 
 def _upstream(tasks: Sequence[Task] | None = None) -> list[Check]:
-    """One line per release: which tasks' pinned files the cache holds; one for each task whose files do not verify."""
+    """One line per release: the tasks whose pinned files are cached; and one per task whose files do not verify."""
     found: list[Check] = []
     users: dict[str, list[tuple[Task, Pin]]] = {}
     try:
@@ -163,7 +163,7 @@ def _upstream(tasks: Sequence[Task] | None = None) -> list[Check]:
 
 
 def _release(name: str, users: list[tuple[Task, Pin]], cache: Path) -> list[Check]:
-    """What the cache holds of one release, for the tasks whose arms stand on it."""
+    """What the cache has of one release, for the tasks whose arms are pinned to it."""
     fetched, absent, damaged = [], [], []
     for task, pin in users:
         try:

@@ -1,4 +1,4 @@
-"""`kda new --template`: a whole small task, of data in `templates/`: an op of one kind, in Triton or in CUDA C++."""
+"""`kda new --template`: make a small complete task from data in `templates/`, in Triton or in CUDA C++."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ("silu", "rmsnorm", "adaln", "rope")
 LANGUAGES = {"triton": "Triton", "cuda": "CUDA C++"}
 NAMES = tuple(f"{language}-{kind}" for language in LANGUAGES for kind in KINDS)
 COPIED = ("__init__.py", "hatch_build.py", "pyproject.toml")
-"""The same in every task but for names: taken from a task of the checkout."""
+"""Files that differ between tasks in names only; they are copied from a task of the checkout."""
 FLOATS = 'DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")\n'
 REFERENCE = '''\
 """The float64 oracle and the contract of a row. Bytes are the usual: inputs read once, outputs written once."""
@@ -120,7 +120,7 @@ def from_template(template: str, name: str) -> Path:
 
 
 def _files(data: dict[str, Any], target: Name, template: str, language: str, other: Task) -> dict[str, str]:
-    """Place -> text of every file that is not generated."""
+    """Path in the task -> text of every file that is not generated."""
     common = read_toml(FOLDER / "common.toml")
     head = common.pop("cuda_head")
     call, title = data["call"], data["title"]

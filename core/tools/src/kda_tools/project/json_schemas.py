@@ -1,11 +1,11 @@
-"""JSON Schemas of the TOML files and of a ledger's line, made from the pydantic models that read them.
+"""Make the JSON Schemas of the TOML files and of a ledger's line from the pydantic models that read them.
 
 They are checked in under `docs/schema/`, so that editors complete and check the TOML files (`.taplo.toml` says which
-file has which schema) and other tools can read a ledger. A schema cannot say everything that a model checks (that a
-name refers to a table, for example): what passes it may still be refused.
+file has which schema) and other tools can read a ledger. A schema cannot express everything that a model checks (that a
+name refers to a table, for example): a file that passes its schema may still be refused.
 
-The ledger has one schema for each version of its lines. Only that of the current version is made here; the others are
-what was checked in when their version was the current one, and stay as they are.
+The ledger has one schema for each version of its lines. Only the schema of the current version is made here; the
+schemas of earlier versions stay as they were checked in.
 """
 
 import ast
@@ -30,11 +30,11 @@ from kda_judge.evidence.run_record import SCHEMA_VERSION, RunRecord
 from kda_tools.traces.catalogue import CatalogueFile
 
 COMMAND = "kda schema"
-"""Writes every schema."""
+"""The command that writes every schema."""
 FOLDER = Path("docs") / "schema"
-"""In the checkout."""
+"""Folder of the schemas in the checkout."""
 SHOWN_LINES = 12
-"""Of a difference; the first ones say what kind of change it is."""
+"""Most lines shown of a difference; the first ones show what kind of change it is."""
 
 
 def ledger_file(version: int) -> str:
@@ -51,7 +51,7 @@ MODELS: dict[str, type[BaseModel]] = {
 
 
 def write(check: bool) -> list[str]:
-    """Write the schemas that are not what the models say, and return their paths.
+    """Write the schemas that differ from the models, and return their paths.
 
     With `check` nothing is written, and each such file is returned with the difference.
 
@@ -81,7 +81,7 @@ def text(model: type[BaseModel]) -> str:
 
 
 def attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Attribute -> the string that follows it in the class's source. Inherited attributes are not looked at."""
+    """Attribute -> the string that follows it in the class's source. Inherited attributes are left out."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(definition, ast.ClassDef)
     return dict(_documented(definition.body))

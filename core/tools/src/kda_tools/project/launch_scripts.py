@@ -1,4 +1,4 @@
-"""Launch scripts: one thin file per task and target, `FAMILY/scripts/launch_kernels/`; all call one launcher."""
+"""Write the launch scripts, `FAMILY/scripts/launch_kernels/`: a short file per task and target calls one launcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from kda_judge.contract.tasks import NUMBER, Task
 
 FOLDER = Path("scripts") / "launch_kernels"
-"""In a family's folder."""
+"""Folder of the launch scripts in a family's folder."""
 LAUNCHER = Path("core") / "tools" / "launch_kernel.sh"
 SCRIPT = """\
 #!/usr/bin/env bash
@@ -31,7 +31,7 @@ def wanted(task: Task) -> dict[Path, str]:
 
 
 def differing(task: Task) -> dict[Path, str]:
-    """Those that are missing or say something else; none where there is no launcher that they could call."""
+    """Path -> text of the scripts that are missing or differ; empty if the checkout has no launcher."""
     if not (task.path.parent.parent / LAUNCHER).is_file():
         return {}
     return {
@@ -42,7 +42,7 @@ def differing(task: Task) -> dict[Path, str]:
 
 
 def write(task: Task) -> list[Path]:
-    """Write what is missing or differs; returns it."""
+    """Write the scripts that are missing or differ; returns their paths."""
     changed = differing(task)
     for path, text in changed.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +52,12 @@ def write(task: Task) -> list[Path]:
 
 
 def publish(tasks: Iterable[Task], check: bool) -> list[str]:
-    """Write the scripts of these tasks, or with `check` say which are not what they should be."""
+    """Write the scripts of these tasks, or with `check` report those that are missing or differ."""
     if check:
         return [line for task in tasks for line in problems(task)]
     return [str(path) for task in tasks for path in write(task)]
 
 
 def problems(task: Task) -> list[str]:
-    """One line for each script that is not what it should be."""
+    """One line for each script that is missing or differs."""
     return [f"{path}: not the launch script of {task.op}; run `kda publish`" for path in differing(task)]

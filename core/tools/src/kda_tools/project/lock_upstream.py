@@ -1,9 +1,9 @@
 """`kda lock`: list the files of a pinned wheel that a task's upstream arms import or compile.
 
-It reads source and runs none of it. Followed are imports, at any depth and also inside functions; names of modules and
-of C++ and CUDA sources that stand in the text; and `#include`. What a stand-in gives is not followed. What no text
-names, for example a module whose name is put together at run time, is asked for by a pattern, and what no NVIDIA GPU
-needs is left out by one. The list keeps the patterns.
+It reads source and runs none of it. It follows imports at any depth, also inside functions; strings that name modules
+or C++ and CUDA sources; and `#include`. It does not follow names that a stand-in provides. Patterns of `--also` add
+files that no source names, for example modules whose name is built at run time; patterns of `--without` leave out
+files that no NVIDIA GPU needs. The list keeps the patterns.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kda_judge.contract.tasks import Task
 
 SOURCES = (".cu", ".cuh", ".cpp", ".hpp", ".c", ".h")
 ALSO, WITHOUT = "# also ", "# without "
-"""Begin the lines of a lock file that keep the patterns of `--also` and `--without`."""
+"""Prefixes of the lines of a lock file that keep the patterns of `--also` and `--without`."""
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """`import module`, or `from module import name`, and the line that says so."""
+    """`import module` or `from module import name`, and the file and line of that import."""
 
     module: str
     name: str | None
@@ -43,14 +43,14 @@ class Found:
 
     files: set[str] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
-    """Imports that neither the wheel nor a stand-in answers, one line each. Upstream may never come there."""
+    """Imports that neither the wheel nor a stand-in provides, one line each. Upstream may never execute them."""
 
 
 def lock(task: Task, pin: Pin, wheel: Path, also: Iterable[str] = (), without: Iterable[str] = ()) -> Found:
     """Write the pin's list; patterns that an earlier list keeps stay.
 
     Raises:
-        UsageError: no arm stands on the pin and no pattern names a file of it, or a pattern matches none.
+        UsageError: no arm uses the pin and no pattern names a file of it, or a pattern matches no file.
         UpstreamError: an arm's file is not there or is not Python.
     """
     path = task.path / pin.files
@@ -96,7 +96,7 @@ def follow(
             if inner is not None:
                 add([inner])
             elif one.module == package or one.name in standins.get(one.module, {}):
-                continue  # `sglang.__version__`, and what a stand-in gives
+                continue  # `sglang.__version__`, or a name that a stand-in provides
             elif (module := _module(one.module, names)) is not None and one.module not in standins:
                 add([module])
             else:
@@ -128,7 +128,7 @@ def _matching(names: frozenset[str], pattern: str) -> list[str]:
 
 
 def _arm_sources(task: Task, pin: Pin, chosen: Collection[str]) -> dict[str, ast.Module]:
-    """The modules of the arms that stand on the pin, and those beside them that they import."""
+    """The modules of the arms that use the pin, and the modules beside them that they import."""
     arms = [arm for arm in task.config.arms.values() if arm.upstream and task.config.upstream[arm.upstream] == pin]
     if not arms and not chosen:
         raise UsageError(f"{task.path / 'config.toml'}: no arm has upstream = {pin.package} {pin.version}")
@@ -184,7 +184,7 @@ def _module(module: str, names: frozenset[str]) -> str | None:
 
 
 def _nearest(name: str, where: str, names: frozenset[str]) -> str | None:
-    """The file whose path ends with `name`; of several, the one nearest to `where`. None: no part of the wheel."""
+    """The file whose path ends with `name`; of several, the one nearest to `where`. None if the wheel has none."""
 
     def nearness(path: str) -> tuple[int, int, str]:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(path.split("/"), where.split("/"), strict=False))

@@ -1,4 +1,4 @@
-"""`kda new`: copy a task folder under a new name, so that the copy validates, benches and is listed untouched."""
+"""`kda new`: copy a task folder under a new name, so that the copy can be validated, benched and listed unedited."""
 
 import re
 import shutil
@@ -47,10 +47,10 @@ NOTES = {
     ),
     "docs/dispatch.md": ("Write down what holds for your kernels, and what you measured.",),
 }
-"""File of a copy that is still about its source -> what to do with it, said below the file's first line. While a note
-stands, the task cannot be published and is not on its family's map."""
+"""File of a copy that still describes its source -> what to do with it, in a note below the file's first line. While
+a file has its note, the task cannot be published and is not on its family's map."""
 LETTERS = {"llm": "l"}
-"""How the folders of a family begin where it has no task yet; others begin with k."""
+"""Family -> first letter of its task folders, used if the family has no task yet; the default is k."""
 RESERVED = frozenset({"core", "docs", "external"})
 NAME = re.compile(r"(?:(?P<family>[a-z][a-z0-9_]*)/)?(?:(?P<letter>[a-z])(?P<number>\d{2,})_)?(?P<op>[a-z][a-z0-9_]*)")
 
@@ -67,11 +67,11 @@ class Name:
 def new_task(source: Task, name: str, card: Path | None = None) -> Path:
     """Copy `source` as `name` (`family/kNN_op`, `kNN_op` or `op`) and return the new folder.
 
-    Without a family the copy stays in the source's; without a number it takes the next free one there. The public
-    callables keep their names, since the copy still solves the same problem; what names the task (the folder, the op,
-    the package, the op in its texts) is renamed, what is generated is made for the copy, and what is true of the
-    source alone says so: the tuned tables, the card, the notes on dispatch. `card` is a draft by `kda model trace`:
-    the copy keeps it, its prompt has the shapes of the trace, and `bench/from_trace.toml` drafts of rows.
+    Without a family the copy stays in the source's family; without a number it takes the next free one there. The
+    public callables keep their names, since the copy still solves the same problem. Names of the task (folder, op,
+    package, the op in its texts) are changed, and generated files are made again. Files that are true of the source
+    alone say so: the tuned tables, the card, the notes on dispatch. `card` is a draft by `kda model trace`: the copy
+    keeps it, its prompt gets the trace's shapes, and `bench/from_trace.toml` gets drafts of rows.
     """
     traced = cards.read(card) if card is not None else None
     root = checkout_root()
@@ -79,7 +79,7 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
         raise UsageError("kda new: no checkout here; run it inside one, or set KDA_ROOT")
     target = claim(source.family, name, root)
     folder = root / target.family / target.folder
-    # Renamed only when complete: a half-made task would appear in every listing.
+    # The draft is renamed only when complete: a half-made task would appear in every listing.
     draft = root / f".{folder.name}.new"
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -112,7 +112,7 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
 
 @contextmanager
 def removed_on_failure(folder: Path) -> Iterator[None]:
-    """Take the new folder away again when what makes it whole fails, or is interrupted."""
+    """Delete the new folder if the block fails or is interrupted."""
     try:
         yield
     except BaseException:
@@ -121,10 +121,10 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def claim(family: str, name: str, root: Path) -> Name:
-    """Where a new task `name` goes; `family` is that of names without one.
+    """Where a new task `name` goes; `family` is the family of a name without one.
 
     Raises:
-        UsageError: no name of a task, or it is taken.
+        UsageError: the name is not one of a task, or it is taken.
     """
     target = _parse(name, family, root)
     folder = root / target.family / target.folder
@@ -160,10 +160,10 @@ def _numbers(family: Path) -> dict[int, str]:
 
 
 def _rules(source: Task, target: Name) -> list[tuple[re.Pattern[str], str]]:
-    """What to replace, in this order.
+    """Pairs of pattern and replacement, to be applied in this order.
 
-    The op's name is replaced only where it means the task: elsewhere it may belong to upstream (a file, a module) or
-    be a public callable, as in k01_norm_infer.
+    The op's name is replaced only in places where it means the task. Elsewhere it may belong to upstream (a file, a
+    module) or be a public callable, as in k01_norm_infer.
     """
     old, new = source.op, target.op
     return [
@@ -194,7 +194,7 @@ def _rewrite(path: Path, rules: list[tuple[re.Pattern[str], str]]) -> None:
 
 
 def _note(path: Path, source: str, todo: Iterable[str]) -> None:
-    """Say below the file's title, its first line, that it is about `source` still."""
+    """Write a note below the file's title (its first line): the file still describes `source`."""
     title, _, rest = path.read_text(encoding="utf-8").partition("\n")
     first = f"From {source}, {COPIED}: what follows, numbers too, is about that task."
     mark = ">" if path.suffix == ".md" else "#"

@@ -1,4 +1,4 @@
-"""What a run of an installed SGLang needs: where it is, which release, a free GPU, room to write."""
+"""Check what a run of an installed SGLang needs: its place and release, an idle GPU, and disk space."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kda_tools.project.check import Check
 
 NEEDED_FOR = "kda apply and kda model denoise"
 ROOM_GB: float = 20
-"""Free disk, in GB of 10**9 bytes, below which a run is not begun: builds, traces, and a clip of each."""
+"""Least free disk space to begin a run, in GB of 10**9 bytes: for builds, traces, and a clip of each run."""
 FLASHINFER = "FLASHINFER_DISABLE_VERSION_CHECK"
-"""Without it FlashInfer refuses to be imported beside a build of its kernels that has another version."""
+"""Variable without which FlashInfer refuses to import if the build of its kernels has another version."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOOK = "KDA_APPLY_COUNTS"
-"""Where `kda apply` has its processes count: a Python that is only asked is none of them."""
+"""Variable that makes Python processes count calls for `kda apply`; removed for a Python that only looks for SGLang."""
 # `find_spec` of a package without a dot in its name imports nothing.
 FIND = """
 import importlib.metadata, importlib.util, json
@@ -43,11 +43,11 @@ class Installed:
     root: Path
     """The folder of the package."""
     version: str | None
-    """None where the package has no metadata."""
+    """None if the package has no metadata."""
 
 
 def python_of(program: str) -> str | None:
-    """The Python that runs this program: itself, or what its first line names; None where that is no Python."""
+    """The Python that runs `program`: itself, or the one its first line names; None if that is no Python."""
     path = Path(program)
     if path.name.startswith("python"):
         return program
@@ -75,7 +75,7 @@ def find_sglang(python: str) -> Installed | None:
 
 
 def commit(installed: Installed) -> str:
-    """Which SGLang it is: the commit of its own checkout, `+dirty` where that has changes, else its wheel."""
+    """Which SGLang it is: the commit of its own checkout, with `+dirty` if that has changes, else its wheel."""
 
     def git(*words: str) -> str | None:
         command = ["git", "-C", str(installed.root), *words]
@@ -92,12 +92,12 @@ def commit(installed: Installed) -> str:
 
 
 def demand_release(program: str, known: Sequence[str], absent_ok: bool = False) -> Installed | None:
-    """The SGLang that `program` would import, of a release in `known`; None where its first line does not tell.
+    """The SGLang that `program` would import, of a release in `known`; None if `python_of` finds no Python.
 
-    With `absent_ok` None, too, where its Python has none: it may start another one.
+    With `absent_ok` also None if that Python has no SGLang: the program may start another Python.
 
     Raises:
-        MissingRequirement: there is none, or it is of another release.
+        MissingRequirement: the Python has no SGLang, or one of another release.
     """
     if (python := python_of(program)) is None:
         return None
@@ -115,7 +115,7 @@ def demand_release(program: str, known: Sequence[str], absent_ok: bool = False) 
 
 
 def remedy(known: Sequence[str]) -> str:
-    """The command that brings a known release."""
+    """The command that installs a known release."""
     return f"pip install 'sglang[diffusion]=={known[0]}'" if known else "no task is pinned to a release"
 
 
@@ -126,12 +126,12 @@ def releases() -> list[str]:
 
 
 def environment(gpus: int = 1) -> dict[str, str]:
-    """Environment variables for the run: FlashInfer's, and so many idle GPUs where there are more.
+    """Environment variables for the run: FlashInfer's, and `gpus` idle GPUs if the machine has more.
 
-    Nothing is chosen where `CUDA_VISIBLE_DEVICES` is set, where `gpus` is 0, or where there is no GPU.
+    No GPU is chosen if `CUDA_VISIBLE_DEVICES` is set, if `gpus` is 0, or if there is no GPU.
 
     Raises:
-        MissingRequirement: fewer GPUs are idle.
+        MissingRequirement: fewer than `gpus` GPUs are idle.
     """
     extra = {FLASHINFER: os.environ.get(FLASHINFER, "1")}
     states = _states()
@@ -142,7 +142,7 @@ def environment(gpus: int = 1) -> dict[str, str]:
 
 
 def choose(gpus: int) -> list[gpu_state.GpuState]:
-    """So many GPUs: the first of those that `CUDA_VISIBLE_DEVICES` names, else the first that are idle.
+    """The first `gpus` GPUs: of those that `CUDA_VISIBLE_DEVICES` names if it is set, else of the idle ones.
 
     Raises:
         MissingRequirement: there are fewer.
@@ -169,7 +169,7 @@ def _states() -> list[gpu_state.GpuState]:
 
 
 def checks(out: Path) -> list[Check]:
-    """The lines of `kda doctor`; `out` is where a run would write."""
+    """The checks for `kda doctor`; `out` is the folder to which a run would write."""
     return [_sglang(), _flashinfer(), _idle(), _writable("output folder", out), _disk(out), *_caches()]
 
 
@@ -228,7 +228,7 @@ def _caches() -> list[Check]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists: there a folder would be made."""
+    """The folder, or the nearest existing folder above it, in which it would be made."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -236,7 +236,7 @@ def _existing(folder: Path) -> Path:
 
 
 def demand(found: Sequence[Check]) -> None:
-    """Refuse to begin where a check failed.
+    """Refuse to begin if a check failed.
 
     Raises:
         MissingRequirement: names every failed check and what to do.

@@ -36,12 +36,11 @@ def find_run(tasks: Sequence[Task], name: str) -> tuple[Task, RunRecord]:
 
 
 def same_session(task: Task, record: RunRecord, allow_busy: bool, anyway: bool, ports: Mapping[str, Path]) -> Session:
-    """A session with the record's own settings, on files and a GPU that are what the record's were.
+    """A session with the record's own settings, if the files and the kind of GPU are those of the record.
 
     Raises:
         MissingRequirement: no GPU here.
-        UsageError: the record measured nothing, or something that decides its numbers has changed; with `anyway` only
-            the former.
+        UsageError: the record measured nothing, or (unless `anyway`) something that decides its numbers has changed.
     """
     if record.machine.kind != "cuda" or record.machine.before is None:
         raise UsageError(f"run {record.run_id} was made without a GPU and measured nothing that could be repeated")
@@ -73,12 +72,12 @@ def same_session(task: Task, record: RunRecord, allow_busy: bool, anyway: bool, 
             ports=ports,
         )
     )
-    # Seeds and sample lengths come with the record, too: config.toml may say something else by now.
+    # Seeds and sample lengths come from the record, too: config.toml may have changed.
     return replace(session, settings=settings)
 
 
 def notes(old: RunRecord, new: RunRecord) -> list[str]:
-    """What a reader of a comparison has to know: everything in which the two runs differ, and what disturbed them."""
+    """Notes for the reader of a comparison: everything in which the two runs differ, and their noise."""
     gpus = [record.machine.before.name if record.machine.before else None for record in (old, new)]
     found = obstacles(old.provenance, new.provenance, *gpus) + circumstances(old.provenance, new.provenance)
     for name, was in old.settings:

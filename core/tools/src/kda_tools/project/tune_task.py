@@ -1,4 +1,4 @@
-"""`kda tune`: sweep, keep the record, and write the tables and the page that follow from it."""
+"""`kda tune`: run a sweep, record it, and write the tables and the page that follow from it."""
 
 from kda_judge.contract.errors import ExitCode
 from kda_judge.contract.tasks import Task
@@ -32,7 +32,7 @@ def run(request: run_sweep.Request) -> ExitCode:
 
 
 def rederive(task: Task) -> None:
-    """Write `tuned.toml` and its page as the recorded sweeps give them, and show the tables."""
+    """Write `tuned.toml` and its page from the recorded sweeps, and show the tables."""
     sweeps = tune.load(task)
     tables = tune.derived(task, sweeps)
     written = {tune.tuned(task): tune.write(task, tables), tuning_page.page(task): tuning_page.write_page(task, sweeps)}

@@ -1,4 +1,4 @@
-"""What `kda validate` checks besides running kernels: the task's files, and that its published numbers hold."""
+"""The checks of `kda validate` that run no kernel: the task's files, and whether its published numbers hold."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kda_tools.publish import generate, plots, report, task_claims
 from kda_tools.publish.task_notes import dead_links, leftovers, unrecorded
 
 FILES = ("prompt.md", "config.toml", "bench/workloads.toml", "bench/reference.py", "docs", "pyproject.toml")
-"""What every task folder holds, besides the modules of its arms."""
+"""Files and folders that every task has, besides the modules of its arms."""
 STALE_IS_A_REMARK = True
-"""While the harness is rebuilt: what was published was measured with the old one, and is recorded anew once it stands.
-Then stale results are a fault again."""
+"""True while the harness is rebuilt: published results were measured with the old harness. They are recorded again when
+the new one is complete; then stale results are a fault again."""
 
 
 def problems(task: Task) -> list[str]:
     """Everything wrong with the task's files and published numbers, one line each; empty when it is sound.
 
     Raises:
-        LedgerError: the ledger is broken, so that nothing can be said of its numbers; the other lines are in it too.
+        LedgerError: the ledger is broken, so its numbers cannot be checked; the message has the other lines, too.
     """
     found = [f"{task.path / name}: missing" for name in FILES if not (task.path / name).exists()]
     for check in (
@@ -48,18 +48,18 @@ def problems(task: Task) -> list[str]:
 
 
 def remarks(task: Task) -> list[str]:
-    """What is no fault and keeps the task from being published, one line each."""
+    """What is not a fault but worth knowing, one line each: reasons not to publish, and stale results."""
     left = [f"{line}; not published until then" for line in leftovers(task)]
     return [*left, *(_stale(task) if STALE_IS_A_REMARK else ())]
 
 
 def uncompared(task: Task) -> str | None:
-    """Why the published plots were left out of the comparison; None where they were not, or where there are none."""
+    """Why published plots cannot be compared; None if they can, or if there are none."""
     return plots.missing() if report.published(task, ledger.read(task.ledger)) else None
 
 
 def _contract(task: Task) -> list[str]:
-    """Config, rows, arm modules and upstream lists."""
+    """What is wrong with config, rows, arm modules and upstream lists."""
     found = []
     ops = task.config.ops
     dtypes = {
@@ -90,11 +90,11 @@ def _imports(task: Task) -> list[str]:
 
 
 def _published(task: Task) -> list[str]:
-    """The ledger's numbers follow from its samples, all else in it can be true, and the generated files show it."""
+    """Runs with numbers or claims that cannot be true, limits that fail, and generated files that differ."""
     found = [
         f"{task.ledger}:{number}: run {record.run_id}: {line}"
         for number, record in enumerate(ledger.read(task.ledger), start=1)
-        if record.task == task.op  # of others `generate` speaks, and `leftovers` in a copied folder
+        if record.task == task.op  # `generate` and `leftovers` report runs of other tasks
         for line in task_claims.problems(task, record)
     ]
     found += [] if STALE_IS_A_REMARK else _stale(task)
@@ -103,13 +103,13 @@ def _published(task: Task) -> list[str]:
 
 
 def _current(task: Task) -> list[RunRecord]:
-    """The published runs of what the files hold now; what others show is told as staleness."""
+    """The published runs that are not stale; `_stale` reports the others."""
     runs = report.published(task, ledger.read(task.ledger)).values()
     return [record for record in runs if not report.stale(task, record)]
 
 
 def _unkept(task: Task, record: RunRecord) -> list[str]:
-    """What a published run shows to be no limit, or not what the task promises of its numbers."""
+    """Limits that a published run has passed, and promises on numerics that it shows to be broken."""
     passed = report.passed_limit(record)
     found = [f"{task.ledger}: run {record.run_id}: {passed}"] if passed else []
     if task.config.task.numerics == "exact":

@@ -1,1 +1,1 @@
-"""From records to pages, plots and terminal tables."""
+"""Make pages, plots and terminal tables from records."""

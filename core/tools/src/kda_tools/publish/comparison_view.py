@@ -1,4 +1,4 @@
-"""Two runs side by side on the terminal: which rows moved, by how much, and what else differs."""
+"""Print two runs side by side on the terminal: which rows moved, by how much, and what else differs."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ def print_comparison(console: Console, comparison: Comparison, notes: Sequence[s
         table.add_row(
             Text(change.row), change.opponent, interval(change.old), interval(change.new), percent(change.ratio), moved
         )
-    # As for a run's table: where the terminal is too narrow the line gets longer, a number is never cut.
+    # As for a run's table: on a narrow terminal the line gets longer; no number is cut.
     table.width = Measurement.get(console, console.options.update(width=1000), table).maximum
     console.print(table, soft_wrap=True)
     for line in comparison.lost:
@@ -50,6 +50,6 @@ def outcome(comparison: Comparison) -> str:
 
 
 def percent(ratio: Interval) -> str:
-    """`+4.1% [+2.0%, +6.3%]` of a ratio."""
+    """A ratio as a change in per cent: `+4.1% [+2.0%, +6.3%]`."""
     estimate, low, high = (f"{value - 1:+.1%}" for value in (ratio.estimate, ratio.low, ratio.high))
     return f"{estimate} [{low}, {high}]"

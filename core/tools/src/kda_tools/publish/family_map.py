@@ -1,4 +1,4 @@
-"""The map of a family of tasks, `<family>/README.md`: its generated blocks, from contracts, rows and ledgers."""
+"""Make the generated blocks of a family's map, `<family>/README.md`, from contracts, rows and ledgers."""
 
 from collections.abc import Iterable
 
@@ -11,9 +11,9 @@ NOT_MEASURED = "not measured"
 
 
 def blocks(ledgers: Ledgers) -> dict[str, str]:
-    """Name of the block -> its Markdown, for the tasks of one family; a copy's rows are its source's until it says not.
+    """Name of the block -> its Markdown, for the tasks of one family.
 
-    The map leaves out a task that is a copy in part.
+    The map leaves out a task that still has parts of the task it was copied from: they are not its own yet.
     """
     ledgers = [(task, records) for task, records in ledgers if not leftovers(task)]
     tasks = [task for task, _ in ledgers]
@@ -21,7 +21,7 @@ def blocks(ledgers: Ledgers) -> dict[str, str]:
 
 
 def _tasks(ledgers: Ledgers) -> str:
-    """One line per task, and per GPU where several were measured: what it computes and where, and the headline."""
+    """One line per task and measured GPU: what the task computes, and the headline; unmeasured tasks get one line."""
     found = [(task, published(task, records)) for task, records in ledgers]
     pins = all_pins(record for _, latest in found for record in latest.values())
     head = ["task", "computes", "functions", "production rows", "GPU", *(f"vs {pin}" for pin in pins), "attained"]

@@ -1,6 +1,6 @@
-"""How plots look: one SVG figure with the reader's light or dark colours, the same bytes from the same numbers.
+"""Draw SVG figures in one style: light or dark as the reader prefers, and the same bytes from the same numbers.
 
-matplotlib draws with placeholder colours, which become CSS variables that follow `prefers-color-scheme`; text stays
+matplotlib draws with placeholder colours. They become CSS variables that follow `prefers-color-scheme`. Text stays
 text. Nothing depends on the width of a text, on a user's matplotlibrc, or on the clock.
 """
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, LEAST = 6.0, 3.5
-"""Inches: of a figure whose names are short, and of the axes beside long ones; `ROW` and `LETTER` are what a row and a
-letter of its name take."""
+"""Inches. `WIDTH`: the figure's width if row names are short. `LEAST`: the least width of the axes beside long names.
+Below, `ROW` is the height of a row and `LETTER` the width of one letter of its name."""
 ROW, LETTER, MARGIN, TOP, BOTTOM = 0.24, 0.078, 0.25, 0.5, 0.55
 TEXT, MUTED, GRID, BLUE, ORANGE, GREEN = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05", "#0a0b06"
-"""Placeholders that no drawing library chooses by itself."""
+"""Placeholder colours, which no drawing library chooses by itself."""
 COLOURS = {
     TEXT: ("text", "#1f2328", "#e6edf3"),
     MUTED: ("muted", "#59636e", "#9198a1"),
@@ -67,7 +67,7 @@ def whiskers(
     face: str | None = None,
     upright: bool = False,
 ) -> None:
-    """Points with their intervals: along the line of a row, or `upright` along time."""
+    """Draw points with their intervals: horizontal, or vertical if `upright` (for plots over time)."""
     estimates = [value.estimate for value in values]
     reach = [[v.estimate - v.low for v in values], [v.high - v.estimate for v in values]]
     look: dict[str, Any] = {
@@ -105,7 +105,7 @@ def ratio_axis(axes: "Axes", upright: bool = False) -> None:
 
 
 def legend(axes: "Axes", columns: int) -> None:
-    """Above the axes, from the figure's left edge: long names leave the axes no room for it."""
+    """Put the legend above the axes, from the figure's left edge: beside long names the axes may be too narrow."""
     from matplotlib.transforms import blended_transform_factory
 
     figure = axes.get_figure()
@@ -121,7 +121,7 @@ def legend(axes: "Axes", columns: int) -> None:
 
 
 def figure_svg(draw: Callable[["Axes"], None], height: float, left: float, below: float = 0.0, top: float = TOP) -> str:
-    """The figure whose axes are `height` inches high, with `left` inches for names beside them, `top` for a legend."""
+    """A figure as SVG. Inches: `height` of the axes, `left` for names, `below` extra under them, `top` for a legend."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -139,7 +139,7 @@ def figure_svg(draw: Callable[["Axes"], None], height: float, left: float, below
 
 
 def _themed(svg: str) -> str:
-    """The picture without matplotlib's preamble, its placeholders as variables with light and dark values."""
+    """The SVG without matplotlib's preamble; placeholder colours become CSS variables with light and dark values."""
     for colour, (name, _, _) in COLOURS.items():
         svg = svg.replace(colour, f"var(--kda-{name})")
     light, dark = (";".join(f"--kda-{both[0]}:{both[which]}" for both in COLOURS.values()) for which in (1, 2))

@@ -1,4 +1,4 @@
-"""Make every generated file from the ledgers, or compare them: results, plots, upstream source, and the tables."""
+"""Make every generated file from the ledgers, or compare it with them: results, plots, upstream source, tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -27,7 +27,7 @@ DIGESTS = {
     "profile.md": profile_digest.digest_md,
     "sanitize.md": sanitize_digest.digest_md,
 }
-"""Pages that only a task with such a record has."""
+"""Page -> the function that makes it; the page exists only for a task with records of that kind."""
 
 
 def publish(
@@ -35,19 +35,19 @@ def publish(
 ) -> list[str]:
     """Write every generated file of `tasks`, the README's table and the families' maps; returns what changed.
 
-    With `check` nothing is written, and each file that differs is returned with its first differing line. That the
-    ledger's numbers follow from its samples is checked before writing; `validate` checks it for every run by itself.
-    Without `draw` the plots are left as they are and not compared. `readme_blocks` are generated blocks of the README
-    that others make; without one it is left as it is.
+    With `check` nothing is written, and each file that differs is returned with its first differing line. Before
+    writing, the numbers of the published runs are checked against their samples; `validate` checks them for every run.
+    Without `draw` the plots are neither written nor compared. `readme_blocks` are blocks of the README that the caller
+    has made; a block that is not given stays as it is.
 
     Raises:
-        LedgerError: a ledger is broken or holds lines of two tasks, or the run to publish claims what cannot be true.
+        LedgerError: a ledger is broken or holds lines of two tasks, or the run to publish has a claim that is false.
         MissingRequirement: plots are to be drawn, and the matplotlib release for it is not installed.
         UsageError: the README or a family's README lacks the markers of a generated block.
     """
     ledgers = [(task, read(task.ledger)) for task in tasks]
     if strays := [line for task in tasks for line in foreign_lines(task)]:
-        raise LedgerError("\n".join(strays))  # no page can be compared with what holds runs of two tasks
+        raise LedgerError("\n".join(strays))  # no page can be made from a log with runs of two tasks
     if not check:
         for task, records in ledgers:
             _demand_true_numbers(task, records)
@@ -71,7 +71,7 @@ def _demand_true_numbers(task: Task, records: Sequence[RunRecord]) -> None:
 def _contents(ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
     for task, records in ledgers:
         if foreign_records(task):
-            continue  # a copy of a folder: its pages are its source's, until its records are gone
+            continue  # a copied folder: its pages belong to the source until the source's records are deleted
         docs = task.path / "docs"
         yield docs / "results.md", results_md(task, records)
         if latest := published(task, records):
@@ -91,7 +91,7 @@ def _contents(ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]) ->
 def _of_all_tasks(
     root: Path, ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]
 ) -> Iterable[tuple[Path, str]]:
-    """The README, the picture of all tasks, the tutorial, and the families' maps."""
+    """Path and text of the README, the plot of all tasks, the tutorial, and the families' maps."""
     known = {task.path: records for task, records in ledgers}
     everything = [(task, known[task.path] if task.path in known else read(task.ledger)) for task in find_tasks()]
     readme = root / "README.md"
@@ -121,7 +121,7 @@ def _filled(path: Path, blocks: Mapping[str, str]) -> str:
 
 
 def _leftovers(tasks: Iterable[Task], wanted: Mapping[Path, str]) -> list[Path]:
-    """Plots that no published run gives any more."""
+    """Plot files that no published run produces any more."""
     return [
         path for task in tasks for path in sorted((task.path / "docs" / FOLDER).glob("*.svg")) if path not in wanted
     ]

@@ -1,4 +1,4 @@
-"""`docs/grid.md`: how much of the grid agrees with the oracle on which GPU. A pure function of `docs/grid.jsonl`."""
+"""Make `docs/grid.md`: how much of the grid agrees with the oracle, by GPU. A pure function of `docs/grid.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kda_tools.publish.report import HEADER, line, pin_name
 from kda_tools.publish.staleness import changed, commit_md
 
 SHOWN = 100
-"""Rows named of each kind; all of them are in `docs/grid.jsonl`."""
+"""Most rows that a list on the page names; all of them are in `docs/grid.jsonl`."""
 INTRODUCTION = """Every frozen row and every row of `bench/grid.py`, at full size: one draw of each input family by the
 solution and by its first opponent, each call compared in full with the oracle. Runs add up where files, pins, compilers
 and the kind of GPU are the same. A row agrees when no run of that state found a wrong result and the latest check of it
@@ -25,13 +25,13 @@ def digest_md(task: Task) -> str | None:
     """The whole text of `docs/grid.md`, what agrees and what does not; None for a task without a run.
 
     Raises:
-        LedgerError: `docs/grid.jsonl` holds a line that is no such run.
+        LedgerError: `docs/grid.jsonl` holds a line that is no grid run.
     """
     return _page(task, whole=False)
 
 
 def full_md(task: Task) -> str | None:
-    """The same with a table of every run: the site's page. Raises as `digest_md`."""
+    """The site's page: the text of `digest_md` and a table of every run. Raises as `digest_md`."""
     return _page(task, whole=True)
 
 
@@ -52,7 +52,7 @@ def _page(task: Task, whole: bool) -> str | None:
 
 
 def headline(coverage: Coverage) -> str:
-    """How much of the grid agrees, in one sentence without its full stop."""
+    """How much of the grid agrees, in one sentence without a full stop at its end."""
     total, failed = coverage.state.total, coverage.failed
     parts = [f"{len(coverage.checked) - failed} of {total} rows agree with the oracle"]
     if failed:
@@ -84,7 +84,7 @@ def _failures(failures: tuple[Failure, ...]) -> str:
 
 
 def _opponents(coverage: Coverage) -> str:
-    """A paragraph for each opponent that is wrong somewhere."""
+    """A paragraph for each opponent that is outside the tolerance or refuses on some row."""
     pins = coverage.records[-1].provenance.pins
     found = []
     for arm, ids in coverage.opponents.items():
@@ -108,7 +108,7 @@ def _worst(coverage: Coverage) -> str:
 
 
 def _runs(records: list[GridRecord], since: dict[str, list[str]]) -> str:
-    """Every run, the newest first. Runs that add up have one number for their state."""
+    """Every run, the newest first. Runs of the same state have the same state number."""
     states = list(dict.fromkeys(state_of(record) for record in records))
     head = ("run", "state", "rows checked", "failed", "calls", "s", "where", "of what", "changed since")
     lines = [f"## Runs\n\nThose of one state add up.\n\n{line(*head)}", "|---|---|---:|---:|---:|---:|---|---|---|\n"]

@@ -1,4 +1,4 @@
-"""The measured table of the hardware guide, of the latest record of every kind of GPU. Pure functions but `publish`."""
+"""Make the hardware guide's table from the latest record of each kind of GPU. All but `publish` are pure functions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ROWS: tuple[tuple[str, Callable[[HardwareRecord], str]], ...] = (
 
 
 def publish(root: Path, check: bool) -> list[str]:
-    """Make the table anew; returns the page where it changed, or with `check` where it differs."""
+    """Write the table again; returns the page if it changed, or with `check` where it differs."""
     path = root / PAGE
     if not path.is_file():
         return []
@@ -60,7 +60,7 @@ def publish(root: Path, check: bool) -> list[str]:
 
 
 def table(records: Sequence[HardwareRecord]) -> str:
-    """One column for every kind of GPU: its latest clean record, else its latest."""
+    """One column for every kind of GPU, from its latest clean record, or from its latest if none is clean."""
     latest: dict[str, HardwareRecord] = {}
     for record in records:
         held = latest.get(record.gpu.name)

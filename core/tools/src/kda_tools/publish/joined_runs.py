@@ -1,4 +1,4 @@
-"""A run recorded in parts: runs of some rows each, of one state of the files on one kind of machine, as one run."""
+"""Join runs of some rows each into one run, if files, versions, settings and the kind of GPU are the same."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -12,10 +12,10 @@ from kda_judge.session import Session, frozen_rows
 
 
 def joined(records: Sequence[RunRecord], frozen: Collection[str]) -> list[RunRecord]:
-    """For each state that was measured in parts the runs that these make; of a row measured twice the later result.
+    """The runs that can be joined from parts of one state; if a row was measured twice, the later result counts.
 
-    One part alone makes one where it has all the `frozen` rows. Parts behind a whole run complete that one. Every
-    interval belongs to one row, and stays as it is. The geometric means take the rows of all parts together.
+    A single part is a run if it has all `frozen` rows. Parts that follow a whole run are joined with that run. Each
+    row's interval stays as it is. The geometric means are over the rows of all parts.
     """
     found, latest = list[list[RunRecord]](), dict[str, list[RunRecord]]()
     for record in filter(_counts, sorted(records, key=lambda record: (record.utc, record.run_id))):
@@ -29,7 +29,7 @@ def joined(records: Sequence[RunRecord], frozen: Collection[str]) -> list[RunRec
 
 
 def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, settings: Settings) -> dict[str, bool]:
-    """The rows that runs of this state have measured, and whether there is a result that can be published."""
+    """Row id -> whether some run of this state has a measured result for it; rows that no run tried are absent."""
     wanted, found = _state(source, gpu, settings), dict[str, bool]()
     for record in records:
         if _counts(record) and _state_of(record) == wanted:
@@ -39,9 +39,9 @@ def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, setting
 
 
 def lacking(session: Session) -> tuple[list[str], str]:
-    """The ids of the session's rows of which no recorded run of its state has a result, and the GPU's name.
+    """The ids of the session's rows for which no recorded run of its state has a result, and the GPU's name.
 
-    First those that were never tried: a row that fails again and again keeps no other one waiting.
+    Rows that were never tried come first, so that a row that always fails does not delay the others.
 
     Raises:
         MissingRequirement: the session has no GPU.
@@ -55,7 +55,7 @@ def lacking(session: Session) -> tuple[list[str], str]:
 
 
 def _counts(record: RunRecord) -> bool:
-    """Whether its rows count as measured. A noisy part would make the whole joined run noisy, for good."""
+    """Whether the record's rows count as measured. One noisy part would make the whole joined run noisy for good."""
     return not (record.partial or record.noisy)
 
 
@@ -65,9 +65,9 @@ def _state_of(record: RunRecord) -> str:
 
 
 def _state(source: Provenance, gpu: str | None, settings: Settings) -> str:
-    """What has to be equal: the files, the releases, the versions, the GPU's kind and the settings but for the rows.
+    """What joined runs must share: files, releases, versions, kind of GPU, and all settings except the rows.
 
-    The commit need not be: all files that decide a number are among the hashes.
+    The commit may differ: the hashes cover all files that decide a number.
     """
     same = (source.dirty, source.hashes, source.pins, source.versions, gpu)
     return json.dumps([*same, settings.model_copy(update={"rows": ()}).model_dump(mode="json")], sort_keys=True)

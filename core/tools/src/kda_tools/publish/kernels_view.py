@@ -1,4 +1,4 @@
-"""What the compiler made of each kernel, on the terminal: grouped by kernel, a variant's targets below each other."""
+"""Print what the compiler made of each kernel, grouped by kernel and variant, one line per target."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from kda_tools.lab.inspect.sass import Widths
 
 SHOWN_ROWS = 3
-"""Rows of a variant that are named."""
+"""Most rows that are named for a variant."""
 NONE = "-"
 HEAD = ("target", "threads", "regs", "smem", "blocks", "warps", "limit", "code", "trips", "flight", "loads", "stores")
 LEFT = ("target", "limit", "loads", "stores")
-"""Columns of words; numbers stand to the right."""
+"""Columns of text, aligned left; columns of numbers are aligned right."""
 NOTE = (
     "smem: shared memory of a block, bytes. blocks, warps: resident on a multiprocessor; limit: what keeps more out. "
     "code: instructions. trips: to memory, one behind the other. flight: KiB of loads under way on a multiprocessor at "
@@ -77,7 +77,7 @@ def _print_kernel(console: Console, kernels: Sequence[CompiledKernel]) -> None:
 
 
 def differences(variants: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """What most variants have, part by part, and for each of them the parts that it has otherwise."""
+    """The parts as most variants have them, and for each variant the parts in which it differs."""
     named = {variant: dict(map(_named, enumerate(variant.split()))) for variant in variants}
     usual = {}
     for name in next(iter(named.values())):
@@ -91,14 +91,14 @@ def differences(variants: Sequence[str]) -> tuple[list[str], dict[str, list[str]
 
 
 def _named(numbered: tuple[int, str]) -> tuple[str, str]:
-    """A part of a variant behind its name: N for `N=3072`, x for `x:float32`, their place for other words."""
+    """The name of a variant's part, and the part: N for `N=3072`, x for `x:float32`, else its position."""
     place, part = numbered
     found = re.match(r"(\w+)[:=]", part)
     return (found[1] if found else str(place)), part
 
 
 def _say(console: Console, text: Text, indent: int = 0) -> None:
-    """Print wrapped to a terminal, below its own beginning; as one line into a file or a pipe."""
+    """Print to a terminal with wrapped lines indented alike, to a file or a pipe as one line."""
     if console.is_terminal:
         console.print(Padding(text, (0, 0, 0, indent)))
     else:
@@ -106,7 +106,7 @@ def _say(console: Console, text: Text, indent: int = 0) -> None:
 
 
 def _cells(kernel: CompiledKernel) -> tuple[str, ...]:
-    """What stands below each word of HEAD."""
+    """The cells of a kernel's line, one for each column of HEAD."""
     sm, held = multiprocessor(kernel.target), kernel.occupancy
     resident = (NONE, NONE, NONE)
     if sm is not None and held is not None:
@@ -130,14 +130,14 @@ def _cells(kernel: CompiledKernel) -> tuple[str, ...]:
 
 
 def _spills(kernel: CompiledKernel) -> str:
-    """What of it is in local memory, which registers should have held."""
+    """The kernel's local memory, which holds what should be in registers, in words; empty if it uses none."""
     if not kernel.spill_bytes and not kernel.code.local:
         return ""
     return f"! {kernel.spill_bytes} bytes a thread in local memory, {kernel.code.local} accesses to it"
 
 
 def _others(kernel: CompiledKernel) -> str:
-    """What few kernels have, in words."""
+    """The kernel's atomics, bulk and asynchronous copies and loops, in words."""
     code = kernel.code
     counts = {"atomics": code.atomics, "bulk copies": code.bulk, "loops, whose code counts once": code.loops}
     found = {what: str(count) for what, count in counts.items() if count}

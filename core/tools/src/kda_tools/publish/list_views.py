@@ -1,4 +1,4 @@
-"""Lists and tables on the terminal that are not a run's table (`view.py`): tasks, grid, kernels, doctor."""
+"""Print lists and tables on the terminal: tasks, rows, grid, kernels, doctor; a run's table is in `run_view.py`."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def print_grid(record: RunRecord) -> None:
 
 
 def print_tasks(tasks: Sequence[Task]) -> list[str]:
-    """One line per task; returns what is wrong with those that cannot be read.
+    """Print one line per task; returns what is wrong with those that cannot be read.
 
-    Where the terminal is narrow the titles wrap: what is typed elsewhere is never cut.
+    On a narrow terminal the titles wrap, so that names that a user types are never cut.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("op", no_wrap=True)
@@ -75,7 +75,7 @@ def print_tasks(tasks: Sequence[Task]) -> list[str]:
 
 
 def print_rows(task: Task) -> None:
-    """The task's arms, then every frozen row: its id, the bytes of all tensors it touches, and below it the call."""
+    """Print the task's arms, then every frozen row: its id, the bytes of all its tensors, and below it the call."""
     out = console()
     out.print(Text(f"{task.op}: {task.config.task.title}"))
     arms = [f"{name} ({', '.join((*arm.devices, *arm.ops))})" for name, arm in task.config.arms.items()]
@@ -94,7 +94,7 @@ def print_kernels(kernels: Sequence[CompiledKernel]) -> None:
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """What is there, and for what is missing what it is for and the command that brings it."""
+    """Print what is installed; for each missing thing, also what needs it and the remedy."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

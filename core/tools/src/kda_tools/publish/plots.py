@@ -1,4 +1,4 @@
-"""SVG plots of a task's published runs: a summary, every row's speedup, what is attained, and the history."""
+"""Draw SVG plots of a task's published runs: a summary, every row's speedup, the share attained, and the history."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 MATPLOTLIB = "3.10.9"
 """The release that the published bytes are made with; core/pyproject.toml and constraints.txt name the same one."""
 FOLDER = "plots"
-"""In a task's `docs/`. Every SVG file there is made here."""
+"""Folder in a task's `docs/`. This module makes every SVG file directly in it."""
 LABELS = 6
-"""Of runs, as many as fit side by side."""
+"""Most labels of runs that fit side by side."""
 SERIES = {BASELINE: (BLUE, "o", 0.0), LATEST: (ORANGE, "D", 0.2)}
 """Opponent -> colour, marker, and how far below the row's line it is drawn."""
 
@@ -43,7 +43,7 @@ class Plot(NamedTuple):
 
     name: str
     says: str
-    """What a reader sees in it: the text beside the picture."""
+    """What the plot shows: the text beside the picture."""
 
 
 SUMMARY = Plot("summary", "Geometric means of the speedups with 95% intervals, and every row behind them")
@@ -51,18 +51,18 @@ SPEEDUP = Plot("speedup", "Speedup of each row with its 95% interval, and the ge
 ATTAINED = Plot("attained", "Share of the machine's limit that each row attains, against the bytes that it moves")
 HISTORY = Plot("history", "Geometric mean on the device of each recorded run with its 95% interval")
 OVERVIEW = Path("docs") / FOLDER / "overview.svg"
-"""In the checkout."""
+"""The plot of all tasks, relative to the checkout."""
 OVERVIEW_SAYS = "How many times as fast as SGLang's own kernels each task's kernels are"
 KINDS = (SUMMARY, SPEEDUP, ATTAINED, HISTORY)
 
 
 def file_name(kind: Plot, target: str) -> str:
-    """`speedup-h200.svg`."""
+    """File name of a plot: `speedup-h200.svg`."""
     return f"{kind.name}-{target}.svg"
 
 
 def missing() -> str | None:
-    """Why plots cannot be drawn here, with the remedy; None where they can."""
+    """Why plots cannot be drawn here, with the remedy; None if they can."""
     try:
         found = version("matplotlib")
     except PackageNotFoundError:
@@ -87,7 +87,7 @@ def plots(task: Task, records: Sequence[RunRecord]) -> dict[str, str]:
         found[file_name(SUMMARY, target)] = task_summary(record)
         found[file_name(SPEEDUP, target)] = _speedup(record)
         found[file_name(ATTAINED, target)] = _attained(record, task.config.targets[target].attained)
-        fit = [run.run_id in shown or not publishable(task, run) for run in runs]  # a part alone never is
+        fit = [run.run_id in shown or not publishable(task, run) for run in runs]  # a part alone is never publishable
         found[file_name(HISTORY, target)] = _history(runs, fit)
     return found
 
@@ -165,7 +165,7 @@ def _attained(record: RunRecord, goal: float | None) -> str:
 
 
 def _history(runs: Sequence[RunRecord], publishable_runs: Sequence[bool]) -> str:
-    """Every run of the ledger on this GPU that has a headline, oldest first; hollow where it cannot be published."""
+    """Every run on this GPU that has a headline, oldest first; hollow markers are runs that cannot be published."""
     arms = [arm for arm in SERIES if any(report.speedup(run.headline, Basis.DEVICE, arm) for run in runs)]
 
     def draw(axes: "Axes") -> None:
@@ -199,7 +199,7 @@ def _label(record: RunRecord, arm: str) -> str:
 
 
 def _size(value: float) -> str:
-    """`10 kB` of 1e4."""
+    """Bytes in words: 1e4 is `10 kB`."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= factor:
             return f"{value / factor:g} {unit}"

@@ -1,4 +1,4 @@
-"""`docs/profile.md`: the latest profile of every row, its arms side by side. Pure functions of `docs/profile.jsonl`."""
+"""Make `docs/profile.md`: each row's latest profile, its arms side by side. Pure functions of `docs/profile.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kda_tools.publish.staleness import described, is_outdated
 from kda_tools.publish.task_claims import contradicted
 
 BUSY_PCT = 60.0
-"""From this share of its peak on, a unit is what bounds a kernel; below it on every unit, waiting does."""
+"""Per cent of a unit's peak. A kernel with a unit at or above this share is bound by it; otherwise by waiting."""
 SHOWN_STALLS = 3
 NONE = "-"
 ISSUING = "selected"
-"""The one state of a warp that is no stall."""
+"""The one state of a warp that is not a stall: it issues an instruction."""
 LIMITERS = {"shared_mem": "shared memory", "blocks": "blocks per multiprocessor"}
 LONGEST_NAME = 60
-"""Characters of a kernel's name; `profile.jsonl` has all of it."""
+"""Most characters shown of a kernel's name; `profile.jsonl` has the whole name."""
 STALLS = {
     "barrier": "at a barrier of the block",
     "branch_resolving": "for a branch target",
@@ -42,7 +42,7 @@ STALLS = {
     "tex_throttle": "for room in the queue of textures",
     "wait": "a fixed time after an instruction",
 }
-"""Stall reasons in words; one that is not here is shown as ncu calls it."""
+"""Stall reasons in words; any other reason is shown by ncu's name."""
 
 INTRODUCTION = f"""Nsight Compute on one call of each arm, after warm-up calls on the same inputs, each arm alone in its
 process. The numbers explain results; they are not results: ncu runs every kernel several times by itself, with caches
@@ -71,7 +71,7 @@ ncu's, with caches as its passes left them: they explain results; they are not r
 
 
 def digest_md(task: Task) -> str | None:
-    """The whole text of `docs/profile.md`, what follows from the profiles; None for a task without one.
+    """The whole text of `docs/profile.md`, the conclusions from the profiles; None for a task without a profile.
 
     Raises:
         LedgerError: `docs/profile.jsonl` holds a line that is no profile.
@@ -81,7 +81,7 @@ def digest_md(task: Task) -> str | None:
 
 
 def full_md(task: Task) -> str | None:
-    """The same, and below it every number: the site's page. Raises as `digest_md`."""
+    """The site's page: the text of `digest_md`, and below it every number. Raises as `digest_md`."""
     latest = _latest(task)
     if not latest:
         return None
@@ -106,7 +106,7 @@ def _latest(task: Task) -> list[ProfileRecord]:
 
 
 def _conclusions(task: Task, latest: Sequence[ProfileRecord]) -> str:
-    """How often each thing holds the solution, then a line for each row."""
+    """How often each kind of bound limits the solution, then a line for each row."""
     kinds: dict[str, int] = {}
     for record in latest:
         for arm, kernels in record.arms.items():
@@ -150,7 +150,7 @@ def section_md(record: ProfileRecord, outdated: bool = False) -> str:
 
 
 def bound(kernels: Sequence[Kernel]) -> str:
-    """What holds these kernels back, in words; the rule is in `INTRODUCTION`."""
+    """What limits these kernels, in words; the rule is in `INTRODUCTION`."""
     memory, compute = mean(kernels, "memory_pct"), mean(kernels, "compute_pct")
     if memory is None or compute is None:
         return NONE
@@ -170,7 +170,7 @@ def bound(kernels: Sequence[Kernel]) -> str:
 
 
 def mean(kernels: Sequence[Kernel], field: str) -> float | None:
-    """The field's mean over kernels, weighted by duration; None where no kernel has it."""
+    """The field's mean over kernels, weighted by duration; None if no kernel has it."""
     known = [(kernel.duration_us, getattr(kernel, field)) for kernel in kernels if getattr(kernel, field) is not None]
     weight = sum(duration for duration, _ in known)
     return sum(duration * value for duration, value in known) / weight if weight else None
@@ -246,11 +246,11 @@ SUMMARY: tuple[tuple[str, Callable[[Sequence[Kernel], ProfileRecord], str]], ...
     ("local memory (spills)", lambda kernels, _: _round(_sum(kernels, "local_bytes"), 0, " bytes")),
     ("top stalls", _stalls),
 )
-"""Lines of the table of sums."""
+"""Lines of a row's summary table: label, and the function that makes a cell."""
 
 
 def _round(value: float | None, digits: int, unit: str = "") -> str:
-    # A weighted mean of equal numbers may differ from them in the last bit; it must not round another way.
+    # A weighted mean of equal numbers may differ from them in the last bit; it must still round as they do.
     return NONE if value is None else f"{round(value, 9):.{digits}f}{unit}"
 
 
@@ -283,7 +283,7 @@ PER_KERNEL: tuple[tuple[str, Callable[[Kernel], str]], ...] = (
     ("local bytes", lambda kernel: _round(kernel.local_bytes, 0)),
     ("bound", lambda kernel: bound([kernel])),
 )
-"""Columns of the table of kernels."""
+"""Columns of the table of kernels: label, and the function that makes a cell."""
 
 
 def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The row, the phase and the time left: a rich display on a terminal, plain lines elsewhere."""
+"""Show a run's progress (row, phase, time left): a rich display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kda_judge.judge.judge import Progress as Report
 
 PLAIN_EVERY_S = 2.0
-"""Shortest time between two plain lines, so that a grid of thousands of rows does not flood a log."""
+"""Shortest time in seconds between two plain lines, so that a grid of thousands of rows does not flood a log."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a run tells its user while it goes on."""
+    """Reports a run's progress to its user."""
 
     report: Report
     say: Callable[[str], None]
@@ -34,7 +34,7 @@ class Shown:
         self.report(row, phase)
 
     def timed(self, row: RowResult) -> None:
-        """A row's times are there; only the checks behind all timing can still change what is said of it."""
+        """Report a row that has been timed; only the checks that follow all timing can still change its verdict."""
         self.say(f"{row.id}: {row.verdict.value}: {row.reason}; attained {ratio(row.attained)}")
 
 

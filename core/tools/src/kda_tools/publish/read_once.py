@@ -1,4 +1,4 @@
-"""What pages ask of a task's files again and again, asked once as long as nobody changes them."""
+"""Cache answers about a task's files while pages are made and the files do not change."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ _known: ContextVar[dict[tuple[str, Path], object] | None] = ContextVar("known", 
 
 @contextmanager
 def unchanged_files() -> Iterator[None]:
-    """Inside, `once_per_task` functions read each task's files once: for making pages, which change none of them."""
+    """Inside the block, `once_per_task` functions run once per task; the block must not change files they read."""
     token = _known.set({})
     try:
         yield
@@ -24,7 +24,7 @@ def unchanged_files() -> Iterator[None]:
 
 
 def once_per_task(ask: Callable[[Task], Answer]) -> Callable[[Task], Answer]:
-    """A function of a task's files alone, which callers must not change the answer of."""
+    """Decorator for a function that depends on a task's files alone; callers must not change its answer."""
 
     @wraps(ask)
     def asked(task: Task) -> Answer:

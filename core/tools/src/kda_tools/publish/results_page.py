@@ -1,4 +1,4 @@
-"""A task's `docs/results.md`: one screen for each GPU, and below it, folded, what a careful reader asks for next."""
+"""Make a task's `docs/results.md`: one screen for each GPU, and below it folded details for a careful reader."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -33,7 +33,7 @@ from kda_tools.publish.run_facts import facts, state
 from kda_tools.publish.tables import bound_groups, folded, geometric_means_md, target_words
 
 NAMED = 3
-"""Rows named in a line; the folded table has all."""
+"""Most rows named in a line; the folded table has all."""
 UNMEASURED = "Compiled ({capability}), not measured: the ledger holds no run on this GPU that can be published."
 
 
@@ -95,7 +95,7 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
 
 
 def _in_use(task: Task, record: RunRecord) -> Iterator[str]:
-    """The gain weighted by how often a step of the models calls each row; nothing where no row says so."""
+    """The gain weighted by each row's calls in a step of its model; nothing if no row has such a count."""
     calls = {row.id: row.calls_a_step for row in task.workloads if row.calls_a_step is not None}
     gains = {arm: step_gain(record, calls, arm) for arm in record.settings.against}
     if known := [f"{interval(gain)} over {arm_name(record, arm)}" for arm, gain in gains.items() if gain]:
@@ -113,7 +113,7 @@ def models_of(task: Task, record: RunRecord) -> list[str]:
 
 
 def numerics(record: RunRecord, contract: str) -> str:
-    """What the solution promises, and how near its outputs were to each other arm's."""
+    """What the solution promises of its numerics, and how close its outputs were to those of each other arm."""
     parts = [f"*{contract}*, every output within the tolerance of the float64 oracle"]
     for name in dict.fromkeys(arm for row in record.rows for arm in row.arms):
         found = [one for row in record.rows if name in row.arms for one in row.arms[name].distance]
@@ -139,7 +139,7 @@ def _limit(record: RunRecord) -> str:
 def _exceptions(record: RunRecord, goal: Target) -> str:
     """The rows that miss the target, are slower than an opponent, or are not FASTER, with their times.
 
-    The verdict stands beside the speedup that decided it: not every run was decided on the device.
+    The table shows the verdict beside the speedup that decided it: not every run was decided on the device.
     """
     by_verdict, by_device = slower_rows(record)
     slow = {row for row, _ in (*by_verdict, *by_device)}

@@ -1,4 +1,4 @@
-"""The inputs of a row in one line."""
+"""Describe the inputs of a row in one line."""
 
 from kda_judge.contract.tensor_spec import TensorSpec
 from kda_judge.contract.workloads import Workload
@@ -7,7 +7,7 @@ SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "b
 
 
 def inputs(row: Workload) -> str:
-    """`q, k: bf16 [19, 24, 128]; positions: int64 [19]`: inputs of equal kind together, in the row's order."""
+    """`q, k: bf16 [19, 24, 128]; positions: int64 [19]`: inputs of equal dtype, shape and strides are grouped."""
     kinds: dict[str, list[str]] = {}
     for name, spec in row.inputs.items():
         kinds.setdefault(_kind(spec), []).append(name)

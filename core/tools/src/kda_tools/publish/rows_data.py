@@ -1,4 +1,4 @@
-"""Every row of a task's published runs as data to download: `docs/rows.csv` and `docs/rows.json`."""
+"""Make `docs/rows.csv` and `docs/rows.json`: every row of a task's published runs, as data to download."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ DIGITS = 4
 
 
 def rows_csv(task: Task, latest: Mapping[str, RunRecord]) -> str:
-    """One line a row and GPU; times in microseconds, `low` and `high` end 95% intervals."""
+    """One line for each row and GPU; times in microseconds; `_low` and `_high` are the ends of 95% intervals."""
     rows = flat_rows(task, latest)
     out = StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
@@ -27,7 +27,7 @@ def rows_csv(task: Task, latest: Mapping[str, RunRecord]) -> str:
 
 
 def rows_json(task: Task, latest: Mapping[str, RunRecord]) -> str:
-    """The same as a list of objects, one a line."""
+    """The same data as a JSON list, one object per line."""
     return "[\n" + ",\n".join(json.dumps(row) for row in flat_rows(task, latest)) + "\n]\n"
 
 
@@ -40,7 +40,7 @@ def flat_rows(task: Task, latest: Mapping[str, RunRecord]) -> list[Flat]:
 
 
 def dtype_of(row: Workload | None) -> str:
-    """The dtype of a row's first input; empty for a row that the task has no more."""
+    """The dtype of a row's first input; empty for a row that the task no longer has."""
     return next(iter(row.inputs.values())).dtype if row else ""
 
 

@@ -1,4 +1,4 @@
-"""What exactly a run was: code, machine, versions, settings, and whether it is the one that pages show."""
+"""Describe a run: code, machine, versions, settings, and whether pages show it."""
 
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.gpu_state import GpuState
@@ -7,7 +7,7 @@ from kda_tools.publish.report import noise_floor, publishable
 
 
 def facts(record: RunRecord) -> dict[str, str]:
-    """What exactly ran, where and how, in Markdown: name -> words."""
+    """Name of a fact -> its Markdown: what ran, on which machine, and how."""
     host, settings, source = record.machine, record.settings, record.provenance
     gpu = host.before
     assert gpu is not None
@@ -43,7 +43,7 @@ def _state(gpu: GpuState | None) -> str:
 
 
 def _watched(watch: MachineWatch) -> str:
-    """The same over the readings that were taken all through the run: lowest, median and highest."""
+    """Lowest, median and highest clock, temperature and power of all readings during the run."""
     spreads = {"MHz": watch.sm_mhz, "C": watch.temperature_c, "W": watch.power_w}
     shown = [f"{s.low:.0f}, {s.median:.0f}, {s.high:.0f} {unit}" for unit, s in spreads.items() if s]
     shown += [f"{reason} {seconds:.1f} s" for reason, seconds in watch.throttle_s.items()]
@@ -54,7 +54,7 @@ def _watched(watch: MachineWatch) -> str:
 
 
 def state(task: Task, record: RunRecord, shown: set[str]) -> str:
-    """Whether the run is the published one or a part of it, one that was, or why it cannot be; `shown`: `shown_ids`."""
+    """Whether the run is published, is superseded, or why it cannot be published; `shown` comes from `shown_ids`."""
     if record.run_id in shown:
         return "published above"
     problems = publishable(task, record)

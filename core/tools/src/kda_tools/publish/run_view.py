@@ -1,4 +1,4 @@
-"""A run on the terminal: one table, the headline, and what went wrong in words."""
+"""Print a run on the terminal: one table, the headline, and what went wrong in words."""
 
 from rich import box
 from rich.console import Console
@@ -41,7 +41,7 @@ def print_run(console: Console, record: RunRecord) -> None:
     if measured and needed > console.width:
         table = _measured(record, intervals_below=True)
         needed = _width(console, table)
-    # Where even that is too narrow (80 columns, a CI log) the line gets longer: a number is never cut.
+    # If the console is too narrow even for that (80 columns, a CI log), the line gets longer; no number is cut.
     table.width = needed
     console.print(table, soft_wrap=True)
     for row in record.rows:
@@ -61,7 +61,7 @@ def print_run(console: Console, record: RunRecord) -> None:
 
 
 def gpu_seen(watch: MachineWatch) -> str:
-    """What was seen of the GPU during a run, in one line: medians, and in brackets the lowest and the highest."""
+    """Readings of the GPU during a run, in one line: medians, and in brackets the lowest and the highest."""
     parts = [
         f"{name} {spread.median:.0f} {unit} [{spread.low:.0f}, {spread.high:.0f}]"
         for name, spread, unit in (
@@ -139,7 +139,7 @@ def _print_headline(console: Console, record: RunRecord) -> None:
 
 
 def _equal(row: RowResult, arm: str) -> str:
-    """Share of the elements that are the arm's bit by bit, and of those at most one unit in the last place apart."""
+    """Least share of elements with the arm's bits, and of elements at most one unit in the last place from it."""
     found = row.arms[arm].distance if arm in row.arms else ()
     return f"{min(one.equal for one in found):.1%}, {min(one.near for one in found):.1%}" if found else NONE
 

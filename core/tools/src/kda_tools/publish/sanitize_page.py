@@ -1,4 +1,4 @@
-"""`docs/sanitize.md`: what compute-sanitizer said last about every row. A pure function of `docs/sanitize.jsonl`."""
+"""Make `docs/sanitize.md`: compute-sanitizer's latest result by row. A pure function of `docs/sanitize.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kda_tools.publish.report import HEADER
 from kda_tools.publish.staleness import described, is_outdated
 
 Latest = dict[str, dict[Tool, tuple[SanitizeRecord, ToolRun]]]
-"""Row -> tool -> its latest run there."""
+"""Row id -> tool -> the tool's latest run on the row."""
 INTRODUCTION = """Rows under compute-sanitizer, each called three times: once to compile and plan, once from the
 plan, once from the plan with other tensors. Every tensor is an allocation of its own. memcheck looks for accesses
 outside an allocation, racecheck for hazards in shared memory (not in global memory). A row that is not here was not
@@ -24,13 +24,13 @@ def digest_md(task: Task) -> str | None:
     """The whole text of `docs/sanitize.md`, what each tool found; None for a task without a run.
 
     Raises:
-        LedgerError: `docs/sanitize.jsonl` holds a line that is no such run.
+        LedgerError: `docs/sanitize.jsonl` holds a line that is no sanitizer run.
     """
     return _page(task, whole=False)
 
 
 def full_md(task: Task) -> str | None:
-    """The same with every row and every report: the site's page. Raises as `digest_md`."""
+    """The site's page: the text of `digest_md` with every row and every report. Raises as `digest_md`."""
     return _page(task, whole=True)
 
 
@@ -100,7 +100,7 @@ def _cell(row: str, found: tuple[SanitizeRecord, ToolRun] | None) -> str:
 
 
 def _run_md(record: SanitizeRecord, outdated: bool) -> str:
-    """One run: where, of what, and what every tool reported: of each row that had an error, or else of all together."""
+    """One run: machine, commit, and each tool's reports: by row for rows with an error, else of all rows together."""
     where = f"{record.gpu.name}, driver {record.gpu.driver}, compute-sanitizer {record.version}"
     since = "; **the solution has changed since**" if outdated else ""
     lines = [f"- {record.utc[:10]}, {where}, {described(record.provenance, record.command)}{since}\n"]

@@ -1,4 +1,4 @@
-"""What profiles, sanitizer runs and grids have in common: they are about one state of a task's files."""
+"""Tell whether a task's files have changed since a record (profile, sanitizer run, grid) was made."""
 
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import provenance
@@ -7,7 +7,7 @@ from kda_judge.evidence.run_record import Provenance
 from kda_tools.publish.read_once import once_per_task
 
 PARTS = ("solution", "library")
-"""What decides which kernels run: the solution, and what it shares with others."""
+"""The parts that decide which kernels run: the solution, and the library that it shares with others."""
 
 
 @once_per_task
@@ -17,12 +17,12 @@ def hashes(task: Task) -> dict[str, str]:
 
 
 def is_outdated(task: Task, source: Provenance) -> bool:
-    """Whether the solution is another one now than the one that `source` is about."""
+    """Whether the solution or the shared library has changed since `source` was recorded."""
     return not set(PARTS).isdisjoint(changed(task, source))
 
 
 def changed(task: Task, source: Provenance) -> list[str]:
-    """The parts whose content, and the arms whose pin, is another one now than `source` says."""
+    """The parts whose content, and the arms whose pin, has changed since `source` was recorded."""
     now = hashes(task)
     found = [part for part in dict.fromkeys((*now, *source.hashes)) if source.hashes.get(part) != now.get(part)]
     pinned = pins(task.config)

@@ -1,4 +1,4 @@
-"""Two pictures of geometric means: one task's with its rows behind them, and all tasks' in one."""
+"""Draw two plots of geometric means: one task's, with a tick for each of its rows, and one of all tasks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LANE = 0.34
-"""Inches of a line of the pictures."""
+"""Height of one line of the plots, in inches."""
 KINDS = {Basis.DEVICE: (BLUE, "o"), Basis.PORTABLE: (GREEN, "s"), Basis.WALL: (ORANGE, "D")}
-"""What the pictures show of a run, and how: no two by colour alone."""
+"""Basis -> colour and marker; no two bases differ by colour alone."""
 ROW_OPACITY = 0.75
-"""Of a row's tick: as faint as a contrast of 3 to the page allows."""
+"""Opacity of a row's tick: as faint as a contrast of 3 to the page allows."""
 
 
 def task_summary(record: RunRecord) -> str:
@@ -46,7 +46,7 @@ def task_summary(record: RunRecord) -> str:
 
 
 def overview(latest: Sequence[tuple[Task, RunRecord]]) -> str:
-    """All tasks: two lines each, against the first release and, hollow, against the latest."""
+    """All tasks, two lines each: against the first release, and with hollow markers against the latest."""
     lanes = [
         (f"{task.folder if first else ''}", record, arm)
         for task, record in latest
@@ -85,7 +85,7 @@ def _finish(axes: "Axes", names: Sequence[str], label: str) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(label, loc="right")  # a long one has room below the names
+    axes.set_xlabel(label, loc="right")  # a long label has room below the names
 
 
 def _release(record: RunRecord, arm: str) -> str:

@@ -1,4 +1,4 @@
-"""What `kda tune` prints."""
+"""Print the results of `kda tune`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG = 3
 
 
 def print_row(trial: Trial, times: RowTimes) -> None:
-    """The best candidates of one row beside the copy, device and wall time of each, and wrong ones."""
+    """Print a row's copy time, its best candidates with device and wall time, and its wrong candidates."""
     twins = trial.twins
     ranked = sorted((us, place) for place in twins if (us := times.median_us[place]) is not None)
     best = " | ".join(
@@ -44,7 +44,7 @@ def _wall(times: RowTimes, place: int) -> str:
 
 
 def print_tables(tables: Mapping[str, Sequence[Line]]) -> None:
-    """The lines that dispatch reads."""
+    """Print the lines of the tuned tables, which dispatch reads."""
     shown = Table(box=box.SIMPLE_HEAD)
     for column in ("table", "capability", "at most", "configuration", "device", "reason"):
         shown.add_column(column)
@@ -56,7 +56,7 @@ def print_tables(tables: Mapping[str, Sequence[Line]]) -> None:
 
 
 def print_compiled(trials: Sequence[Trial], used: Mapping[tuple[str, str, str], Compiled], target: str) -> None:
-    """What each candidate uses on one target, over all rows. Resources only: nothing here was run."""
+    """Print the resources that each candidate uses on one target, over all rows. Nothing was run."""
     shown = Table(title=f"{target}: compiled ahead of time, not run", title_justify="left", box=box.SIMPLE_HEAD)
     shown.add_column("table")
     shown.add_column("candidate")

@@ -1,4 +1,4 @@
-"""Published runs in Markdown: the overview of all tasks, geometric means, and what bounds the rows."""
+"""Describe published runs in Markdown: the overview of all tasks, geometric means, and what bounds the rows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from kda_tools.publish.report import (
 Ledgers = Sequence[tuple[Task, Sequence[RunRecord]]]
 """Tasks with every record of their ledgers."""
 HOST_BOUND = 0.8
-"""Of wall: where the device takes less, the host decides."""
+"""Share of wall time. If the device takes less than this, the host bounds the call."""
 BOUNDS = f"""What bounds the solution's calls; a cell is the range over the rows of its group. The host bounds a row
 where the device takes less than {HOST_BOUND:g} of the wall time, else the device does. The host's floor is a launch
 from C through the driver with the outputs allocated. The device's floor is the limit, the fastest stream of as many
@@ -40,7 +40,7 @@ Both are measured in the same run.
 
 SHOWN_BASES = (Basis.DEVICE, Basis.PORTABLE, Basis.WALL)
 SHOWN = " / ".join(WORDS[basis] for basis in SHOWN_BASES)
-"""What a cell that has room for estimates alone holds."""
+"""The bases of a cell that shows estimates without intervals, in words."""
 
 
 def overview_md(ledgers: Ledgers) -> str:
@@ -88,7 +88,7 @@ def replace_block(text: str, name: str, content: str) -> str:
 
 
 def target_words(record: RunRecord, goal: Target) -> str:
-    """On how many rows the target is met, and where it is not; empty where there is none."""
+    """The target in words, and on how many rows it is met and missed; empty if there is no target."""
     if not goal.stated:
         return ""
     missed, rows = misses(record, goal), len(record.rows)
@@ -103,7 +103,7 @@ def target_words(record: RunRecord, goal: Target) -> str:
 
 
 def geometric_means_md(record: RunRecord) -> str:
-    """The geometric means: a line for each opponent, a column for each basis that was measured, the device first."""
+    """The geometric means: a line for each opponent, a column for each measured basis in the order of `Basis`."""
     shown = [basis for basis in Basis if basis in bases(record)]
     table = [line("speedup", *(WORDS[basis] for basis in shown)), "|---" * (1 + len(shown)) + "|\n"]
     for arm in record.settings.against:
@@ -113,24 +113,24 @@ def geometric_means_md(record: RunRecord) -> str:
 
 
 def host_bound(wall: float, device: float) -> bool:
-    """Whether the host decides a call's time, by these medians in microseconds."""
+    """Whether the host bounds a call whose medians, in microseconds, are `wall` and `device`."""
     return device < HOST_BOUND * wall
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The rows that one thing bounds, in words: least to most."""
+    """A group of rows bound by the host or by the device. Its texts are ranges from the least to the most."""
 
     name: str
     rows: int
     wall: str
     device: str
     over: str
-    """How many times its floor: of the host's wall, or of the device's limit."""
+    """Time over its floor: wall time over the host's floor, or device time over the device's limit."""
 
 
 def bound_groups(record: RunRecord) -> list[Bound]:
-    """The subject's rows by what decides their time, and how far above that floor they are."""
+    """The subject's rows grouped by what bounds them (host or device), and how far above that floor they are."""
     groups: dict[str, list[tuple[float, float, float]]] = {"host": [], "device": []}
     for row in record.rows:
         wall, device = (median(row, record.settings.subject, metric) for metric in (Metric.WALL, Metric.DEVICE))
@@ -148,12 +148,12 @@ def bound_groups(record: RunRecord) -> list[Bound]:
 
 
 def bounds_md(record: RunRecord) -> str:
-    """The same as a table."""
+    """`bound_groups` as a Markdown table."""
     lines = [line("bound by", "rows", "wall us", "device us", "times its floor"), "|---" * 5 + "|\n"]
     lines += [line(one.name, str(one.rows), one.wall, one.device, one.over) for one in bound_groups(record)]
     return f"{BOUNDS}\n{''.join(lines)}"
 
 
 def _range(several: Sequence[float], written: Callable[[float], str]) -> str:
-    """`5.42 to 5.90`, or the one number."""
+    """`5.42 to 5.90`, or one number if both ends are written alike."""
     return " to ".join(dict.fromkeys((written(min(several)), written(max(several)))))

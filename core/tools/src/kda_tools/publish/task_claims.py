@@ -1,4 +1,4 @@
-"""What a run in a task's ledger claims, against the task: whose run it is, its rows' facts, and all of `claims`."""
+"""Check a run's claims against its task: which task it is of, its rows' facts, and all that `claims` checks."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from kda_judge.judge.oracle import load_reference
 from kda_tools.publish.staleness import hashes
 
 DECIDE_ROWS = ("config", "workloads", "reference")
-"""The parts that give a row's op, inputs, outputs and bytes."""
+"""The parts of a task that define a row's op, inputs, outputs and bytes."""
 
 
 def problems(task: Task, record: RunRecord) -> list[str]:
-    """What cannot be true of the run, one line each; empty for one that can stand in the task's ledger."""
+    """The run's claims that cannot be true, one line each; empty for a run that fits the task's ledger."""
     if record.task != task.op:
         return [f"it is a run of {record.task}, expected one of {task.op}"]
     return [*mismatches(record), *_rows(task, record)]
@@ -30,16 +30,16 @@ def unfit(task: Task, record: RunRecord) -> str | None:
 
 
 def knows(task: Task, source: Provenance) -> bool:
-    """Whether the task still is what it was then, as far as it decides which rows there are, and their facts."""
+    """Whether the parts of the task that define its rows are unchanged since `source` was recorded."""
     now = hashes(task)
     return all(source.hashes.get(part) == now[part] for part in DECIDE_ROWS)
 
 
 def contradicted(task: Task, source: Provenance, name: str, claimed: Mapping[str, object]) -> list[str]:
-    """What is claimed of the row of that id and is not as the task has it; None claims nothing.
+    """The claims about row `name` that differ from the task's facts, one line each; a claim of None is ignored.
 
-    A row whose facts change gets a new id, so the facts of an id hold for runs of every age: the hashes of `source`
-    are the run's own word. Of an id that the task lacks nothing is known, unless the run is of the task as it is now.
+    A row whose facts change gets a new id, so an id's facts are checked for runs of every age, whatever hashes `source`
+    claims. An id that the task lacks cannot be checked, unless the hashes are those of the task as it is now.
     """
     facts = facts_of(task, name)
     if not facts and not knows(task, source):
@@ -59,7 +59,7 @@ def _rows(task: Task, record: RunRecord) -> list[str]:
 
 
 def facts_of(task: Task, name: str) -> dict[str, object]:
-    """What the task says of the row of that id; nothing where it has no such row."""
+    """The facts of row `name` by the task's files; empty if the task has no such row."""
     row = next((row for row in task.workloads if row.id == name), None)
     if row is None:
         return {}
@@ -74,7 +74,7 @@ def facts_of(task: Task, name: str) -> dict[str, object]:
 
 
 def _claimed(row: RowResult) -> dict[str, object]:
-    """The same of the record; None where it says nothing."""
+    """The same facts as the record claims them; None for a fact that it does not state."""
     outputs = {error.output for arm in row.arms.values() for error in arm.correctness.outputs}
     return {
         "op": row.op,

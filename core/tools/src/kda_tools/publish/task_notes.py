@@ -1,4 +1,4 @@
-"""A task's own documents: what of a copy is still its source's, where links lead, and which runs they quote."""
+"""Check a task's documents: leftovers of the task it was copied from, dead links, and the runs they quote."""
 
 import json
 import re
@@ -15,33 +15,33 @@ from kda_tools.publish.read_once import once_per_task
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 """A relative Markdown link or picture."""
 QUOTED = re.compile(r"\b(?:\d{8}T\d{6}Z-[0-9a-f]{6}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b")
-"""A run by its id, or a sweep by its time."""
+"""A quoted run (its id) or sweep (its time)."""
 TIMED = re.compile(
     r"(?P<times>\d+\.\d+(?:(?:,| and|, and)\s+\d+\.\d+)*)\s+us\s+\(run\s+(?P<run>\d{8}T\d{6}Z-[0-9a-f]{6})\)"
 )
-"""Times beside the run that they are from: `2.03 and 2.06 us (run ID)`."""
+"""Quoted times with the run that measured them: `2.03 and 2.06 us (run ID)`."""
 COPIED = "of which this task is a copy (`kda new`)"
-"""In the note that `kda new` puts into what is still about the copy's source."""
+"""Words of the note that `kda new` puts into each file of a copy that still describes the source."""
 EXAMPLE = 'models = ["example"]'
-"""In the rows that `kda new --template` gives."""
+"""A line of the example rows that `kda new --template` writes."""
 HOW_TO_WORK = "docs/work_on_a_task.md"
-"""From the checkout's root: what every card leaves to this page (what counts, what may be edited, commands, rules)."""
+"""Path in the checkout of the page on what counts, what may be edited, commands and rules; cards do not repeat it."""
 NOTED = ("prompt.md", "config.toml", "docs/dispatch.md")
-"""Where it puts one."""
+"""The files into which `kda new` puts its note."""
 
 
 def copied(task: Task) -> list[str]:
-    """The files, relative to the task, in which the note of a copy still stands."""
+    """The files, relative to the task, that still have the note of a copy."""
     texts = ((name, task.path / name) for name in NOTED)
     return [name for name, path in texts if path.is_file() and COPIED in path.read_text(encoding="utf-8")]
 
 
 @once_per_task
 def leftovers(task: Task) -> list[str]:
-    """What is left of the task that this one was copied from, one line each; while there is any, it is not published.
+    """Leftovers of the task that this one was copied from, one line each; a task with any is not published.
 
-    `kda new` leaves notes alone; a plain copy of a folder also has names and records of its source. A template's rows
-    are of a model that there is not.
+    `kda new` leaves only its notes. A plainly copied folder also has names and records of its source. The rows of a
+    template are of a model that does not exist.
     """
     found = [f"{task.path / name}: the note of `kda new` still stands" for name in copied(task)]
     rows = task.path / "bench" / "workloads.toml"
@@ -61,7 +61,7 @@ def foreign_records(task: Task) -> list[str]:
 
 
 def foreign_lines(task: Task) -> list[str]:
-    """Lines of another task in a log that also holds this one's; a log without those came with a copied folder."""
+    """Lines of another task in a log that also has lines of this task (else the log came with a copied folder)."""
     return [
         f"{path}:{number}: it is of {op}, expected of {task.op} as others in this file: remove the line"
         for path, ops in _logged(task)
@@ -71,14 +71,14 @@ def foreign_lines(task: Task) -> list[str]:
 
 
 def _logged(task: Task) -> Iterator[tuple[Path, list[str | None]]]:
-    """Each log in `docs/`, and which task every line of it is about."""
+    """Each log in `docs/`, and for each of its lines the task that the line is about."""
     for path in sorted(task.path.glob("docs/*.jsonl")):
         with path.open(encoding="utf-8", errors="replace") as lines:
             yield path, [_task_of(line) for line in lines]
 
 
 def _task_of(line: str) -> str | None:
-    """The task that a line of a log is about; None where it does not say."""
+    """The task that a line of a log names; None if it names none."""
     try:
         named = json.loads(line)["task"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -87,7 +87,7 @@ def _task_of(line: str) -> str | None:
 
 
 def _names(task: Task) -> list[str]:
-    """Names that a copied folder has kept."""
+    """Names of the source that a copied folder still has."""
     found = []
     wanted = f"kda-{task.op.replace('_', '-')}"
     project = task.path / "pyproject.toml"
@@ -102,9 +102,9 @@ def _names(task: Task) -> list[str]:
 
 
 def dead_links(task: Task) -> list[str]:
-    """Relative links of the card and of `docs/` that lead nowhere, one line each: with one the site is not built.
+    """Relative links of the card and of `docs/` that lead nowhere, one line each; the site cannot be built with one.
 
-    A folder that was taken out of its checkout keeps links to documents of the checkout; these are left out.
+    A task outside a checkout may still link to documents of the checkout; such links are not reported.
     """
     root = checkout_root()
     known = root if root is not None and task.path.resolve().is_relative_to(root.resolve()) else task.path
@@ -117,9 +117,9 @@ def dead_links(task: Task) -> list[str]:
 
 
 def unrecorded(task: Task) -> list[str]:
-    """Runs, sweeps and times of runs that the task's notes quote and none of its records holds, one line each.
+    """Runs, sweeps and times that the task's notes quote but that are in none of its records, one line each.
 
-    A copy's notes speak of its source as long as they say so.
+    Files with the note of a copy are left out: they describe the source.
 
     Raises:
         LedgerError: notes quote a time, and the ledger is broken.
@@ -137,7 +137,7 @@ def unrecorded(task: Task) -> list[str]:
 
 
 def _unmeasured(task: Task, path: Path, text: str) -> Iterator[str]:
-    """Times that a text quotes from a run in the ledger, and that are no median of any row, arm and metric there."""
+    """Times that a text quotes from a run in the ledger, but that are no median of any row, arm and metric of it."""
     matches = list(TIMED.finditer(text))
     runs = {record.run_id: record for record in ledger.read(task.ledger)} if matches else {}
     for match in matches:
@@ -153,13 +153,13 @@ def _unmeasured(task: Task, path: Path, text: str) -> Iterator[str]:
 
 
 def quoted(text: str) -> Iterator[tuple[int, str]]:
-    """Line number and name of every run and sweep that a text speaks of."""
+    """Line number and name of every run and sweep that a text quotes."""
     for number, line in enumerate(text.splitlines(), start=1):
         yield from ((number, match[0]) for match in QUOTED.finditer(line))
 
 
 def unlink(task: Task) -> None:
-    """Leave of every link that leads nowhere its text: a copy lacks the records of its source, of which notes speak."""
+    """Replace every dead link by its text: a copy lacks its source's records, to which the notes may link."""
     for path in _written(task):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines(keepends=True)
@@ -176,7 +176,7 @@ def _written(task: Task) -> list[Path]:
 
 
 def _links(text: str) -> Iterator[tuple[int, re.Match[str]]]:
-    """Line number and match, with its places in that line, of every relative link outside code."""
+    """Line number and match (positions within the line) of every relative link outside code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), start=1):
         fenced ^= line.lstrip().startswith("```")

@@ -1,4 +1,4 @@
-"""`docs/tuning.md`: what the sweep behind each tuned table measured, losers included. Pure functions of the records."""
+"""Make `docs/tuning.md` and its CSV files from the recorded sweeps, losing candidates included."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ the chosen configuration's, with the least and the most of a row: `alone` with n
 NO_TABLES = "Every candidate is in\n[tuning.jsonl](tuning.jsonl).\n"
 DEFAULTS = "defaults"
 SEVERAL_ROWS = re.compile(r"(?: --rows \S+){2,}")
-"""In a command; how many it is about stands beside it."""
+"""Repeated `--rows` of a command, shortened on the page."""
 VERSIONS = ("torch", "triton", "cutlass-dsl", "cuda", "driver")
-"""What can change a kernel's time."""
+"""The versions that can change a kernel's time."""
 
 
 def page(task: Task) -> Path:
-    """The log as people read it."""
+    """Path of the page that shows the log of sweeps."""
     return task.path / "docs" / "tuning.md"
 
 
 def table(task: Task) -> Path:
-    """What was chosen on every row, to download."""
+    """Path of the CSV file with the choice on every row."""
     return task.path / "docs" / "tuning.csv"
 
 
 def choices(task: Task) -> Path:
-    """What other choices cost, to download."""
+    """Path of the CSV file with the cost of other choices."""
     return task.path / "docs" / "tuning_choices.csv"
 
 
 def write_page(task: Task, sweeps: Sequence[Sweep[Any]]) -> bool:
-    """Write the page and the tables of the log, once there is one; False when all are unchanged."""
+    """Write the page and the CSV files if a sweep is recorded; False if all are unchanged."""
     written = [replace_text(path, text) for path, text in contents(task, sweeps).items() if text is not None]
     return any(written)
 
 
 def page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
-    """What is wrong with the page and the tables, as lines: at most one each."""
+    """What is wrong with the page and the CSV files, at most one line for each."""
     found = []
     for path, wanted in contents(task, sweeps).items():
         if wanted is None:
@@ -72,7 +72,7 @@ def page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
 
 
 def contents(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[Path, str | None]:
-    """What the page and the tables have to hold; None for one that there is not."""
+    """Path -> required text of the page and the CSV files; None for a file that must not exist."""
     records = recorded(task)
     return {
         page(task): digest_md(task, sweeps, records),
@@ -87,10 +87,10 @@ def rows_csv(sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> st
 
 
 def choices_csv(sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> str | None:
-    """What every other choice costs on each line's rows, over the chosen configuration; None without a sweep.
+    """The cost of every other choice on each line's rows, over the chosen configuration; None without a sweep.
 
-    Each factor is a geometric mean over the rows, with the least and the most of a row: `alone` with nothing else
-    changed (empty: not tried), `at_best` of the best candidate with that choice, whose configuration is `which`.
+    Each factor is a geometric mean over the rows, with the least and the most of a row. `alone`: nothing else changed
+    (empty: not tried). `at_best`: the best candidate with that choice; `which` is its configuration.
     """
     return _csv(sweeps, records, _choices)
 
@@ -117,7 +117,7 @@ def _csv(
 
 
 def _decided(sweep: Sweep[Any], record: SweepRecord, measured: TableTimes) -> list[Decided]:
-    """Empty where the solution has other configurations since, which the page says."""
+    """The sweep's decisions; empty if the solution's configurations have changed since (the page says so)."""
     try:
         return list(decide(sweep, record, measured))
     except UsageError:
@@ -147,7 +147,7 @@ def digest_md(task: Task, sweeps: Sequence[Sweep[Any]], records: Sequence[SweepR
 
 
 def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> str:
-    """One table on one kind of GPU."""
+    """The section of one table on one kind of GPU."""
     lines = [line("line", "at most", "rows", "configuration", "over each row's best", "over the copy", "spread")]
     lines.append("|---" * 7 + "|\n")
     for number, one in enumerate(decide(sweep, record, table), start=1):
@@ -232,12 +232,12 @@ def _history(records: Sequence[SweepRecord], used: set[str]) -> str:
 
 
 def _code(config: Any) -> str:
-    """A configuration by what departs from the defaults."""
+    """A configuration, written as the values that differ from the defaults."""
     return f"`{label(config)}`" if label(config) else DEFAULTS
 
 
 def _factors(name: str, one: Scored | None, chosen: Scored) -> dict[str, str]:
-    """Device times over the chosen configuration's: on the whole, and the least and the most of a row."""
+    """Device times over the chosen configuration's: geometric mean, least and most over the rows."""
     if one is None:
         return dict.fromkeys((name, f"{name}_least", f"{name}_most"), "")
     over = [time / base for time, base in zip(one.times, chosen.times, strict=True)]

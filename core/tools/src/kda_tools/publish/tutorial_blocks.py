@@ -1,4 +1,4 @@
-"""The generated parts of docs/tutorial.md: what the published run of its task shows."""
+"""Make the generated parts of docs/tutorial.md from the published runs of its task."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from kda_tools.publish.report import (
 )
 
 PAGE, OP = Path("docs") / "tutorial.md", "qknorm_rope"
-"""In the checkout, and the task that it is about."""
+"""The page's path in the checkout, and the op of its task."""
 ROWS = ("qwen-4096x24x128", "qwen-19x24x128")
 """A large row, and a small one."""
 

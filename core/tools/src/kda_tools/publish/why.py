@@ -1,4 +1,4 @@
-"""`kda why OP ROW`: a row on one screen: its times and limit, what holds it, what was tried, what no record shows."""
+"""Make the screen of `kda why TASK ROW`: times and limit, what limits the row, what was tried, what is not recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kda_tools.publish.profile_page import bound, mean, top_stalls
 from kda_tools.publish.staleness import is_outdated
 
 WIDTH = 110
-"""Columns; longer lines go on below."""
+"""Columns of the screen; longer lines are wrapped."""
 LONGEST_NOTE = 260
 SHOWN_NOTES, SHOWN_CONFIGURATIONS, SHOWN_PARTS = 4, 3, 3
 TIMED = (
@@ -30,18 +30,18 @@ TIMED = (
     ("wall", Metric.WALL),
 )
 ABOUT_ALL = ("What bounds it", "Tried in vain")
-"""Headings in the notes on dispatch."""
+"""Headings of `docs/dispatch.md` whose text concerns all rows."""
 LACKS = (
     (Basis.COLD, "device times with cold inputs"),
     (Basis.PORTABLE, "wall of the plain export"),
     (Basis.REPLAYED, "wall under SGLang's cached launcher"),
 )
 Tried = Sequence[tuple[str, str]]
-"""Iterations of campaigns that are about the row: (what, what became of it)."""
+"""Iterations of campaigns that concern the row: pairs of change and outcome."""
 
 
 def find_row(task: Task, row: str) -> Workload:
-    """The frozen row of that id; a UsageError names those near it."""
+    """The frozen row with that id; if there is none, a UsageError names similar ids."""
     found = next((one for one in task.workloads if one.id == row), None)
     if found is None:
         close = ", ".join(nearest(row, [one.id for one in task.workloads]))
@@ -50,7 +50,7 @@ def find_row(task: Task, row: str) -> Workload:
 
 
 def why(task: Task, row: str, tried: Tried = ()) -> str:
-    """The screen. `tried` is what campaigns add; everything else is read from the task's own records."""
+    """The text of the screen. `tried` comes from campaigns; everything else is read from the task's own records."""
     frozen = find_row(task, row)
     shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in frozen.inputs.items())
     models = ", ".join(frozen.models) or "no serving model"
@@ -70,7 +70,7 @@ def why(task: Task, row: str, tried: Tried = ()) -> str:
 
 
 def missing_rows(task: Task) -> list[str]:
-    """Production rows that miss the target of the latest published run, the furthest in microseconds first."""
+    """Production rows that miss their target in a published run; the row furthest from its limit (in us) first."""
     runs = report.published(task, ledger.read(task.ledger))
     found: dict[str, float] = {}
     for target, record in runs.items():
@@ -208,9 +208,9 @@ def _config(candidate: Mapping[str, object]) -> str:
 
 
 def _notes(task: Task, row: str) -> list[str]:
-    """Sentences of the notes on dispatch that name the row, or its sizes as the notes write them.
+    """Sentences of `docs/dispatch.md` that name the row or its sizes.
 
-    Where none does, what the notes say about all rows: what bounds the task, and what was tried in vain.
+    If there are none: what the file says about all rows, namely what bounds the task and what was tried in vain.
     """
     path = task.path / "docs" / "dispatch.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -221,12 +221,12 @@ def _notes(task: Task, row: str) -> list[str]:
     if found:
         return [*(f"note: {textwrap.shorten(sentence, LONGEST_NOTE)}" for sentence in found[:SHOWN_NOTES]), *more]
     blocks = [block for title in ABOUT_ALL for block in _blocks(_section(text, title))]
-    # A table takes more than the screen.
+    # Tables are left out: they are larger than the screen.
     return [f"note: {block}" for block in blocks if not block.startswith("|")] or ["docs/dispatch.md does not name it"]
 
 
 def _section(text: str, title: str) -> str:
-    """What stands under a heading of the second level; empty where there is none."""
+    """The text under a second-level heading; empty if there is no such heading."""
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
@@ -243,7 +243,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _gaps(task: Task, row: str, record: RunRecord | None, result: RowResult | None, in_campaign: bool) -> Iterator[str]:
-    """What was not tried, or not measured, as far as records go."""
+    """What, by the records, was not tried or not measured."""
     if record is not None and result is not None:
         absent = [words for basis, words in LACKS if basis not in result.speedup]
         absent += [] if any(arm.distance for arm in result.arms.values()) else ["distance from the other arms' bits"]

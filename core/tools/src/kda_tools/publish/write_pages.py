@@ -1,4 +1,4 @@
-"""Write generated files, or with `check` say where each differs from what it should be."""
+"""Write generated files, or with `check` report where each differs from its required text."""
 
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -8,7 +8,7 @@ from kda_tools.publish.report import COMMAND
 
 
 def write_pages(wanted: Mapping[Path, str], check: bool) -> list[str]:
-    """Write those of `wanted` that are not what they should be; their paths.
+    """Write the files of `wanted` (path -> text) that are missing or differ; returns their paths.
 
     With `check` nothing is written, and each such file is returned with its first differing line.
     """

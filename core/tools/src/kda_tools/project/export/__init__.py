@@ -1,1 +1,1 @@
-"""`kda export`: a solution as a folder that works without this repository, and proof that its bits are the same."""
+"""`kda export`: write a solution as a folder that works without this repository, and check that its bits are equal."""

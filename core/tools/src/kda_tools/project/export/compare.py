@@ -1,4 +1,4 @@
-"""Whether an export gives the bits of the solution that it was made from, on a sample of the task's rows.
+"""Check on a sample of the task's rows that an export gives the same bits as the solution it was made from.
 
 `python -m kda_tools.project.export.compare TASK EXPORT` prints how many calls were compared, or the first difference.
 """
@@ -22,18 +22,18 @@ from kda_judge.evidence.gpu_state import has_gpu
 from kda_tools.project.export.sources import exact_ops
 
 SAMPLE = 8
-"""Rows of every op, spread over its frozen rows and its grid."""
+"""Most rows of an op from its frozen rows, and again from its grid, evenly spread."""
 LARGEST = 1 << 28
-"""Elements of a row's inputs on a GPU."""
+"""Most elements of a row's inputs, all together; larger rows are left out."""
 
 
 def compare(task: Task, export: Path, exact: bool = False) -> str:
-    """What was compared, in words; in a process of its own, on a GPU or in Triton's interpreter.
+    """Compare in a separate process, on a GPU or in Triton's interpreter; returns what was compared, in words.
 
     `exact`: with the solution's exact modes.
 
     Raises:
-        UsageError: a call of the export gave other bits, or none.
+        UsageError: a call of the export gave other bits, or the comparison failed.
     """
     env = {**os.environ, "PYTHONPATH": import_path()}
     where = "on a GPU"

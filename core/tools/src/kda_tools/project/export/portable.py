@@ -1,4 +1,4 @@
-"""The solution as a port: its plain export, made afresh for a run that measures it beside the solution."""
+"""Add the solution's plain export to a run, which measures it beside the solution."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from kda_tools.publish.report import SUBJECT
 
 @contextmanager
 def portable(task: Task, subject: str, ports: Mapping[str, Path]) -> Iterator[dict[str, Path]]:
-    """`ports`, and for a measured solution its export under the name `portable`, unless one of that name is there."""
+    """`ports`, plus the solution's export as `portable` if it is measured on a GPU and no port has that name."""
     if subject != SUBJECT or PORTABLE_ARM in ports or not has_gpu():
         yield dict(ports)
         return

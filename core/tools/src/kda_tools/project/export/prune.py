@@ -1,9 +1,9 @@
-"""Of the modules that are taken along, only what is reachable: found by names, so that it can only keep too much.
+"""Cut the modules of an export down to what is reachable. Names decide, so the result may keep too much.
 
-A definition on a module's top level stays where kept code of its module names it, kept code of another one imports it
-(or the module, and has an attribute of that name), or a string is its name (`getattr`). A method or property stays
-where a kept attribute or string anywhere has its name; double underscores, fields and other statements of a kept class
-always do. So do statements that define nothing.
+A top-level definition stays if kept code of its module names it, if kept code of another module imports it (or imports
+the module and has an attribute of that name), or if a string equals its name (`getattr`). A method or property stays if
+a kept attribute or string anywhere has its name. Dunder methods, fields and other statements of a kept class always
+stay, and so do statements that define nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDTH = 120
 CALLED_BY_OTHERS = frozenset({"data_ptr"})
 """Methods that Triton calls."""
 BASES = frozenset({"Protocol", "Generic", "NamedTuple", "Exception", "RuntimeError", "ValueError"})
-"""Classes of others that call no method of a class of ours, but for double underscores."""
+"""Base classes from elsewhere that call only dunder methods of their subclasses."""
 EMPTY_SECTION = re.compile(r"^( *)# ---.*\n\n+(?=\1# ---|\Z|(?!\1)\S)", re.MULTILINE)
 """A heading with nothing left below it."""
 
@@ -29,14 +29,14 @@ class _Part:
     """A statement of a module, or a method."""
 
     lines: range
-    """With decorators, with the comments directly above, and with the string behind an assignment."""
+    """Line indices: includes decorators, comments directly above, and the docstring after an assignment."""
     uses: Sequence[ast.AST] = ()
     names: frozenset[str] = frozenset()
-    """What it defines; nothing: it always stays."""
+    """The names that it defines; a part that defines none always stays."""
     methods: tuple[_Part, ...] = ()
     imports: ast.Import | ast.ImportFrom | None = None
     typing: ast.If | None = None
-    """The block `if TYPE_CHECKING` that it is in."""
+    """The block `if TYPE_CHECKING` that contains the part."""
 
 
 @dataclass(eq=False)
@@ -46,16 +46,16 @@ class _Module:
     parts: tuple[_Part, ...]
     whole: bool
     wanted: set[str] = field(default_factory=set)
-    """Names that its own kept code has, and that others import of it."""
+    """Names that its own kept code uses, and names that other modules import from it."""
     attributes: set[str] = field(default_factory=set)
-    """Names of attributes in its kept code."""
+    """Names of the attributes that its kept code uses."""
     importers: set[_Module] = field(default_factory=set)
-    """Those that import it itself, not names of it."""
+    """Modules that import this module itself, not names from it."""
     kept: set[_Part] = field(default_factory=set)
 
 
 def prune(files: Mapping[str, str], whole: Collection[str]) -> dict[str, str]:
-    """What is reachable of `files`, relative path -> text, from those of `whole`, of which nothing is left out."""
+    """The parts of `files` (relative path -> text) reachable from the files of `whole`, which are kept entire."""
     return _Pruning(files, whole).result()
 
 
@@ -76,7 +76,7 @@ class _Pruning:
                     self._look_at(module, part)
 
     def result(self) -> dict[str, str]:
-        """The texts, in the order that they came in."""
+        """The pruned texts, in the order of `files`."""
         texts = {path: one.lines if one.whole else self._left(one) for path, one in self.reached.items()}
         return {
             path: "".join(texts[path]) if path in self.modules else text
@@ -126,7 +126,7 @@ class _Pruning:
 
     def _follow(self, module: _Module, node: ast.Import | ast.ImportFrom, names: Sequence[ast.alias]) -> None:
         if not isinstance(node, ast.ImportFrom) or not node.level:
-            return  # of another package
+            return  # an import from another package
         for alias in names:
             if (path := _found(_place(module.path, node, alias.name), self.modules)) is not None:
                 self._reach(path).importers.add(module)
@@ -140,7 +140,7 @@ class _Pruning:
         return self.reached.setdefault(path, self.modules[path])
 
     def _left(self, module: _Module) -> list[str]:
-        """The lines that stay."""
+        """The text that stays of a module."""
         lines: list[str | None] = list(module.lines)
         asked = self._asked(module) | {"annotations"}
         typed: dict[ast.If, int] = {}
@@ -191,7 +191,7 @@ def _lines(node: ast.stmt, lines: list[str]) -> range:
 
 
 def _targets(node: ast.stmt) -> frozenset[str]:
-    """The names that a statement defines; none where it may do something else."""
+    """The names that a statement defines; none if it may do something else."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return frozenset({node.name})
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -234,17 +234,17 @@ def _bound(alias: ast.alias) -> str:
 
 
 def _place(path: str, node: ast.ImportFrom, name: str = "") -> PurePosixPath:
-    """Where a relative import leads, without a suffix."""
+    """The path of the module that a relative import names, without a suffix."""
     return PurePosixPath(path).parents[node.level - 1].joinpath(*(node.module or "").split("."), name)
 
 
 def _found(place: PurePosixPath, files: Collection[str]) -> str | None:
-    """The module or package at a place."""
+    """The file of the module or package at `place`; None if `files` has neither."""
     return next((one for one in (f"{place}.py", (place / "__init__.py").as_posix()) if one in files), None)
 
 
 def _without_fallback(path: str, text: str, files: Mapping[str, str]) -> str:
-    """`try: from .a import b`, where a is left out, and its `except` become what is imported instead."""
+    """Replace a `try: from .a import b` whose module is not exported by the body of its `except`."""
     lines = text.splitlines(keepends=True)
     for node in reversed(ast.parse(text).body if path.endswith(".py") else []):
         if not isinstance(node, ast.Try) or not isinstance(first := node.body[0], ast.ImportFrom) or not first.level:
@@ -256,7 +256,7 @@ def _without_fallback(path: str, text: str, files: Mapping[str, str]) -> str:
 
 
 def _import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> str:
-    """An import of these names alone."""
+    """The source line of an import, with only these names."""
     pad = " " * node.col_offset
     imports = [f"{one.name} as {one.asname}" if one.asname else one.name for one in names]
     if isinstance(node, ast.Import):
@@ -268,7 +268,7 @@ def _import(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> str:
 
 
 def _spaced(lines: list[str | None]) -> Iterator[str]:
-    """The lines that are left; where some were taken out, as many empty ones as before or behind them."""
+    """The remaining lines; a cut leaves as many empty lines as its longest run of them before, inside or after."""
     most = empty = 0
     for line in lines:
         if line == "\n":

@@ -1,4 +1,4 @@
-"""The README and the provenance of an export, made from the task and from the run that was published of it."""
+"""Make the README and the provenance of an export from the task and its published runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNMEASURED = "Not measured yet.\n"
 
 
 def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False) -> str:
-    """The README of an export whose import name is `name`; `call` is the line that imports it; see `collect`."""
+    """The README of an export; `name` is its import name, `call` the line that imports it; `exact` as in `collect`."""
     solution = task.load("solution")
     parts = [
         f"# {name}\n\n{task.config.task.title}. Exported from the task {task.folder} of KDA-Pilot, Apache-2.0.\n",
@@ -48,9 +48,9 @@ def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False)
 
 
 def port_readme(task: Task, package: str, ops: Sequence[str], about: Sequence[str], exact: bool) -> str:
-    """The README of a port, the package `package` of a tree, with the functions `ops`.
+    """The README of a port: the package `package` in a tree, with the functions `ops`.
 
-    `about`: who asks it, when, and what its numerics are.
+    `about`: paragraphs on who calls it, when, and what its numerics are.
     """
     solution = task.load("solution")
     parts = [
@@ -104,7 +104,7 @@ def origin(task: Task, files: dict[str, str]) -> dict[str, Any]:
 
 
 def origin_json(task: Task, files: dict[str, str]) -> str:
-    """The same as text."""
+    """`origin` as JSON text."""
     return json.dumps(origin(task, files), indent=2) + "\n"
 
 

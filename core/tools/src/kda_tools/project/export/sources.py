@@ -1,4 +1,4 @@
-"""The files of an export: a solution's modules and what they need of the runtime, with their imports made relative."""
+"""Collect the files of an export: a solution's modules and what they need of the runtime, with relative imports."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ for _function in ({names},):
 """
 JSON = "tuned.json"
 UNMEASURED = ("not measured", "an unrecorded sweep")
-"""How the reasons of lines begin that no recorded measurement chose."""
+"""Beginnings of a line's reason which say that no recorded measurement chose the line."""
 DOCSTRING = '"""The optimised arm: public callables with exactly the upstream signatures."""'
-"""Of the public functions' module: it means something in this repository alone."""
+"""Docstring of the public functions' module. It is replaced, because it makes sense in this repository only."""
 LEFT_OUT = frozenset({"bound.py", "native.py", "native.c"})
-"""The C launcher: without it calls take Triton's own, which is what a framework without the runtime has."""
+"""Files of the C launcher. Without them calls use Triton's own launcher, as in a framework without the runtime."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The text of every file of an export, by its path there."""
+    """The text of every file of an export, by its path in the export."""
 
     files: Mapping[str, str]
     public: tuple[str, ...]
@@ -56,19 +56,19 @@ def exact_ops(task: Task) -> tuple[str, ...]:
 
 
 def carried(task: Task, exact: bool = False) -> Sources:
-    """What goes along where kda_runtime is not: of the runtime only what the solution uses, and tables without TOML."""
+    """The files of an export without kda_runtime: the parts of it that the solution uses, and tables without TOML."""
     files = with_plain_tables(task, collect(task, runtime=False, exact=exact).files)
     own = [name for name in files if name.endswith(".py") and not name.startswith(f"{VENDORED}/")]
     return Sources(prune(files, own), tuple(task.config.ops))
 
 
 def titled(task: Task, text: str, about: str) -> str:
-    """The public functions' module, saying what it is to whoever has not this repository."""
+    """The public functions' module with a docstring for a reader without this repository."""
     return text.replace(DOCSTRING, f'"""{task.config.task.title}.\n\n{about}\n"""', 1)
 
 
 def with_plain_tables(task: Task, files: Mapping[str, str]) -> dict[str, str]:
-    """The same with `tuned.json` in place of each `tuned.toml`, and a reader of it: TOML's is not in every Python."""
+    """`files` with a `tuned.json` and its reader for each `tuned.toml`: not every Python has a TOML reader."""
     found = {}
     for name, text in files.items():
         if name.rpartition("/")[2] == TOML:
@@ -81,7 +81,7 @@ def with_plain_tables(task: Task, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain_table(tables: Mapping[str, tuple[Line, ...]]) -> str:
-    """Tables as JSON, a line for a line."""
+    """Tables as JSON, one text line for each line of a table."""
     texts = []
     for name, lines in tables.items():
         rows = [
@@ -97,12 +97,12 @@ def _measured(line: Line) -> str:
 
 
 def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] | None = None) -> Sources:
-    """The solution's modules and tables; beside them the runtime's, whole, unless `runtime` stays a dependency.
+    """The solution's modules and tables, with the runtime's modules in full unless `runtime` stays a dependency.
 
-    `exact`: with upstream's bits for the ops that can give them, or of these for those in `only`.
+    `exact`: with upstream's bits for the ops that can give them; `only` restricts these ops.
 
     Raises:
-        UsageError: no op can.
+        UsageError: no op can give upstream's bits.
     """
     solution = task.path / "solution"
     files = {}
@@ -125,9 +125,9 @@ def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] 
 
 
 def _relative(text: str, depth: int, inside: str) -> str:
-    """The text of a module that lies `depth` folders deep, with its imports of the runtime made relative.
+    """The text of a module `depth` folders deep, with its imports of the runtime made relative.
 
-    `inside` is the folder, beside the outermost module, that the runtime is in; empty for its own modules.
+    `inside` is the export's folder with the runtime; it is empty for the runtime's own modules.
     """
     lines = text.splitlines(keepends=True)
     for node in sorted(ast.walk(ast.parse(text)), key=lambda node: -getattr(node, "lineno", 0)):

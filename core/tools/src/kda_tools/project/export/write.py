@@ -14,13 +14,13 @@ from kda_tools.project.export.readme import origin_json, readme
 from kda_tools.project.export.sources import carried, collect, titled
 
 BACKEND = "cuda"
-"""Of a Hub kernel that is Python alone: there is none for the CPU, where PyTorch comes without Triton."""
+"""Backend of a Hub kernel in pure Python. There is none for the CPU, where PyTorch comes without Triton."""
 ORGANISATION = "ORGANISATION"
-"""Stands for whoever uploads a Hub kernel."""
+"""Placeholder for the user or organisation that uploads a Hub kernel."""
 VERSION = 1
-"""Of the Hub kernel's interface."""
+"""Version of the Hub kernel's interface."""
 ABOUT = "README.md says how it is called and what of it is measured."
-"""In its docstring, before and after the first run is published: records hold a hash of it."""
+"""Sentence in the export's docstring. It is the same before and after the first published run: records hash it."""
 
 
 FORMS = ("plain", "hf")
@@ -32,7 +32,7 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
     `exact`: with upstream's bits, where an op can give them.
 
     Raises:
-        UsageError: the folder holds something, its name cannot be imported, or the wish is impossible.
+        UsageError: the folder is not empty, its name cannot be imported, or the options exclude each other.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: expected a new or an empty folder")
@@ -63,7 +63,7 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
 
 
 def next_steps(task: Task, folder: Path) -> str:
-    """What is left to do with a Hub kernel: the branch is what `get_kernel` finds its version by."""
+    """The remaining steps for a Hub kernel, in words: `get_kernel` finds its version by the branch."""
     place = f"{ORGANISATION}/kda_{task.op} {folder.resolve().name}"
     return (
         f"Put your user or organisation for {ORGANISATION}, here and in README.md, then:\n\n"
@@ -72,7 +72,7 @@ def next_steps(task: Task, folder: Path) -> str:
 
 
 def _metadata(name: str) -> dict[str, object]:
-    """What the package `kernels` reads of a build variant."""
+    """The metadata of a build variant that the package `kernels` reads."""
     return {
         "id": f"_{name}_{BACKEND}",
         "name": name.replace("_", "-"),
@@ -96,5 +96,5 @@ def _sha256(text: str) -> str:
 
 
 def discard(folder: Path) -> None:
-    """Remove an export that is not what it should be."""
+    """Remove an export that failed its check."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The static site: a page per task made of its ledger, and the repository's own documents around them."""
+"""Build the static site: a page for each task from its ledger, and the repository's own documents."""
 
 from kda_tools.publish.site.builder import build
 

@@ -1,4 +1,4 @@
-"""Stage every page as Markdown, and let Sphinx make HTML of it that needs no network and no server."""
+"""Write every page as Markdown, and let Sphinx make HTML that needs no network and no server."""
 
 import re
 import shutil
@@ -34,22 +34,22 @@ GUIDES = (
     *("docs/work_on_a_task.md", "docs/add_a_kernel*.md", "docs/tune_a_kernel.md"),
     *("docs/*.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 )
-"""In the order in which a newcomer reads them."""
+"""Patterns of the guides, in the order in which a newcomer reads them."""
 SKILLS = ("AGENTS.md", "docs/skills/*/SKILL.md", "docs/skills/*/references/*.md")
 LLMS = "llm/docs/*.md"
 """The generated pages of language models."""
 ROWS = Path("rows.md")
 """The page of every row."""
 RESULTS = Path("docs/results.md")
-"""In a task's folder: the site has the task's page in its place."""
+"""Path in a task's folder of the file that the site replaces by the task's page."""
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```$", re.DOTALL | re.MULTILINE)
 WIDE_TABLE = re.compile(r"^(\|[^|\n]*){6,}\|$", re.MULTILINE)
-"""A line of a table that needs the room of furo's list of headings."""
+"""A line of a table so wide that it needs the space of furo's list of headings."""
 FULL = {"grid.md": grid_page.full_md, "profile.md": profile_page.full_md, "sanitize.md": sanitize_page.full_md}
-"""Documents of a task of which the site has all, the repository the conclusion."""
+"""Documents of a task that the site shows in full; the repository has only their conclusions."""
 SWEEPS = "tuning.md"
 PICTURE = re.compile(r"^!\[(?P<says>[^\]]*)\]\((?P<target>plots/campaigns/(?P<name>[^)]*)\.svg)\)$", re.MULTILINE)
-"""A plot of a campaign."""
+"""A plot of a campaign in a Markdown page."""
 STEPS = Path("diffusion/models/docs/steps.md")
 CEILINGS = STEPS.with_name("ceilings.md")
 NO_STEPS = "No step of a model is recorded on a GPU yet; `kda model step MODEL --record` adds the first."
@@ -68,7 +68,7 @@ SETTINGS: dict[str, Any] = {
     "html_copy_source": False,
     "html_show_sphinx": False,
     "html_show_copyright": False,
-    # The search page would fetch the pages that it found, which browsers refuse for local files.
+    # A summary makes the search page fetch each page found, which browsers refuse for local files.
     "html_show_search_summary": False,
 }
 Pages = dict[Path, str]
@@ -79,10 +79,10 @@ def build(out: Path) -> int:
     """Make the whole site in `out`, which it replaces; returns the number of pages.
 
     Raises:
-        MissingRequirement: Sphinx, its theme, or matplotlib in the release of the plots is not installed.
-        UsageError: there is no checkout here, or `out` holds something else than an earlier site.
+        MissingRequirement: Sphinx, its theme, or the matplotlib release that makes the plots is not installed.
+        UsageError: there is no checkout here, or `out` holds something that is not an earlier site.
         LedgerError: a ledger is broken.
-        KdaError: a document links to what does not exist, or Sphinx warns of something else; names the place.
+        KdaError: Sphinx warns, for example of a link to a file that does not exist; names the place.
     """
     root = checkout_root()
     if root is None:
@@ -111,7 +111,7 @@ def build(out: Path) -> int:
 
 
 def _staged(root: Path, ledgers: Ledgers) -> Pages:
-    """Every page at its document's place in the repository, so that the links between documents hold."""
+    """Every page, at the path of its document in the repository so that links between documents hold."""
     guides, skills, llms = (
         list(dict.fromkeys(path.relative_to(root) for one in patterns for path in sorted(root.glob(one))))
         for patterns in (GUIDES, SKILLS, (LLMS,))
@@ -157,9 +157,9 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
 
 
 def _document(task: Task, path: Path) -> str:
-    """A document of a task: whole where the repository has its conclusion alone.
+    """A document of a task, in full even if the repository has only its conclusion.
 
-    It is not in the navigation, which would be long and costs time on every page; the task's page links to it.
+    The task's page links to it. It is not in the navigation, which would get long and slow down every page.
     """
     full = FULL[path.name](task) if path.name in FULL else None
     text = full or _text(path) + (sweep_tables(path) if path.name == SWEEPS else "")
@@ -173,14 +173,14 @@ def _text(path: Path) -> str:
 
 
 def _contents(caption: str, places: list[Path]) -> str:
-    """The pages below a page: they show in the navigation, and nowhere else."""
+    """A hidden table of contents: the pages below a page, which show in the navigation only."""
     entries = "".join(f"/{place.with_suffix('').as_posix()}\n" for place in places)
     named = f":caption: {caption}\n" if caption else ""
     return f"\n\n```{{toctree}}\n:hidden:\n{named}\n{entries}```\n" if entries else ""
 
 
 def _write(root: Path, source: Path, staged: Pages) -> None:
-    """The pages, the files that they link to, and what gives them their looks."""
+    """Write the pages, the files that they link to, and the static files."""
     for place, text in staged.items():
 
         def linked(match: re.Match[str], folder: Path = place.parent) -> str:
@@ -203,7 +203,7 @@ def _write(root: Path, source: Path, staged: Pages) -> None:
 
 
 def _diagram(match: re.Match[str]) -> str:
-    """A Mermaid diagram as a picture in the page: Mermaid itself would come from a network or weigh megabytes."""
+    """A Mermaid diagram as an SVG in the page: Mermaid's script would need a network or take megabytes."""
     import mmdr
 
     svg = mmdr.render('%%{init: {"theme": "neutral"}}%%\n' + match["source"]).svg()
@@ -211,7 +211,7 @@ def _diagram(match: re.Match[str]) -> str:
 
 
 def _colours() -> str:
-    """The plots' colours, switched as the theme switches its own."""
+    """CSS of the plots' colours, which switches between light and dark with the theme."""
     light, dark = (";".join(f"--kda-{both[0]}:{both[which]}" for both in COLOURS.values()) for which in (1, 2))
     return (
         f"body{{{light}}}\n"

@@ -1,6 +1,6 @@
-"""Row pages wear the frame of their task's page: navigation, theme and scripts, with another article in it.
+"""Make row pages from the HTML of their task's page: same navigation, theme and scripts, another article.
 
-Sphinx would lay out each of them for itself, which costs seconds for a hundred pages and gives the same frame.
+Sphinx would lay out each row page again, which takes seconds for a hundred pages and gives the same frame.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from kda_judge.contract.errors import KdaError
 
 FRAME = "results.html"
-"""The task's page, beside which its row pages lie, so that every relative link of the frame holds."""
+"""The task's page. Its row pages are in the same folder, so that every relative link of the frame holds."""
 ARTICLE = re.compile(r"(<article[^>]*>).*?(</article>)", re.DOTALL)
 TITLE = re.compile(r"<title>.*?</title>", re.DOTALL)
 
@@ -20,7 +20,7 @@ def write_row_pages(folder: Path, drawn: Mapping[str, tuple[str, str]]) -> int:
     """Write every page of `drawn`, file name -> title and HTML; returns how many.
 
     Raises:
-        KdaError: the theme's page has no article or title any more.
+        KdaError: the theme's page has no article or no title.
     """
     if not drawn:
         return 0

@@ -1,4 +1,4 @@
-"""HTML inside a Markdown page: tables that sort and filter, templates, and pictures."""
+"""Make HTML for Markdown pages: tables that sort and filter, templates, and pictures."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,28 +14,28 @@ from kda_tools.publish.report import NONE, interval, microseconds, ratio
 
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER = "number"
-"""Mark of a cell that holds one."""
+"""Mark of a cell that holds a number."""
 BREAKS = "breaks"
-"""Mark of a cell whose words may break at any letter: ids of rows and settings are longer than a column."""
+"""Mark of a cell whose words may break at any letter: row ids and settings may be longer than a column is wide."""
 WIDE = "kda-wide"
-"""Name of the meta tag that makes a page wide. It is in the head, so nothing moves when the rest arrives."""
+"""Name of the meta tag that makes a page wide. It is in the head, so the layout does not change while loading."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what it says, what it is sorted by where that is another thing, and where it leads."""
+    """One cell: its text, its sort key if that is not the text, and its link."""
 
     text: str
     key: float | str | None = None
     href: str | None = None
     hint: str = ""
-    """What the pointer shows: an interval."""
+    """Text that the pointer shows, such as an interval."""
     mark: str = ""
-    """Class of its looks."""
+    """CSS class without its prefix `kda-`."""
 
     @property
     def order(self) -> str:
-        """What the page's script sorts by: numbers as numbers, all else as text."""
+        """The key that the page's script sorts by: numbers as numbers, all else as text."""
         return str(self.text if self.key is None else self.key)
 
 
@@ -46,11 +46,11 @@ class Line:
     cells: tuple[Cell, ...]
     anchor: str = ""
     filters: Mapping[str, str] = field(default_factory=dict)
-    """Name of a filter -> the values of this line, one word each."""
+    """Name of a filter -> this line's values, separated by spaces."""
 
 
 def table(title: str, head: Iterable[str], lines: Sequence[Line]) -> str:
-    """`head` names the columns; one that holds numbers is aligned like them. Each filter of the lines is a choice."""
+    """An HTML table. `head` names the columns. Each filter of the lines becomes a drop-down list above the table."""
     numbers = {place for line in lines for place, cell in enumerate(line.cells) if cell.mark == NUMBER}
     filters: dict[str, set[str]] = {}
     for line in lines:
@@ -63,17 +63,17 @@ def table(title: str, head: Iterable[str], lines: Sequence[Line]) -> str:
 
 
 def speedup_cell(value: float | None, found: Interval | None) -> Cell:
-    """A ratio, its interval for the pointer."""
+    """A cell with a ratio; the pointer shows its interval."""
     return Cell(ratio(value), key=value, hint=f"95% interval {interval(found)}" if found else "", mark=NUMBER)
 
 
 def time_cell(value: float | None) -> Cell:
-    """Microseconds."""
+    """A cell with a time in microseconds."""
     return number_cell(microseconds(value), value)
 
 
 def number_cell(text: str, value: float | None) -> Cell:
-    """A number that is written in its own way."""
+    """A cell with a number: shown as `text`, sorted by `value`; None is shown as `-`."""
     return Cell(text if value is not None else NONE, key=value, mark=NUMBER)
 
 
@@ -83,24 +83,24 @@ def raw(html: str) -> str:
 
 
 def inlined(svg: str, name: str, says: str) -> str:
-    """A plot as part of the page: without its own colours, and with ids that no other plot has."""
+    """A plot inside the page: without its own colours, and with ids made unique by `name`."""
     svg = re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(?<= id=")', f"{name}-", svg)
     svg = re.sub(r'(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
-    # A phone scrolls it, and its text stays large enough to read.
+    # On a phone the plot scrolls, so that its text stays large enough to read.
     scroll = f'<div tabindex="0" role="region" aria-label="{escape(says)}">{svg}</div>'
     return f'<figure class="kda-figure">{scroll}<figcaption>{says}.</figcaption></figure>'
 
 
 def plot(drawn: Mapping[str, str], kind: plots.Plot, target: str) -> str:
-    """One of a task's plots in the page."""
+    """One of a task's plots as HTML for the page."""
     return inlined(drawn[plots.file_name(kind, target)], f"{kind.name}-{target}", kind.says)
 
 
 def wide(text: str, keywords: str = "", above: str = "") -> str:
-    """A page with wide tables, without furo's list of headings beside it; a search finds it by its keywords, too.
+    """A page with wide tables, without furo's list of headings beside it; a search also finds it by `keywords`.
 
-    A page with a link to the page `above` it is not in the navigation.
+    `above` is a link to the page above this one; a page with it is not in the navigation.
     """
     meta = f"myst:\n  html_meta:\n    {WIDE}: 'yes'\n"
     meta += f"    keywords: {keywords}\n" if keywords else ""

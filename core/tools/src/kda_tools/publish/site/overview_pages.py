@@ -1,4 +1,4 @@
-"""Pages across tasks: the table of headlines, every row with filters, and a page for each serving model."""
+"""Make the pages across tasks: the table of headlines, every row with filters, and a page for each serving model."""
 
 import re
 from collections.abc import Mapping
@@ -37,19 +37,19 @@ RELEASES = (BASELINE, LATEST)
 
 
 def landing(ledgers: Ledgers) -> str:
-    """What the start page shows in place of the README's picture: the same one in the page, and the table of tasks."""
+    """The start page's replacement for the README's picture: the picture inside the page, and the table of tasks."""
     runs = [(task, run) for task, records in ledgers for run in report.published(task, records).values()]
     picture = raw(inlined(plots.overview_svg(runs), "overview", plots.OVERVIEW_SAYS)) if runs else ""
     return f"{picture}\n{report.MARKS} [Every row, with filters](rows.md).\n\n{headlines(ledgers, '')}"
 
 
 def headlines(ledgers: Ledgers, folder: str) -> str:
-    """The table of the tasks with their geometric means; `folder` is where the page is that shows it."""
+    """The table of the tasks with their geometric means; `folder` is the folder of the page that shows it."""
     found = [(task, report.published(task, records)) for task, records in ledgers]
     every = [record for _, latest in found for record in latest.values()]
     pins = tables.all_pins(every)
     there = [b for b in tables.SHOWN_BASES if any(r.headline and r.headline.speedup.get(b) for r in every)]
-    shown = there[:2]  # of three there is no room for both releases; each task's page has all
+    shown = there[:2]  # there is no room for three; each task's page has all
     head = ["task", "GPU", "rows", *(f"{basis.value} speedup over {pin}" for pin in pins for basis in shown)]
     lines = []
     for task, latest in found:
@@ -119,7 +119,7 @@ def model_pages(ledgers: Ledgers, steps: str, known: Mapping[str, str]) -> dict[
 
 
 def link_models(text: str, ledgers: Ledgers) -> str:
-    """A family's map whose table of models leads to their pages."""
+    """A family's map with links from its table of models to their pages."""
     names = {name for task, _ in ledgers for row in task.workloads if row.production for name in row.models}
     return re.sub(
         r"^\| ([^ |]+) \|",

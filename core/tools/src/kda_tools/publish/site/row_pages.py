@@ -1,4 +1,4 @@
-"""The page of one row: every sample of its published run, what was checked, and the row in every recorded run."""
+"""Make the page of a row: every sample of its published run, what was checked, and the row in every recorded run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -12,11 +12,11 @@ from kda_tools.publish.site.html_tables import Cell, Line, number_cell, speedup_
 from kda_tools.publish.site.strips import strips
 
 STRIPS = (Metric.DEVICE, Metric.WALL)
-"""The clocks whose samples are drawn; the table beside them has all."""
+"""The clocks whose samples are drawn; the page's table has all clocks."""
 
 
 def row_link(target: str, row: str) -> str:
-    """File name of a row's page, which lies beside its task's."""
+    """File name of a row's page, which is in the folder of its task's page."""
     return f"row-{target}-{row}.html"
 
 
@@ -31,7 +31,7 @@ def row_pages(task: Task, records: Sequence[RunRecord], latest: Mapping[str, Run
 
 
 def row_html(task: Task, records: Sequence[RunRecord], record: RunRecord, row: RowResult, title: str) -> str:
-    """What stands in the page."""
+    """The article of a row's page as HTML."""
     settings = record.settings
     arms = tuple(arm for arm in (*settings.against, settings.subject, *settings.beside, "limit") if arm in row.arms)
     frozen = next((one for one in task.workloads if one.id == row.id), None)
@@ -54,7 +54,7 @@ def row_html(task: Task, records: Sequence[RunRecord], record: RunRecord, row: R
 
 
 def folder_of(task: Task) -> PurePosixPath:
-    """Where a task's pages lie in the site."""
+    """The folder of a task's pages in the site."""
     return PurePosixPath(task.family) / task.folder / "docs"
 
 

@@ -1,4 +1,4 @@
-"""Strip charts of samples: one tick for each sample, a lane for each generation of workers, one scale for all arms."""
+"""Make strip charts: a tick for each sample, a lane for each generation of workers, one scale for all arms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ WIDTH, LANE, GAP = 1000, 10, 3
 
 @dataclass(frozen=True)
 class Lane:
-    """One generation of one arm."""
+    """The samples of one generation of one arm."""
 
     path: str
     top: int
@@ -23,28 +23,28 @@ class Lane:
 
 @dataclass(frozen=True)
 class Strip:
-    """One arm."""
+    """The lanes of one arm, and its median."""
 
     arm: str
     lanes: tuple[Lane, ...]
     height: int
     median: str
     place: float
-    """Of the median, in units of the drawing."""
+    """Horizontal position of the median, in units of the drawing."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One clock."""
+    """The strips of all arms by one clock."""
 
     metric: str
     arms: tuple[Strip, ...]
     ticks: tuple[tuple[float, str], ...]
-    """Per cent of the width, and what stands there."""
+    """Position in per cent of the width, and label."""
 
 
 def strips(metric: Metric, samples: Mapping[str, Generations]) -> Chart | None:
-    """The chart of one clock; None where no arm was timed by it."""
+    """The chart of one clock; None if it timed no arm."""
     measured = {arm: parts for arm, parts in samples.items() if any(parts)}
     values = [value for parts in measured.values() for part in parts for value in part]
     if not values:

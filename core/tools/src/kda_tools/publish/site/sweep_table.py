@@ -1,4 +1,4 @@
-"""The rows of a task's sweeps, and what other choices cost, as tables: the files that `kda tune` writes to download."""
+"""Show the files that `kda tune` writes as tables: the rows of a task's sweeps, and what other choices cost."""
 
 import csv
 from pathlib import Path
@@ -11,7 +11,7 @@ WORDS = {"sweep"}
 
 
 def sweep_tables(page: Path) -> str:
-    """The end of the sweeps' page; empty without the files beside it."""
+    """The tables at the end of the page on sweeps; empty without the CSV files beside the page."""
     return "".join(_table(title, page.with_name(name)) for title, name in TABLES.items())
 
 

@@ -1,4 +1,4 @@
-"""A task's page: for each GPU the summary, every row, pictures and provenance; then all runs, and two side by side."""
+"""Make a task's page: for each GPU summary, rows, pictures and provenance; then all runs, and two side by side."""
 
 import json
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ WORDS = {
     "sanitize.md": "memory checks",
     "tuning.md": "sweeps",
 }
-"""What the documents of a task are."""
+"""File name of a task's document -> the text of the link to it."""
 
 
 def task_page(task: Task, records: Sequence[RunRecord]) -> str:
@@ -52,14 +52,14 @@ def task_page(task: Task, records: Sequence[RunRecord]) -> str:
 
 
 def _keywords(task: Task) -> str:
-    """The words under which a search has to find the task first."""
+    """Search keywords of the task: a search for one should list the task first."""
     words = [*task.folder.split("_"), *task.config.ops, *(part for op in task.config.ops for part in op.split("_"))]
     words += [model for row in task.workloads for model in row.models]
     return ", ".join(dict.fromkeys(words))
 
 
 def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:
-    """The medians of every run as JSON, of which the page's script shows two beside each other."""
+    """The medians of every run as JSON, from which the page's script shows two runs side by side."""
     shown = report.shown_ids(report.published(task, records))
     found = []
     for record in sorted(records, key=report.by_age, reverse=True):
@@ -84,7 +84,7 @@ def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:
 
 
 def _links(task: Task) -> str:
-    """The card, and the documents that a person or a profiler wrote about the task."""
+    """Links to the card and to the documents in the task's `docs/`."""
     docs = sorted(path.name for path in (task.path / "docs").glob("*.md") if path.name != "results.md")
     known = [("card", "../prompt.md"), *((WORDS.get(name, name[:-3].replace("_", " ")), name) for name in docs)]
     profile = "" if "profile.md" in docs else f" · no profile yet (`nox -s profile-{task.op}`)"
@@ -124,7 +124,7 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord, drawn: d
 
 
 def _rows(record: RunRecord, target: str) -> str:
-    """What fits a screen; cold inputs, the host's floor and more are on the rows' own pages and in the files."""
+    """The table of rows, with the columns that fit a screen; the rows' own pages and the data files have all."""
     subject, against = record.settings.subject, record.settings.against
     shown = [(basis, arm) for basis in tables.SHOWN_BASES if basis in report.bases(record) for arm in against]
     releases = {arm: report.pin_name(record.provenance.pins.get(arm)) or arm for arm in against}
