@@ -22,8 +22,9 @@ from kda_judge.evidence.provenance import own
 from kda_judge.evidence.run_record import Basis, Interval, Provenance, RunRecord
 
 MARGIN = 0.02
-"""Two recorded runs of k03, 20 minutes apart on two H200 boards: on rows bound by the device the same pinned baseline's
-kernels differed by 1.9 to 2.2%, the solution's by 0.3 to 0.8%, so that speedups came out 0.6 to 1.9% apart."""
+"""Relative difference that two sessions may have without a change. It comes from two recorded runs of k03, 20 minutes
+apart on two H200 boards: on rows bound by the device the same pinned baseline's kernels differed by 1.9 to 2.2%, the
+solution's by 0.3 to 0.8%, so that speedups were 0.6 to 1.9% apart."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Comparison:
     changes: tuple[Change, ...]
     """Every row that both runs measured, in the new run's order, against every opponent of both."""
     headline: tuple[Change, ...]
-    """The geometric means, under the row name `HEADLINE`; empty when the runs measured other rows."""
+    """The geometric means, under the row name `HEADLINE`; empty if the runs measured different rows."""
     lost: tuple[str, ...]
     """What cannot be compared, in words: a row or a speedup that one of the runs lacks."""
 
@@ -67,7 +68,7 @@ HEADLINE = "geometric mean"
 
 
 def compare(old: RunRecord, new: RunRecord) -> Comparison:
-    """Compare what two runs of one task measured, by wall where one of them has no other speedups of its rows."""
+    """Compare two runs of one task: by device time if that decides in both, else by wall time."""
     basis = Basis.DEVICE if {old.settings.decides, new.settings.decides} == {Basis.DEVICE} else Basis.WALL
     before = {row.id: row for row in old.rows}
     after = {row.id: row for row in new.rows}
@@ -114,7 +115,7 @@ def obstacles(old: Provenance, new: Provenance, old_gpu: str | None, new_gpu: st
 
 
 def circumstances(old: Provenance, new: Provenance) -> list[str]:
-    """What else differs and may matter: versions, drivers."""
+    """Other differences that may matter: versions and drivers, one line each."""
     return [f"{name} was {was}, now {now}" for name, was, now in _differing(old.versions, new.versions)]
 
 

@@ -1,4 +1,4 @@
-"""Calls of what a task's Python files define."""
+"""Calls functions that a task's Python files define."""
 
 import inspect
 from types import ModuleType
@@ -8,7 +8,7 @@ from kda_judge.contract.errors import KdaError, UsageError
 
 
 def answer(module: ModuleType, name: str, *arguments: object, error: type[KdaError] = UsageError) -> Any:
-    """What the module's function of this name returns; an `error` where it is no function of such arguments."""
+    """What the module's function of this name returns; raises `error` if it does not take these arguments."""
     function = getattr(module, name)
     try:
         inspect.signature(function).bind(*arguments)

@@ -1,8 +1,8 @@
-"""Fill the compilers' caches on disk, so that a run compiles nothing: arms but `eager` call every row, side by side.
+"""Fills the compilers' caches on disk, so that a run compiles nothing: all arms but `eager` call all rows, in parallel.
 
 A run compiles row by row, since nothing may disturb what is timed; here as many processes compile as there are cores.
-What compilers keep in memory alone, as the CuTe DSL does, every worker makes again.
-Started as `python -m kda_tools.lab.warm_caches TASK ROW...` it does that for the limits' streams of these rows.
+Code that a compiler keeps only in memory, as the CuTe DSL does, is compiled again by every worker.
+`python -m kda_tools.lab.warm_caches TASK ROW...` fills the caches for the limits' streams of these rows.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from kda_tools.lab.inspect.arm_alone import STARTER, Job, end_with_starter
 from kda_tools.lab.inspect.cuda_tools import Ran, run_below, run_tool, visits
 
 ROWS_EACH = 6
-"""Of a process: importing an arm takes as long as compiling one row."""
+"""Rows of one process; importing an arm takes as long as compiling one row."""
 JOB_S = 180.0
-"""Of a process: a build in it takes a minute or two, and on a GPU that is lent a hang must not take all of the time."""
+"""Time limit of one process in seconds: a build takes a minute or two, and a hang must not use up a lent GPU's time."""
 POLL_S = 0.2
-"""Between two looks for processes that are to end."""
+"""Seconds between two looks for processes that must end."""
 
 
 def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None]) -> int:
-    """Call every arm of the sessions but `eager` on every row, in so many processes; how many of them failed.
+    """Call every arm of the sessions but `eager` on every row, `processes` at a time; returns how many failed.
 
-    `show` is told of every process that has ended. An arm that refuses a row leaves the rows behind it in its process.
-    An interrupt ends all of them.
+    `show` gets a line for every process that has ended. If an arm refuses a row, its process calls no further rows.
+    An interrupt ends all processes.
     """
     jobs = [job for work in (_streams, _calls) for session in sessions for job in work(session)]
     failed = 0
@@ -58,7 +58,7 @@ def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None
 
 
 def _wrong(ended: Future[Ran]) -> str:
-    """In which way a process failed; empty for one that did not."""
+    """How a process failed; empty if it did not."""
     try:
         ran = ended.result()
     except MissingRequirement as error:  # it took too long
@@ -67,7 +67,7 @@ def _wrong(ended: Future[Ran]) -> str:
 
 
 def _kill_started() -> None:
-    """Kill what is below this process in other sessions than its own."""
+    """Kill the processes below this one that are in other sessions."""
     for process in trees([os.getpid()])[os.getpid()]:
         with suppress(OSError):
             if os.getsid(process) != os.getsid(0):
@@ -75,7 +75,7 @@ def _kill_started() -> None:
 
 
 def _streams(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
-    """The process for the limits' streams, with a name: most compile the same, so that two would do it twice."""
+    """One process for all the limits' streams, with its name: most compile the same code, which two would do twice."""
     op = session.request.task.op
     words = [sys.executable, "-m", "kda_tools.lab.warm_caches", op, *(row.id for row in frozen_rows(session))]
     yield f"{op}, {LIMIT_ARM}", partial(run_tool, words, {"PYTHONPATH": import_path(), **_starter()}, JOB_S)

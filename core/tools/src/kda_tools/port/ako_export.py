@@ -1,4 +1,4 @@
-"""`kda campaign ako export`: a task in the form that AKO4ALL works on; nothing of it imports this repository."""
+"""`kda campaign ako export`: writes a task in the form that AKO4ALL works on; no file of it imports this repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kda_tools.project.export.sources import collect
 from kda_tools.publish.task_notes import HOW_TO_WORK
 
 MARK = ".kda-ako.json"
-"""What was exported, for the import."""
+"""The file that records what was exported; the import reads it."""
 KERNEL = '''"""{title}: the public functions of the kernel to optimise.
 
 Edit what is in `{package}/`, but for `{package}/_kda/`. Every copy of this folder has a package of its own.
@@ -137,7 +137,7 @@ ITERATIONS = """# Iteration Log
 ## Iterations
 """
 OWN_WORDS = ("TASK.md", "HINTS.md")
-"""AKO4ALL's own words to its agent."""
+"""Files with AKO4ALL's own instructions."""
 
 
 class Exported(Strict):
@@ -146,16 +146,16 @@ class Exported(Strict):
     task: str
     commit: str
     solution: str
-    """sha256 of the task's solution: an import refuses another one."""
+    """sha256 of the task's solution; the import refuses a task whose solution differs."""
     library: dict[str, str]
-    """File of `_kda/` -> sha256: shared code, which is not the agent's."""
+    """File of `_kda/` -> sha256. This code is shared and not to be edited."""
 
 
 def export(task: Task, folder: Path) -> list[Path]:
     """Fill `folder`, a checkout of AKO4ALL or an empty folder; returns what was written.
 
     Raises:
-        UsageError: something of an earlier export, or of the user's, is where this would write, or no commit is known.
+        UsageError: the folder is neither of these, a file to be written exists already, or no commit is known.
     """
     empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not empty and not (folder / OWN_WORDS[0]).is_file():
@@ -232,7 +232,7 @@ def _shared(name: str) -> bool:
 
 
 def _prompt(task: Task, folder: Path) -> str:
-    """AKO4ALL's own words where its checkout is, then the task's card and what differs here."""
+    """AKO4ALL's own instructions if they are in the folder, then what differs here, then the task's card."""
     parts = [(folder / name).read_text(encoding="utf-8").strip() for name in OWN_WORDS if (folder / name).is_file()]
     absent = [name for name in OWN_WORDS if not (folder / name).is_file()]
     here = (
@@ -249,6 +249,6 @@ def _prompt(task: Task, folder: Path) -> str:
 
 
 def _card(task: Task, place: str) -> str:
-    """The card, with its link to how a task is worked led to the page's copy in the folder `place`."""
+    """The task's card; its link to the page on how to work now leads to the copy in the folder `place`."""
     text = (task.path / "prompt.md").read_text(encoding="utf-8")
     return text.replace(f"../../{HOW_TO_WORK}", f"{place}{Path(HOW_TO_WORK).name}")

@@ -1,4 +1,4 @@
-"""`kda port artifacts`: what a pull request needs, in one folder; a number that no record has is said to be missing."""
+"""`kda port artifacts`: writes what a pull request needs into one folder, and lists what no record has as missing."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ CHECKLIST = """## Checklist
 
 @dataclass(frozen=True)
 class Given:
-    """What the user hands over."""
+    """What the user gave on the command line."""
 
     denoise: tuple[Path, Path] | None = None
     """Two runs of `kda model denoise`: before, after."""
     pictures: tuple[Path, ...] = ()
     overlapping: tuple[int, ...] = ()
-    """Numbers of open pull requests that touch the same."""
+    """Numbers of open pull requests that touch the same code."""
 
 
 @dataclass
 class Artifacts:
-    """Files of the folder, and what is missing of them."""
+    """Texts of the folder's files by name, and a line about each thing that is missing."""
 
     files: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ def write(task: Task, folder: Path, given: Given) -> Artifacts:
 
 
 def collect(task: Task, given: Given) -> Artifacts:
-    """The texts.
+    """Make the texts without writing them.
 
     Raises:
         UsageError: pictures, or whole requests of diffusion, for an op of another family.
@@ -130,22 +130,22 @@ def collect(task: Task, given: Given) -> Artifacts:
 
 @dataclass(frozen=True)
 class Measured:
-    """The run whose times are told, be it of the port or of the solution."""
+    """The run whose times are reported: the last port's, or the solution's published run if no port was measured."""
 
     port: PortRecord | None
     run: RunRecord | None
     stale: str
-    """Why the run is not of what the files hold now; empty where it is."""
+    """Why the run does not describe the present files; empty if it does."""
 
     @property
     def opponent(self) -> str:
-        """The arm on the latest release that the run has times of."""
+        """The arm to compare with: the one on the latest release if the run has it, else the baseline."""
         arms = {name for row in self.run.rows for name in row.arms} if self.run else set()
         return LATEST if LATEST in arms else BASELINE
 
     @property
     def ratios(self) -> list[float]:
-        """Speedups over the opponent on the device."""
+        """Speedup over the opponent by device time, of each row that has one."""
         run = self.run
         found = [row_ratio(run, row, Basis.DEVICE, self.opponent) for row in run.rows] if run else []
         return [one for one in found if one is not None]
@@ -175,9 +175,9 @@ def _microbench(measured: Measured) -> str:
 
 
 def rows_md(run: RunRecord, subject: str, opponent: str) -> str:
-    """Markdown: microseconds of GPU time of both, and the speedup, of every row.
+    """Markdown table: for every row the GPU time of both arms in microseconds, and the speedup.
 
-    It has its interval where the record has one, else it is the ratio of the medians.
+    The speedup has an interval if the record has one; else it is the ratio of the medians.
     """
     gpu = run.machine.before.name if run.machine.before else "unknown GPU"
     text = (
@@ -194,7 +194,7 @@ def rows_md(run: RunRecord, subject: str, opponent: str) -> str:
 
 
 def _profile(task: Task, measured: Measured, made: Artifacts) -> ProfileRecord | None:
-    """The profiled row that moves the most: before and after, one pair; sooner of these files and of this opponent."""
+    """The pair of profiles to show: preferably of the present files, then with this opponent, the latest, largest."""
     pairs = [one for one in record_log.read(profile_log(task), ProfileRecord) if len(one.arms) > 1]
     if not pairs:
         made.missing.append(f"no pair of profiles: `kda profile {task.op} --row ID`, on a GPU")
@@ -216,7 +216,7 @@ def _outdated(task: Task, profile: ProfileRecord) -> str:
 
 
 def _models(task: Task, given: Given, made: Artifacts) -> str:
-    """Whole requests as given, and what the records of models' steps say of the task."""
+    """Times of whole requests from the given runs, and the task's share of the recorded models' steps."""
     return f"{_requests(given, made)}\n{share_of_steps(task)}\n"
 
 
@@ -229,7 +229,7 @@ def _requests(given: Given, made: Artifacts) -> str:
 
 
 def _tier(task: Task) -> str:
-    """That of the last port that was measured, else the contract's."""
+    """The tier of the last measured port, else the contract's."""
     return tier_of(task, exact=any(one.exact for one in records(task)[-1:]))
 
 
@@ -293,7 +293,7 @@ def _description(task: Task, given: Given, measured: Measured, profile: ProfileR
 
 
 def _speedups(measured: Measured) -> str:
-    """One sentence; the run has ratios."""
+    """One sentence about the speedups; the run must have some."""
     run, ratios = measured.run, measured.ratios
     subject = "the port" if measured.port else "the solution (not yet the port)"
     over = arm_name(run, measured.opponent) if run else measured.opponent
@@ -305,7 +305,7 @@ def _speedups(measured: Measured) -> str:
 
 
 def _replaced(task: Task, measured: Measured) -> tuple[Layout, list[Replacement]]:
-    """The release that the draft is about, the last port's or the latest, and its functions that get kernels."""
+    """The release of the last port (the latest release if there is no port), and its functions that get kernels."""
     layout = Layout(measured.port.layout) if measured.port else list(Layout)[-1]
     return layout, [
         one for one in replacements([task]) if one.version == layout.value and one.function in task.config.ops

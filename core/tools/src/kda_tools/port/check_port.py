@@ -1,4 +1,4 @@
-"""What is checked of a port before it is written: syntax, imports, and the task's grid through the ported functions."""
+"""Checks a port before it is written: syntax, imports, and the task's grid through the ported functions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from kda_tools.port.tree_files import LEFT
 
 @dataclass(frozen=True)
 class Grid:
-    """What a run of the grid through a port showed."""
+    """Results of a run of the grid through a port."""
 
     device: str
     taken: tuple[RowResult, ...]
-    """Rows whose calls the port's kernels did, and did right."""
+    """Rows whose calls the port's kernels did correctly."""
     left: tuple[RowResult, ...]
-    """Rows that go to SGLang's own code; without a GPU that code was not run."""
+    """Rows whose calls go to SGLang's own code, which does not run without a GPU."""
     failed: tuple[RowResult, ...]
     asked: int
-    """Rows of the grid; those that a limit left out were not checked."""
+    """Number of the grid's rows; a time limit may have left some of them unchecked."""
 
     def lines(self) -> list[str]:
-        """For the terminal."""
+        """A summary for the terminal."""
         told = [f"grid on the {self.device}: {len(self.taken)} of {self.asked} rows right, done by the port's kernels"]
         if self.left:
             told.append(f"  {len(self.left)} rows go to SGLang's own code, which was not run without a GPU")
@@ -41,10 +41,10 @@ class Grid:
 
 
 def check_syntax(port: Port) -> None:
-    """Every file of the patch parses.
+    """Check that every Python file of the patch parses.
 
     Raises:
-        UsageError: names file and line.
+        UsageError: one does not; names file and line.
     """
     for path, text in port.patch.texts().items():
         if path.endswith(".py"):
@@ -56,7 +56,7 @@ def check_syntax(port: Port) -> None:
 
 @contextmanager
 def arm(port: Port) -> Iterator[Path]:
-    """The port as an arm, in a folder that goes away."""
+    """The port as an arm, in a temporary folder."""
     with TemporaryDirectory(prefix="kda-port-") as folder:
         yield write_arm(port, Path(folder) / f"ported_{port.task.op}")
 
@@ -72,8 +72,8 @@ def run_grid(
 ) -> Grid:
     """Run the grid through the ported functions of the arm in `folder`.
 
-    It is thinned and shrunken on a CPU, thinned with `thin`; no row begins after `limit_s`. `say` is told the
-    beginning.
+    On a CPU the grid has fewer and smaller rows; `thin` leaves out rows on a GPU as well. No row begins after
+    `limit_s` seconds. `say` gets a line at the start.
     """
     request = Request(task=port.task, rows=rows, subject=NAME, device=device, allow_busy=True, ports={NAME: folder})
     session = grid_session(open_session(request))

@@ -1,4 +1,4 @@
-"""A dispatch in front of a public function's own body: found by its syntax tree, inserted as lines."""
+"""Inserts a dispatch to a port before the body of a public function, which is found in the syntax tree."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kda_judge.contract.errors import UsageError
 from kda_tools.port.insertions import Insertion
 
 WIDTH = 88
-"""Columns of SGLang's formatter."""
+"""Line length of SGLang's formatter, in columns."""
 
 
 def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[..., Any]]) -> list[Insertion]:
-    """What goes into the module `text` so that its functions of these names try `package`'s first.
+    """Insertions into the module `text` that make its functions of these names try those of `package` first.
 
     Raises:
-        UsageError: a function is not there, or has parameters that the solution cannot answer; names it.
+        UsageError: a function is missing, or its parameters do not fit the solution's; names it.
     """
     tree = ast.parse(text, where.name)
     found = [Insertion(_after_imports(tree, text), _import(package, [one.__name__ for one in functions]))]
@@ -35,7 +35,7 @@ def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[
 
 
 def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
-    """The first function of this name on the module's top level: later ones stand in for it on other platforms."""
+    """The first function of this name on the module's top level; later ones replace it on other platforms."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
@@ -43,12 +43,12 @@ def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
 
 
 def try_name(function: Callable[..., Any]) -> str:
-    """The name of the function that does a call, or says None."""
+    """The name of the port's function that does a call, or returns None if it does not take the call."""
     return f"try_{function.__name__}"
 
 
 def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether a public function works in place and hands nothing back."""
+    """Whether a public function works in place and returns nothing."""
     return inspect.signature(function).return_annotation in (None, "None")
 
 
@@ -69,7 +69,7 @@ def _import(package: str, names: Sequence[str]) -> str:
 
 
 def _front(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> str:
-    """The lines before a body: the call goes to the port first, and on where that says None."""
+    """The lines to insert before a body: they call the port, and go on to the body if it returns None."""
     arguments, conditions = _passed(node, function, where)
     name = try_name(function)
     pad = " " * 4
@@ -89,7 +89,7 @@ def _front(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> 
 
 
 def _passed(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> tuple[list[str], list[str]]:
-    """The arguments as they are handed on, and what has to hold of those that the solution does not have."""
+    """The arguments for the port's call, and conditions on the parameters that the solution does not have."""
     known = dict(inspect.signature(function).parameters)
     arguments: list[str] = []
     conditions = []
@@ -120,7 +120,7 @@ def _passed(node: ast.FunctionDef, function: Callable[..., Any], where: Path) ->
 
 
 def _parameters(node: ast.FunctionDef, where: Path) -> Iterator[tuple[str, bool, ast.expr | None]]:
-    """Name, whether it is keyword-only, and the default of each parameter."""
+    """For each parameter: its name, whether it is keyword-only, and its default."""
     given = node.args
     if given.vararg or given.kwarg:
         raise UsageError(f"{where}:{node.lineno}: {node.name}: expected named parameters, got * or **")

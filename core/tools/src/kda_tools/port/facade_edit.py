@@ -1,4 +1,4 @@
-"""What a port adds to a tree with a facade: registry entries, exports, its gate and its tier, and its provenance."""
+"""Adds a port to the facade of a tree: registry entries, exports, its gate and its tier, and its provenance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STAGE = "sglang/multimodal_gen/runtime/pipelines_core/stages/denoising.py"
 """Where the levels of all gated fusions are declared."""
 HANDLERS = "_QUALITY_FUSION_HANDLERS"
 ADAPTERS = "sglang/multimodal_gen/test/unit/test_quality_fusion_lora.py"
-"""SGLang's test that wants a reason of every gated fusion why adapters keep their effect."""
+"""SGLang's test that demands a reason, for every gated fusion, why adapters keep their effect."""
 SITE = '''# SPDX-License-Identifier: Apache-2.0
 """Gate of KDA's kernels for {names}.
 
@@ -75,7 +75,7 @@ from sglang.kernels.ops.diffusion.sites.bitexact_gate import BitExactFusionGate
 
 
 def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], new: bool, tier: str) -> None:
-    """Add to `patch` all that the tree's facade, its levels and its tables have to know of the port of this tier.
+    """Add to `patch` the entries of a port of this tier in the tree's facade, quality levels and tables.
 
     Raises:
         UsageError: a table is not where the release has it.
@@ -83,7 +83,7 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
     prefix = tree.prefix
     _edit_readme(patch, prefix, task, functions, tier)
     if not tree.has_levels(task):
-        return  # another backend of an op that has one would make SGLang ask which it is
+        return  # a second backend of an op would make SGLang ask which one to use
     owner = f"sglang.kernels.kda_kernels.{task.op}"
     entries = "".join(
         f'    (\n        "diffusion.{name}",\n        KernelBackend.KDA,\n'
@@ -127,7 +127,7 @@ def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str], tier
 
 
 def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str], tier: str) -> None:
-    """One more row of the table of provenance, behind its last one."""
+    """Add a row at the end of the table of provenance."""
     lines = patch.read(prefix + KDA_README).splitlines()
     rows = [number for number, line in enumerate(lines) if line.startswith("|")]
     if not rows:
@@ -141,7 +141,7 @@ def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str]
 
 
 def _end_of(text: str, name: str, where: Path) -> int:
-    """The line behind the last entry of the table `name`, a tuple or a dict on the module's top level."""
+    """The line (from 0) after the last entry of the table `name`, a tuple or a dict on the module's top level."""
     for node in ast.parse(text).body:
         if not isinstance(node, ast.AnnAssign | ast.Assign):
             continue
@@ -156,7 +156,7 @@ def _end_of(text: str, name: str, where: Path) -> int:
 
 
 def _first_import(text: str, where: Path) -> int:
-    """The line behind the first import from the facade."""
+    """The line (from 0) after the first import from the facade."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.kernels.ops.diffusion"):
             return int(node.end_lineno or 0)

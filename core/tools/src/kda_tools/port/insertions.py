@@ -1,6 +1,6 @@
-"""A patch that only inserts and creates: its difference, and how it is written and taken back, byte for byte.
+"""Patches that only insert lines and create files: shows them as a diff, writes them, and undoes them byte for byte.
 
-What a port inserted is remembered in `.kda-port/<op>.json` beside `sglang/`, so ports can be undone in any order.
+Each port records its insertions in `.kda-port/<op>.json` in the base folder, so ports can be undone in any order.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class Insertion:
 
 @dataclass
 class Patch:
-    """What a port does to a tree. Paths are relative to the folder that everything lies in."""
+    """What a port does to a tree. Paths are relative to the folder `base`."""
 
     base: Path
     created: dict[str, str] = field(default_factory=dict)
     inserted: dict[str, list[Insertion]] = field(default_factory=dict)
 
     def insert(self, path: str, *insertions: Insertion) -> None:
-        """Add insertions; `path` must be there."""
+        """Add insertions into the file `path`, which must exist."""
         self.inserted.setdefault(path, []).extend(insertions)
 
     def texts(self) -> dict[str, str]:
-        """Every touched file as it will be."""
+        """Path -> the text of every touched file with the patch."""
         return {
             **self.created,
             **{path: with_insertions(self.read(path), all_) for path, all_ in self.inserted.items()},
         }
 
     def read(self, path: str) -> str:
-        """A file of the tree, with its line ends as they are."""
+        """A file's text, with its line ends unchanged."""
         return (self.base / path).read_bytes().decode("utf-8")
 
     def difference(self) -> str:
@@ -63,18 +63,18 @@ class Patch:
 
 
 class Written(Strict):
-    """What one port did to the files, for undoing it."""
+    """Record of what one port did to the files; `undo` needs it."""
 
     created: dict[str, str]
-    """Path -> sha256."""
+    """Path -> sha256 of the created file."""
     inserted: dict[str, list[str]]
     """Path -> the inserted texts; each occurs once in the file."""
     before: dict[str, str]
-    """Path -> sha256 before any port's insertions."""
+    """Path -> sha256 of the file before the first port inserted into it."""
 
 
 def with_insertions(text: str, insertions: Sequence[Insertion]) -> str:
-    """The text with all insertions, whose lines are the text's own."""
+    """The text with all insertions; their line numbers are those of the original text."""
     lines = text.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     for one in sorted(insertions, key=lambda one: -one.line):
@@ -83,25 +83,25 @@ def with_insertions(text: str, insertions: Sequence[Insertion]) -> str:
 
 
 def memory(base: Path, op: str) -> Path:
-    """Where a port of `op` is remembered."""
+    """The file that records a port of `op`."""
     return base / MEMORY / f"{op}.json"
 
 
 def demand_none(base: Path, op: str) -> None:
-    """Refuse a tree that `op` is ported to.
+    """Refuse a tree to which `op` is ported already.
 
     Raises:
-        UsageError: it is.
+        UsageError: `op` is ported to it.
     """
     if (place := memory(base, op)).exists():
         raise UsageError(f"{place}: {op} is ported to this tree already; undo that first, with --undo")
 
 
 def write(patch: Patch, op: str) -> None:
-    """Write the patch; what was there before can be had back by `undo`.
+    """Write the patch; `undo` removes it again.
 
     Raises:
-        UsageError: it is there already, a file that it creates exists, or an insertion could not be told from others.
+        UsageError: `op` is ported already, a file to create exists, or an inserted text would occur more than once.
     """
     demand_none(patch.base, op)
     place = memory(patch.base, op)
@@ -123,7 +123,7 @@ def write(patch: Patch, op: str) -> None:
     place.parent.mkdir(exist_ok=True)
     place.write_text(
         done.model_dump_json(indent=1) + "\n", encoding="utf-8"
-    )  # first: a half-written port can be undone
+    )  # written first, so that a half-written port can be undone
     for path, text in texts.items():
         target = patch.base / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,10 +131,10 @@ def write(patch: Patch, op: str) -> None:
 
 
 def undo(base: Path, op: str) -> list[str]:
-    """Take a port back; returns the paths that it touched.
+    """Remove a port from the tree; returns the paths that it touched.
 
     Raises:
-        UsageError: nothing to undo, or a file was changed since: nothing is taken back then.
+        UsageError: nothing to undo, or a file was changed since the port; then no file is written.
     """
     place = memory(base, op)
     if not place.is_file():
@@ -160,7 +160,7 @@ def undo(base: Path, op: str) -> list[str]:
 
 
 def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
-    """The file without one port's insertions; as it is where a port that broke off had not come to it."""
+    """The file without one port's insertions; unchanged if the port was interrupted before it reached this file."""
     text = (base / path).read_bytes().decode("utf-8")
     counts = [text.count(part) for part in inserted]
     if any(counts) and set(counts) != {1}:
@@ -189,7 +189,7 @@ def _as_in(text: str, inserted: str) -> str:
 
 
 def _remove_empty(base: Path, folder: Path) -> None:
-    """Folders that are left with nothing but bytecode in them; never the base itself."""
+    """Remove the folder, and then its parents, while they hold nothing but bytecode; never the base itself."""
     while folder != base and base in folder.parents:
         rest = [one for one in folder.iterdir() if one.name != "__pycache__"] if folder.is_dir() else []
         if rest or not folder.is_dir():

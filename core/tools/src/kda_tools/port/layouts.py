@@ -14,11 +14,11 @@ from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
 
 DIFFUSION = "diffusion"
-"""The family whose ops have a facade and quality levels where a release has them."""
+"""The family whose ops have a facade and quality levels, in releases that have these."""
 FAMILIES = (DIFFUSION, "llm")
-"""The families of tasks whose places in a tree are known."""
+"""The families of tasks that can be ported, because their places in a tree are known."""
 FACADE = "sglang/kernels/ops/diffusion/__init__.py"
-"""The import surface and the registry's entries, where a release has one."""
+"""The file with the public imports and the registry's entries, in releases that have a facade."""
 
 
 class Layout(Enum):
@@ -27,7 +27,7 @@ class Layout(Enum):
     JIT_KERNEL = "0.5.12.post1"
     """Kernels, tests and benchmarks below `sglang/jit_kernel/`; nothing decides at run time which of them run."""
     FACADE = "0.5.23"
-    """Kernels of agents below `sglang/kernels/kda_kernels/`, behind a facade and quality levels; tests outside."""
+    """Ported kernels below `sglang/kernels/kda_kernels/`, behind a facade and quality levels; tests below `test/`."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Tree:
 
     @property
     def prefix(self) -> str:
-        """Of the root's files, seen from the repository: empty, or `python/` in a checkout."""
+        """The root's path relative to the repository: empty, or `python/` in a checkout."""
         return "" if self.root == self.repository else f"{self.root.relative_to(self.repository).as_posix()}/"
 
     def package(self, task: Task) -> str:
-        """Where a port's package lies below the root."""
+        """The folder of a port's package, relative to the root."""
         if self.layout is Layout.FACADE:
             return f"sglang/kernels/kda_kernels/{task.op}"
         return f"sglang/jit_kernel/{_group(task)}kda_{task.op}"
@@ -64,16 +64,16 @@ class Tree:
         return self.root / f"sglang/jit_kernel/benchmark/{_group(task)}bench_kda_{task.op}.py"
 
     def module_path(self, module: str) -> str:
-        """A module's file below the root."""
+        """A module's file, relative to the root."""
         return module_path(module, lambda path: (self.root / path).is_file())
 
     def has_levels(self, task: Task) -> bool:
-        """Whether a facade knows the task's ops, and quality levels decide which of them run."""
+        """Whether the task's ops are in a facade, where quality levels decide which of them run."""
         return self.layout is Layout.FACADE and task.family == DIFFUSION
 
 
 def _group(task: Task) -> str:
-    """The folder of the task's family among tests and kernels: language models' ops have none of their own."""
+    """The folder of the task's family among tests and kernels; empty for language models' ops, which have none."""
     return f"{DIFFUSION}/" if task.family == DIFFUSION else ""
 
 
@@ -111,10 +111,10 @@ def pin_of(task: Task, layout: Layout) -> Pin:
 
 
 def hosts(task: Task, tree: Tree) -> list[Replacement]:
-    """The functions of the tree that the task has a solution for; none where its ops are new there.
+    """The functions of the tree that the task's solution replaces; empty if the task's ops are new to the tree.
 
     Raises:
-        UsageError: a module that has one in the release is not in the tree.
+        UsageError: the module of such a function is not in the tree.
     """
     found = [one for one in replacements([task]) if one.version == tree.layout.value]
     for one in found:
@@ -127,7 +127,7 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
 
 
 def module_path(module: str, is_there: Callable[[str], bool]) -> str:
-    """A module's file below the root: a package's is its `__init__.py`."""
+    """A module's file, relative to the root; for a package its `__init__.py`."""
     place = module.replace(".", "/")
     package = f"{place}/__init__.py"
     return package if is_there(package) else f"{place}.py"

@@ -1,4 +1,4 @@
-"""The package that a port brings: the task's export in `kernel/`, and in front of it what decides who does a call."""
+"""Makes the package that a port adds: the task's export in `kernel/`, and code that decides whether it gets a call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kda_tools.project.export.sources import VENDORED, collect, exact_ops, title
 KERNEL = "kernel"
 """The export's folder in the package."""
 INVISIBLE = {f"{KERNEL}/{VENDORED}/cubin.py", f"{KERNEL}/{VENDORED}/cuda_cpp.py"}
-"""Launches that do not go through Triton's JIT: `replay_launches` would leave them out of what it repeats."""
+"""Files that launch kernels without Triton's JIT. `replay_launches` would not repeat these launches."""
 SWITCH = "SGLANG_DISABLE_KDA_KERNELS"
 """The environment variable that turns the ports of a process off."""
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
@@ -116,7 +116,7 @@ ASKED = {
         "call": "",
     },
 }
-"""Whom the models of a family ask about the GPU."""
+"""Family -> the function of SGLang by which its models ask about the GPU, and why a port imports it late."""
 TRY = '''
 def {try_name}{signature}:
     """`{name}`, or None for a call that the kernels do not take."""
@@ -148,9 +148,9 @@ def {name}{signature}:
 def package_files(
     task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool, exact: bool = False
 ) -> dict[str, str]:
-    """The text of every file of the package by its path; `functions` are ported, `new`: the tree has none of them.
+    """The text of every file of the package by its path.
 
-    `exact`: with upstream's bits.
+    `functions` are ported. `new`: the tree has none of them. `exact`: the port gives upstream's bits.
     """
     names = [one.__name__ for one in functions]
     exported = with_plain_tables(task, collect(task, runtime=False, exact=exact, only=names).files)
@@ -164,7 +164,7 @@ def package_files(
     files[init] = _init(task, tree, functions, new, replayed=False, numerics=numerics)
     whole, files = files, prune(files, [init])
     replayed = tree.has_levels(task) and not INVISIBLE & set(files)
-    if not (replayed or new):  # nobody records the launches: what `Op.call` remembers of a signature costs least
+    if not (replayed or new):  # nobody records the launches, so `Op.call` with its memory per signature costs least
         files = prune({**whole, "wrap_kernels.py": _template("wrap_kernels_eager.py")}, [init])
     files[f"{KERNEL}/{init}"] += f"\n__all__ = {sorted(names)}\n"
     files |= {name: LICENSE + text for name, text in files.items() if name.endswith(".py")}
@@ -181,9 +181,9 @@ def _template(name: str) -> str:
 
 
 def dispatched(task: Task, exact: bool = False) -> list[Callable[..., Any]]:
-    """The public functions with an op of their own; others end in one of these, in SGLang's code as in ours.
+    """The public functions with an op of their own; the others call one of these, in SGLang's code as in ours.
 
-    `exact`: those that can give upstream's bits.
+    `exact`: only those that can give upstream's bits.
     """
     solution = task.load("solution")
     wanted = exact_ops(task) if exact else task.config.ops
@@ -192,12 +192,12 @@ def dispatched(task: Task, exact: bool = False) -> list[Callable[..., Any]]:
 
 
 def tier(task: Task, exact: bool) -> str:
-    """Which of SGLang's tiers a port is of: `exact` where that was asked for, else what the contract states."""
+    """The port's tier in SGLang's terms: `exact` if that was asked for, else the tier in the contract."""
     return "exact" if exact else task.config.task.numerics
 
 
 def is_gated_by_bits(numerics: str, tree: Tree, task: Task, new: bool) -> bool:
-    """Whether a port of this tier compares its bits with SGLang's own, and waits for no request's quality level."""
+    """Whether a port of this tier is switched by comparing its bits with SGLang's, not by a request's quality level."""
     return tree.has_levels(task) and not new and numerics == "exact"
 
 
@@ -253,13 +253,13 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
 
 
 def _hosts(task: Task, tree: Tree, ops: list[str]) -> dict[str, str]:
-    """Op -> the module of SGLang's own function, of these."""
+    """Op -> the module of SGLang's own function, for the given ops."""
     held = [one for one in replacements([task]) if one.version == tree.layout.value and one.function in ops]
     return {one.function: one.module for one in held}
 
 
 def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
-    """How the kernels round, and when they are asked."""
+    """How the kernels round, and when they are used."""
     by_bits = is_gated_by_bits(numerics, tree, task, new)
     ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
     gate = NEW if new else EXACT if by_bits else GATED.format(op=task.op) if tree.has_levels(task) else ungated
@@ -268,7 +268,7 @@ def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
 
 
 def _about(task: Task, tree: Tree, ops: list[str], new: bool, numerics: str) -> list[str]:
-    """What the README says of the calls."""
+    """What the README says about the calls and the numerics."""
     asked = [f"- `{module}.{op}` asks `try_{op}` first." for op, module in _hosts(task, tree, ops).items()]
     who = [f"Its functions are {', '.join(f'`{op}`' for op in ops)}."] if new else ["\n".join(asked)]
     return [*who, _numerics(task, tree, new, numerics)]

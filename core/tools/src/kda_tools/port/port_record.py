@@ -1,4 +1,4 @@
-"""What is kept of a port that was measured: a line of the task's `docs/ports.jsonl`, outside the contract's hash."""
+"""The record of a measured port: a line of the task's `docs/ports.jsonl`, which is outside the contract's hash."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from kda_tools.port.upstream_tests import UpstreamTest
 from kda_tools.publish.report import published
 
 NOT_MEASURED = 'reason = "not measured'
-"""How a line of a `tuned.toml` begins that nobody has measured yet."""
+"""Start of the reason of a choice in a `tuned.toml` that nobody has measured yet."""
 
 
 class Checks(Strict):
-    """What grid and tests said of a patch, before anything is timed."""
+    """Results of the grid and the tests of a patch, before anything is timed."""
 
     patch_sha256: str
     gpu: str | None
-    """None: a CPU, where few rows run and no test of SGLang's does."""
+    """Name of the GPU; None for a CPU, where few rows run and none of SGLang's tests."""
     grid_asked: int
+    """Number of the grid's rows; those neither right nor failed were not checked."""
     grid_right: int
-    """Rows of the grid that the port's kernels did, and did right; what is missing of `grid_asked` was not checked."""
+    """Number of rows that the port's kernels did correctly."""
     grid_failed: tuple[str, ...]
     upstream_tests: tuple[UpstreamTest, ...]
 
@@ -46,21 +47,21 @@ class PortRecord(Strict):
     layout: str
     """The pinned release whose layout the tree has."""
     strangers: tuple[str, ...]
-    """Modules of the tree that were not byte for byte that release's."""
+    """Modules of the tree whose bytes differ from that release's."""
     exact: bool = False
-    """The kernels gave upstream's bits, as was asked for; ops that cannot were left out."""
+    """Whether upstream's bits were asked for; ops that cannot give them were left out."""
     checks: Checks
     run: RunRecord
     """The arm `ported` beside the solution and the upstream arms, interleaved in one session."""
 
 
 def patch_hash(port: Port) -> str:
-    """Of all that the port does to the tree."""
+    """sha256 of the whole patch."""
     return hashlib.sha256(port.patch.difference().encode()).hexdigest()
 
 
 def checks(port: Port, grid: Grid, tests: Sequence[UpstreamTest]) -> Checks:
-    """Of a grid and tests that have just run."""
+    """The record of a grid and tests that have just run."""
     return Checks(
         patch_sha256=patch_hash(port),
         gpu=read_state().name if has_gpu() else None,
@@ -72,10 +73,10 @@ def checks(port: Port, grid: Grid, tests: Sequence[UpstreamTest]) -> Checks:
 
 
 def read_checks(path: Path, port: Port) -> Checks:
-    """What an earlier command wrote there.
+    """The checks that an earlier command wrote to `path`.
 
     Raises:
-        UsageError: no such record, or one of another patch; names the file.
+        UsageError: the file is no such record, or belongs to another patch; names the file.
     """
     try:
         found = Checks.model_validate_json(path.read_bytes())
@@ -91,17 +92,17 @@ def read_checks(path: Path, port: Port) -> Checks:
 
 
 def log(task: Task) -> Path:
-    """Where a task's measured ports are."""
+    """The file of a task's measured ports."""
     return task.path / "docs" / "ports.jsonl"
 
 
 def records(task: Task) -> list[PortRecord]:
-    """All of them, oldest first."""
+    """All measured ports of a task, oldest first."""
     return record_log.read(log(task), PortRecord)
 
 
 def demand_gpu() -> None:
-    """A MissingRequirement without a GPU."""
+    """Raise MissingRequirement if there is no GPU."""
     if not has_gpu():
         raise MissingRequirement("--record: needs a GPU: without one a port is checked, and nothing is measured")
 
@@ -110,7 +111,7 @@ def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool
     """Time the arm in `folder` against the upstream arms and the solution; `quick`: a first look.
 
     Raises:
-        MissingRequirement: no GPU: nothing is measured without one.
+        MissingRequirement: there is no GPU.
     """
     demand_gpu()
     against: list[str] = [
@@ -133,7 +134,7 @@ def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool
 
 
 def keep(port: Port, checked: Checks, measured: RunRecord) -> PortRecord:
-    """Append the line."""
+    """Append the port's record to the task's file, and return it."""
     made = PortRecord(
         layout=port.tree.layout.value, strangers=port.strangers, exact=port.exact, checks=checked, run=measured
     )
@@ -142,7 +143,7 @@ def keep(port: Port, checked: Checks, measured: RunRecord) -> PortRecord:
 
 
 def unmeasured(task: Task) -> str | None:
-    """One line about a solution of which nothing, or not all, was measured on a GPU; None where all was."""
+    """A note if nothing of the solution, or not every choice in it, was measured on a GPU; else None."""
     if not published(task, ledger.read(task.ledger)) and not log(task).is_file():
         return f"note: {task.folder}: no run on a GPU is published: nobody knows whether it is faster there"
     for path in sorted((task.path / "solution").rglob("tuned*.toml")):

@@ -1,4 +1,4 @@
-"""`kda port`: a task's export as a patch to an SGLang tree."""
+"""`kda port`: makes a task's export into a patch to an SGLang tree."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Port:
     tree: Tree
     patch: Patch
     modules: dict[str, str]
-    """Op -> the dotted module with its public function, of the ops that are dispatched."""
+    """Op -> the dotted module with its public function, for the ported ops."""
     new: bool
-    """The tree has no such ops: nothing is dispatched, and nobody calls them yet."""
+    """Whether the tree has no such ops. Then nothing is dispatched, and nobody calls them yet."""
     strangers: tuple[str, ...]
-    """Modules that are not byte for byte the pinned release's."""
+    """Paths of modules whose bytes differ from the pinned release's."""
     exact: bool = False
-    """Asked for with upstream's bits: of the ops that can give them, alone."""
+    """Whether upstream's bits were asked for. Then only ops that can give them are ported."""
 
     @property
     def tier(self) -> str:
-        """Which of SGLang's tiers it is of."""
+        """The port's tier in SGLang's terms."""
         return tier(self.task, self.exact)
 
     @property
@@ -44,15 +44,15 @@ class Port:
 
     @property
     def package(self) -> str:
-        """The package of the port, dotted."""
+        """The dotted name of the port's package."""
         return self.tree.package(self.task).replace("/", ".")
 
 
 def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
-    """The patch; nothing is written. `exact`: with upstream's bits, see `Port.exact`.
+    """Make the patch; nothing is written. `exact`: with upstream's bits, see `Port.exact`.
 
     Raises:
-        UsageError: the task is of another family, or the tree is not what it has to be for it; names the file.
+        UsageError: the task is of another family, or the tree does not fit the task; names the task or the file.
     """
     if task.family not in FAMILIES:
         raise UsageError(
@@ -66,7 +66,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
             f"{task.folder}: sglang {tree.layout.value} has no function of it, so there is no place for it"
         )
     functions = {one.__name__: one for one in dispatched(task, exact)}
-    if task.family != DIFFUSION:  # its arms may have functions of their own beside the release's
+    if task.family != DIFFUSION:  # other tasks' arms may have functions that the release lacks
         held = {one.function for one in found}
         functions = {name: function for name, function in functions.items() if name in held}
     place = tree.package(task)

@@ -1,4 +1,4 @@
-"""A ported tree as an arm of `kda bench` and of the grid: its files, and what imports them beside our stand-ins."""
+"""Writes a ported tree as an arm of `kda bench` and of the grid: its files, and code to import them with stand-ins."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kda_tools.port.package_files import gate_name, is_gated_by_bits
 from kda_tools.port.port_task import Port
 
 NAME = "ported"
-"""What the arm is called in a run's record."""
+"""Name of the arm in a run's record."""
 BESIDE = tuple(
     f"sglang/kernels/ops/diffusion/{name}"
     for name in ("common/fast_launch.py", "common/platform.py", "sites/quality_gate.py", "sites/bitexact_gate.py")
 )
-"""Files of a release with levels that a port's package imports, whether or not the op's own module does."""
+"""Files that a port's package imports in a release with levels, even if the op's own module does not."""
 
 
 def write_arm(port: Port, folder: Path) -> Path:
-    """Fill the new folder `folder` with the arm, the port included, whether or not it is written to the tree.
+    """Fill the new folder `folder` with the arm. It includes the port even if that is not written to the tree.
 
     Raises:
         UsageError: a file that the op's module imports is not in the tree.
@@ -60,15 +60,15 @@ def write_files(
     gate: Sequence[str] | None = None,
     exact: bool = False,
 ) -> Path:
-    """Fill the new folder `folder` with an arm.
+    """Fill the new folder `folder` with an arm, and return it.
 
     Args:
-        folder: of the arm, which it returns.
-        files: the tree's files that it imports.
-        version: the release whose tree it is.
+        folder: the arm's folder.
+        files: path -> content of the tree's files that the arm imports.
+        version: the release that the tree belongs to.
         functions: every public function and its module.
         gate: the module and the name of the gate to mount.
-        exact: whether that is a gate that compares bits.
+        exact: whether that gate compares bits.
     """
     for path, content in files.items():
         target = folder / "tree" / path
@@ -82,6 +82,6 @@ def write_files(
 
 
 def functions(port: Port) -> dict[str, str]:
-    """Every public function of the task -> the module of the tree that has it; also those that end in another's op."""
+    """Public function of the task -> its module in the tree; includes functions that call another function's op."""
     held = {one.function: one.module for one in replacements([port.task]) if one.version == port.tree.layout.value}
     return {**port.modules, **held}

@@ -1,4 +1,4 @@
-"""`docs/ports.md` of a task, made of its measured ports: times, and which of SGLang's tests ran."""
+"""Makes `docs/ports.md` of a task from its measured ports: times, and which of SGLang's tests ran."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ INTRODUCTION = "Ports of this task's solution to SGLang, each measured beside th
 
 
 def publish(tasks: Iterable[Task], check: bool) -> list[str]:
-    """Write the page of every task that has a measured port; what changed, or with `check` would, one line each."""
+    """Write the page of every task with a measured port; returns a line per change, or per due change with `check`."""
     made = [(task, records(task)) for task in tasks]
     return write_pages({task.path / "docs" / "ports.md": page_md(task, found) for task, found in made if found}, check)
 
 
 def page_md(task: Task, found: list[PortRecord]) -> str:
-    """The last port to each layout."""
+    """The page's text, with the last port to each layout."""
     latest = {one.layout: one for one in found}
     sections = "".join(f"\n## {layout}\n\n{section_md(one)}" for layout, one in latest.items())
     return f"# {task.op}: ports\n\n{INTRODUCTION}{sections}"

@@ -1,4 +1,4 @@
-"""The test and the benchmark that a port brings, in SGLang's own form, made of the task's rows and its eager arm."""
+"""Makes the test and the benchmark that a port adds, in SGLang's form, from the task's rows and its eager arm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CI = {
 }
 FACADE_MODULE = FACADE.removesuffix("/__init__.py").replace("/", ".")
 MOST_BYTES = 1 << 28
-"""Of a row's inputs, in a test of the grid."""
+"""Most bytes that the inputs of a row in a test may have."""
 HEAD = '''"""{told}"""
 
 {imports}
@@ -105,7 +105,7 @@ FIRST = """
     PORTED[op](*[None if one is None else one.clone() for one in given], **scalars)
     assert not {gate}.disabled, "not the bits of SGLang's own function"
     taken.clear()"""
-"""Of the tier `exact`: the first call of a signature is SGLang's own, beside the kernels'."""
+"""Lines for a gate that compares bits: the first call of a signature runs SGLang's own function and the kernels."""
 WATCHED = '''
 
 def watched(op, monkeypatch):
@@ -202,7 +202,7 @@ if __name__ == "__main__":
 
 
 def proof_files(task: Task, tree: Tree, modules: dict[str, str], tier: str) -> tuple[str, str]:
-    """Test and benchmark. `modules`: op -> the dotted module that its public function is in, of those dispatched.
+    """Sources of the test and the benchmark. `modules`: ported op -> the dotted module of its public function.
 
     Raises:
         UsageError: a row has a fill that only the judge makes.
@@ -220,7 +220,7 @@ class _Proof:
         self.gated = tree.has_levels(task) and not self.new
         self.by_bits = is_gated_by_bits(tier, tree, task, self.new)
         self.own = tier == "exact" and not self.by_bits and not self.new
-        """The bits of SGLang's own function are promised, and no gate compares them while a server runs."""
+        """Whether the port promises the bits of SGLang's own function, and no gate compares them in a server."""
         eager = (task.path / "baseline" / "eager.py").read_text(encoding="utf-8")
         self.eager_imports, self.eager = _eager(eager, modules)
         self.hosts, self.host_imports = _hosts(tree, modules, set(re.findall(r"\w+", self.eager)))
@@ -294,7 +294,7 @@ class _Proof:
 
 
 def covered(task: Task, ops: Iterable[str]) -> list[Workload]:
-    """The frozen rows and the thinned grid, of which the kernels take the call and a GPU holds the inputs."""
+    """The frozen rows and the thinned grid, without large inputs and without calls that the kernels do not take."""
     frozen = [row for row in task.workloads if row.op in ops]
     seen = {row.id for row in frozen}
     grid = [row for row in _thin(task) if row.op in ops and row.id not in seen]
@@ -304,7 +304,7 @@ def covered(task: Task, ops: Iterable[str]) -> list[Workload]:
 
 
 def _spaced(text: str) -> str:
-    """Two empty lines in front of what is defined on the top level."""
+    """The text with two empty lines before each definition on the top level."""
     return re.sub(r"\n+((?:@[^\n]*\n)*(?:def|class) )", r"\n\n\n\1", text)
 
 
@@ -353,7 +353,7 @@ def _thin(task: Task) -> list[Workload]:
 
 
 def _kernels_take(solution: object, row: Workload) -> bool:
-    """Whether the kernels take a row's call on a GPU: whatever holds on any device."""
+    """Whether the kernels take a row's call, by checks on tensors without data or device."""
     import torch
 
     tensors = {}
@@ -368,7 +368,7 @@ def _kernels_take(solution: object, row: Workload) -> bool:
 
 
 def _exposed(init: str) -> set[str]:
-    """Names that a package may have, be it by a table of strings that its `__getattr__` reads."""
+    """Names that a package may have, including strings, because its `__getattr__` may read names from a table."""
     found = set()
     for node in ast.walk(ast.parse(init)):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -383,7 +383,7 @@ def _exposed(init: str) -> set[str]:
 
 
 def _eager(eager: str, modules: Iterable[str]) -> tuple[list[str], str]:
-    """Of the eager arm: the imports that its functions for these ops need, and these functions as written there."""
+    """From the eager arm: the imports that its functions for these ops need, and the source of these functions."""
     asked = f"from .eager import {', '.join(modules)}\n"
     kept = prune({"__init__.py": asked, "eager.py": eager}, ["__init__.py"])["eager.py"]
     lines, imports, parts = kept.splitlines(keepends=True), [], []

@@ -1,4 +1,4 @@
-"""Calls of a task's rows as source text: what makes their inputs, and tables of operands, tolerances and rows."""
+"""Writes the calls of a task's rows as source text: code for their inputs, tables of operands, tolerances and rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ value = torch.randint(low, high, shape, device="cuda").to(dtype)
 value = torch.arange(shape[-1], device="cuda").expand(shape).to(dtype)
 """,
 }
-"""Fill -> what makes `value` of `shape` and `dtype`."""
+"""Fill -> the source that makes `value` of `shape` and `dtype`."""
 FILLS = {*MADE, *ROTARY}
 ANGLES = """
 # Positions are along the first dimension, but for [B, H, S, D].
@@ -126,12 +126,12 @@ ROWS = [row_of(line) for line in LINES.strip().split("\\n")]
 
 '''
 MOST_FURTHER = 24
-"""Rows of a test beside those of production."""
+"""Usual limit on the number of a test's rows beside those of production."""
 BY_POSITION, BY_NAME = re.compile(r"\(\*(given|expected_in), "), r'(**dict(zip(OPERANDS[row["op"]], \1)), '
 
 
 def operands(task: Task, ops: Iterable[str], outputs: bool = True) -> str:
-    """Source of two tables: op -> the names of its tensors, and of its `outputs`, in order."""
+    """Source of two tables: op -> the names of its input tensors, and (with `outputs`) of its outputs, in order."""
     source = ""
     for table, names in (("OPERANDS", "inputs"), ("OUTPUTS", "outputs"))[: 1 + outputs]:
         lines = "".join(f'    "{op}": {json.dumps(getattr(task.config.ops[op], names))},\n' for op in ops)
@@ -140,9 +140,10 @@ def operands(task: Task, ops: Iterable[str], outputs: bool = True) -> str:
 
 
 def tolerances(task: Task, ops: Iterable[str]) -> str:
-    """Source of tables: dtype -> atol and rtol; outputs with a rule -> how many numbers of their dtype apart.
+    """Source of tables: dtype -> atol and rtol; output with a rule -> most numbers of its dtype between two sides.
 
-    Both sides may be as far from the truth as the rule allows. `FREE` are outputs of which any order is right.
+    That is twice the rule's number, because each side may be that far from the truth. `FREE` lists outputs that may
+    have any order.
     """
     given = task.config.tolerance.items()
     text = _table("TOLERANCES", {dtype: (one.atol, one.rtol) for dtype, one in given})
@@ -151,7 +152,7 @@ def tolerances(task: Task, ops: Iterable[str]) -> str:
 
 
 def off(task: Task, ops: Iterable[str]) -> str:
-    """Source of the comparison that `tolerances` are for."""
+    """Source of the function that compares outputs by the tables of `tolerances`."""
     units, free = _rules(task, ops)
     text = OFF + (FREE if free else "")
     if units:
@@ -173,7 +174,7 @@ def _table(name: str, values: Mapping[str, object]) -> str:
 
 
 def _entries(values: Mapping[str, object], level: int = 1) -> str:
-    """Of a dictionary, a line each; dictionaries in it go over several lines where one would be long."""
+    """The entries of a dictionary, one per line; a nested dictionary takes several lines if one would be too long."""
     text = ""
     for key, value in values.items():
         line = f'{"    " * level}"{key}": {value!r},\n'.replace("'", '"')
@@ -184,7 +185,7 @@ def _entries(values: Mapping[str, object], level: int = 1) -> str:
 
 
 def makers(task: Task, rows: Sequence[Workload], device: str = '"cuda"') -> str:
-    """Source of what makes the rows' arguments on `device`, an expression: of what the rows have, and no more."""
+    """Source that makes the rows' arguments on `device`, an expression; it covers only what these rows need."""
     specs = [spec for row in rows for spec in row.inputs.values()]
     fills = {spec.fill for spec in specs}
     parts = [(f'fill == "{fill}"', source) for fill, source in MADE.items() if fill in fills]
@@ -214,7 +215,7 @@ def makers(task: Task, rows: Sequence[Workload], device: str = '"cuda"') -> str:
 
 
 def _angles(fills: Sequence[str]) -> str:
-    """What makes tables of these kinds."""
+    """Source that makes tables of angles for these fills."""
     whole = "getattr(angle, fill)()" if len(fills) > 1 else f"angle.{fills[0]}()"
     both = "torch.cat([angle.cos(), angle.sin()], dim=-1)"
     if "cos_sin" not in fills:
@@ -226,12 +227,12 @@ def _angles(fills: Sequence[str]) -> str:
 
 
 def tensors_passed(task: Task, ops: Iterable[str], text: str) -> str:
-    """Source in which calls pass tensors by name, where a scalar stands before one of them in a signature."""
+    """The source `text`; its calls pass tensors by name if a scalar comes before a tensor in some signature."""
     return BY_POSITION.sub(BY_NAME, text) if any(task.config.ops[op].by_name for op in ops) else text
 
 
 def rows_text(task: Task, rows: Sequence[Workload]) -> str:
-    """Source of the list of rows: what a line does not say has its default, or is as `COMMON` says of its op."""
+    """Source of the list of rows; a line leaves out defaults and what `COMMON` holds for its op."""
     full = [_row(task, row) for row in rows]
     common: dict[str, dict[str, Any]] = {}
     for op in dict.fromkeys(row["op"] for row in full):
@@ -260,7 +261,7 @@ def _row(task: Task, row: Workload) -> dict[str, Any]:
 
 
 def _always(rows: Sequence[Mapping[str, Mapping[str, object]]]) -> dict[str, dict[str, object]]:
-    """Input -> what all rows that have it say of it, its shape and strides left aside."""
+    """Input -> its properties that are the same in all rows that have it, without shape and strides."""
     found: dict[str, dict[str, object]] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         specs = [row[name] for row in rows if name in row]
@@ -270,7 +271,7 @@ def _always(rows: Sequence[Mapping[str, Mapping[str, object]]]) -> dict[str, dic
 
 
 def _short(row: Mapping[str, Any], common: Mapping[str, Mapping[str, Any]], first: str) -> dict[str, object]:
-    """The row without what is common, and with inputs that are alike under one key."""
+    """The row without the common parts; inputs that are alike share one key."""
     mine = common[row["op"]]
     named: dict[str, tuple[list[str], object]] = {}
     for name, spec in row["inputs"].items():
@@ -284,17 +285,17 @@ def _short(row: Mapping[str, Any], common: Mapping[str, Mapping[str, Any]], firs
 
 
 def _commonest(values: Iterable[str]) -> str:
-    """The value that is there most often, of several the first."""
+    """The most frequent value; of equally frequent ones the first."""
     counts = Counter(values)
     return max(counts, key=counts.__getitem__, default="float32")
 
 
 def chosen(rows: Sequence[Workload], most: int = MOST_FURTHER) -> list[Workload]:
-    """The rows of production, and in their order at most `most` further ones, which have what those lack.
+    """The rows of production and about `most` further rows that add something new, in the given order.
 
-    First every op, dtype, form of stride and fill (more rows than `most` where these need them), then what tells rows
-    apart more finely: of each input by itself, absent inputs, widths, scalars; then pairs of these. Of equally good
-    rows the first is taken.
+    Further rows are added first until every op, dtype, form of strides and fill occurs, even if that takes more than
+    `most`. Then come finer properties (of each input by itself, absent inputs, widths, scalars), then pairs of
+    properties of a whole row. Each step adds the row with the most new properties, the first of equally good ones.
     """
     kept = [row for row in rows if row.production]
     rest = [row for row in rows if not row.production]
@@ -314,7 +315,7 @@ def chosen(rows: Sequence[Workload], most: int = MOST_FURTHER) -> list[Workload]
 
 
 def coarse(row: Workload) -> set[tuple[object, ...]]:
-    """What a test has to cover: of the row's op, the dtypes, forms of strides, and fills."""
+    """What a test has to cover: the row's op with its dtypes, forms of strides, and fills."""
     specs = row.inputs.values()
     found = {kind for spec in specs for kind in (("dtype", spec.dtype), ("form", form(spec)), ("fill", spec.fill))}
     return {(row.op,), *((row.op, *kind) for kind in found)}
@@ -335,7 +336,7 @@ def _pairs(row: Workload) -> set[tuple[object, ...]]:
 
 
 def _kinds(row: Workload) -> list[tuple[object, ...]]:
-    """What a row is as a whole."""
+    """Properties of a row as a whole."""
     specs = row.inputs.values()
     scalars = [("scalar", name, value) for name, value in row.scalars.items() if not isinstance(value, float)]
     forms = ("forms", *(form(spec) for spec in specs))
@@ -344,7 +345,7 @@ def _kinds(row: Workload) -> list[tuple[object, ...]]:
 
 
 def form(spec: TensorSpec) -> str:
-    """How a tensor lies, a letter for each dimension: repeated, single, or with gaps; empty where it is contiguous."""
+    """Strides of a tensor, a character per dimension: 1 size one, 0 repeated, c contiguous, g gaps; empty if packed."""
     if spec.stride is None:
         return ""
     packed = OutputSpec(shape=spec.shape, dtype=spec.dtype).strides

@@ -1,4 +1,4 @@
-"""Files for an SGLang tree in the form of its formatters, black and isort, by ruff where that is installed."""
+"""Formats files for an SGLang tree as its formatters, black and isort, would do; uses ruff if that is installed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ IMPORTS = ("--select", "I", "--fix", *(word for one in CONFIG for word in ("--co
 
 
 def formatted(files: Mapping[str, str]) -> dict[str, str]:
-    """The files by their paths, Python formatted; as they came where there is no ruff, which standard error says.
+    """The files by their paths, with Python formatted. Without ruff they are unchanged, and standard error says so.
 
     Raises:
         UsageError: ruff cannot read a file; says which and why.
     """
-    # Beside this Python first: an environment's programs need not be on the path.
+    # Look beside this Python first: an environment's programs need not be on the path.
     ruff = shutil.which("ruff", path=sysconfig.get_path("scripts")) or shutil.which("ruff")
     if ruff is None:
         print(
@@ -32,7 +32,7 @@ def formatted(files: Mapping[str, str]) -> dict[str, str]:
         )
         return dict(files)
     with TemporaryDirectory(prefix="kda-format-") as folder:
-        # Nothing may be taken for a package of the tree by the names of the folders.
+        # Folders have numbers for names, so that ruff takes none of them for a package of the tree.
         places = {
             name: Path(folder) / str(at) / Path(name).name for at, name in enumerate(files) if name.endswith(".py")
         }

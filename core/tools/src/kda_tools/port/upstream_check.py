@@ -1,4 +1,4 @@
-"""`kda upstream check`: what another SGLang release changed of what the tasks stand on, and what that does to wins."""
+"""`kda upstream check`: shows what another SGLang release changed in the functions and files that the tasks pin."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kda_tools.project.lock_upstream import WITHOUT, Found, follow
 LATEST = "latest"
 VERSION = re.compile(r"[0-9]+(\.[0-9A-Za-z]+)*(\+[0-9A-Za-z.]+)?")
 ELSEWHERE = re.compile(r"(^|/)(tests?|benchmark|csrc)/")
-"""Files of the wheel that define no op."""
+"""Pattern of the wheel's files that define no op."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """One public function that a task stands on, then and now."""
+    """One public function that a task pins, in the pinned and in the other release."""
 
     task: Task
     name: str
@@ -42,34 +42,35 @@ class Function:
     now: str | None
     """The module in the other release; None where no module defines such a function."""
     signature: str
-    """What became of the arguments."""
+    """How the arguments changed; `same` if they did not, `-` if no module defines the function."""
 
 
 @dataclass
 class Checked:
-    """A task against the other release."""
+    """The comparison of one task with the other release."""
 
     task: Task
     pin: Pin
     functions: list[Function]
     changed: dict[str, str] = field(default_factory=dict)
-    """Pinned file -> `changed`, `gone`, or where its bytes are now."""
+    """Pinned file -> `changed`, `gone`, or the path of a file with the same bytes; unchanged files are left out."""
     total: int = 0
+    """Number of pinned files."""
     broken: str = ""
-    """Why its functions cannot be imported beside the stand-ins; empty where they can."""
+    """Why the functions cannot be imported beside the stand-ins; empty if they can."""
 
     @property
     def fits(self) -> bool:
-        """Whether an arm can stand on the release as it is."""
+        """Whether the release can be an arm as it is."""
         return not self.broken and all(one.now is not None for one in self.functions)
 
 
 def find_wheel(version: str, tasks: Sequence[Task], cache: Path) -> tuple[str, Path]:
-    """The release's number and its wheel: pinned, in the cache, or downloaded into it; `latest` is always asked for.
+    """The release's number and its wheel: pinned, in the cache, or downloaded into it; `latest` is always downloaded.
 
     Raises:
-        UsageError: `version` is no version.
-        MissingRequirement: pip cannot bring it.
+        UsageError: `version` is no version, or no task pins SGLang.
+        MissingRequirement: pip cannot download it.
     """
     if version != LATEST and VERSION.fullmatch(version) is None:
         raise UsageError(f"VERSION: expected a release such as 0.5.23, or {LATEST}, got {version!r}")
@@ -113,9 +114,9 @@ def older_pin(task: Task, version: str) -> Pin | None:
 def check(
     tasks: Iterable[Task], version: str, wheel: Path, cache: Path, say: Callable[[str], None] = lambda _: None
 ) -> list[Checked]:
-    """Compare every task's pinned files with the release's, and import its functions beside our stand-ins.
+    """Compare every task's pinned files with the release's, and import the release's functions beside our stand-ins.
 
-    `say` is told every step.
+    `say` gets a line for every step.
     """
     found = []
     with zipfile.ZipFile(wheel) as archive:
@@ -142,7 +143,7 @@ def check(
 
 
 def table(checked: Sequence[Checked], version: str) -> str:
-    """Markdown, for a terminal as for an issue."""
+    """Two tables in Markdown, one of functions and one of files, for a terminal or an issue."""
     lines = [
         f"| task | function | in | in {PACKAGE} {version} | arguments |",
         "|---|---|---|---|---|",
@@ -174,7 +175,7 @@ def table(checked: Sequence[Checked], version: str) -> str:
 
 
 def write_arm(checked: Checked, version: str, archive: zipfile.ZipFile, folder: Path) -> Path:
-    """The release's functions as an arm of `kda bench`: the files that they need, beside our stand-ins."""
+    """Write the release's functions as an arm of `kda bench`: the files that they need, beside our stand-ins."""
     names = frozenset(item.filename for item in archive.infolist() if not item.is_dir())
     files = {name: archive.read(name) for name in sorted(_needed(checked, archive, names).files)}
     return write_files(folder, files, version, {one.name: one.now for one in checked.functions})
@@ -189,7 +190,7 @@ def _needed(checked: Checked, archive: zipfile.ZipFile, names: frozenset[str]) -
 
 
 def _imports(checked: Checked, version: str, archive: zipfile.ZipFile) -> str:
-    """What goes wrong when the arm is imported on a CPU that says it is CUDA, in a process of its own."""
+    """The error of importing the arm, in a new process, on a CPU that claims to be CUDA; empty if there is none."""
     with tempfile.TemporaryDirectory(prefix="kda-upstream-") as temporary:
         folder = write_arm(checked, version, archive, Path(temporary) / f"upstream_{checked.task.op}")
         code = f"import sys; sys.path.insert(0, {temporary!r}); import {folder.name}"
@@ -238,7 +239,7 @@ def _function(
 
 
 def _arguments(source: str, name: str) -> dict[str, str]:
-    """Argument -> its default, `required` where it has none."""
+    """Argument -> its default, or `required` if it has none."""
     node = next(one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and one.name == name)
     plain = [*node.args.posonlyargs, *node.args.args]
     defaults: list[ast.expr | None] = [*([None] * (len(plain) - len(node.args.defaults))), *node.args.defaults]

@@ -1,4 +1,4 @@
-"""SGLang's own tests of the functions that a port dispatches: found in the tree, run beside our stand-ins on a GPU."""
+"""Finds SGLang's own tests of the functions that a port dispatches, and runs them on a GPU beside our stand-ins."""
 
 from __future__ import annotations
 
@@ -63,29 +63,29 @@ COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 COLLECTED = re.compile(r"(\d+) tests? collected")
 TIMEOUT_S = 900
 CALLS = "calls.txt"
-"""A line for each process of the tests: calls that the port did, and calls that it left."""
+"""The file with a line for each test process: how many calls the port did, and how many SGLang's own code did."""
 WORKERS = 8
-"""Processes of one file's tests, where pytest-xdist is installed: most of their time is compiling."""
+"""Processes for one test file if pytest-xdist is installed; most of the tests' time is compiling."""
 SOURCES = [f"sglang/{place}/{name}" for place in ("jit_kernel", "kernels/jit") for name in ("include", "csrc")]
-"""What SGLang's JIT compiles; no import names it."""
+"""Folders with the sources that SGLang's JIT compiles; no import names them."""
 
 
 class UpstreamTest(Strict):
-    """One of SGLang's test files, and what came of it."""
+    """One of SGLang's test files and its result."""
 
     file: str
     outcome: str
-    """pytest's own counts; or why it was not run."""
+    """pytest's own counts, or why the file was not run."""
     ran: bool
-    """Whether a test of it ran to its end, and none failed."""
+    """Whether at least one test passed and none failed."""
     taken: int = 0
-    """Calls that the port's kernels did."""
+    """Number of calls that the port's kernels did."""
     left: int = 0
-    """Calls that went on to SGLang's own code."""
+    """Number of calls that went on to SGLang's own code."""
 
 
 def find_tests(port: Port) -> list[Path]:
-    """The tree's test files of the port's functions: beside the port's own test, and unit tests of diffusion's models.
+    """The tree's tests of the port's functions: in the folder of the port's own test and, for diffusion, unit tests.
 
     A file counts if it imports such a function from SGLang, or names it in a string to replace it.
     """
@@ -98,11 +98,11 @@ def find_tests(port: Port) -> list[Path]:
 
 
 def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None) -> list[UpstreamTest]:
-    """Run them against the arm in `arm` (`ported_arm.write_arm`), each file in a process of its own.
+    """Run these tests against the arm in `arm` (`ported_arm.write_arm`), each file in a process of its own.
 
-    `say` is told when one begins.
+    `say` gets a line when a file begins.
 
-    Without a GPU they are collected, which shows that their imports work, and not run.
+    Without a GPU the tests are only collected, which shows that their imports work.
     """
     root, folder = port.tree.root, arm.parent / "upstream_tests"
     folder.mkdir()
@@ -154,7 +154,7 @@ def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
 
 
 def _calls(path: Path) -> tuple[int, int]:
-    """Calls done and left in all processes since the last file; the list begins anew."""
+    """Calls done by the port and by SGLang's code, summed over all processes; then removes the file."""
     lines = path.read_text().splitlines() if path.is_file() else []
     path.unlink(missing_ok=True)
     pairs = [tuple(map(int, line.split())) for line in lines]
@@ -162,7 +162,7 @@ def _calls(path: Path) -> tuple[int, int]:
 
 
 def _imported(root: Path, files: Iterable[Path]) -> set[str]:
-    """The files of the tree that these import, and what they import; what a stand-in answers for is left out."""
+    """The files of the tree that these files import, directly or not, except modules that a stand-in replaces."""
     found: set[str] = set()
     todo = list(files)
     while todo:
@@ -177,7 +177,7 @@ def _imported(root: Path, files: Iterable[Path]) -> set[str]:
 
 
 def _names(path: Path) -> set[str]:
-    """What a file imports from SGLang, and its strings."""
+    """The names that a file imports from SGLang, and all its strings."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
@@ -188,7 +188,7 @@ def _names(path: Path) -> set[str]:
 
 
 def _modules(path: Path) -> Iterator[str]:
-    """Modules of SGLang that a file imports, names that may be modules included."""
+    """Modules of SGLang that a file imports, including imported names that may be modules."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("sglang."):
             yield str(node.module)

@@ -1,4 +1,4 @@
-"""On a GPU: the solution against another release's functions, and which of its published wins that leaves."""
+"""Times the solution on a GPU against another release's functions, and shows which of its published wins remain."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from kda_tools.port.upstream_check import Checked, write_arm
 from kda_tools.publish.report import published
 
 ARM = "upstream_other"
-"""What the release is called in a run's record."""
+"""Name of the release's arm in a run's record."""
 
 
 class Fate(str, Enum):
-    """What became of a published win."""
+    """What a new run shows about a published win."""
 
     HOLDS = "holds"
     SHRANK = "shrank"
-    """The whole interval lies below what it was."""
+    """The whole interval lies below the published one."""
     DIED = "died"
     """The solution is no longer faster for sure."""
     UNKNOWN = "not comparable"
-    """One of both runs has no time of the row."""
+    """A run has no speedup of the row, or the published one is no win."""
 
 
 def fate(then: Interval | None, now: Interval | None) -> Fate:
-    """Of the speedup over upstream, then and now."""
+    """The fate of the published speedup over upstream, `then`, given the new one, `now`."""
     if then is None or now is None or then.low <= 1:
         return Fate.UNKNOWN
     if now.low <= 1:
@@ -49,9 +49,9 @@ def measure(checked: Checked, version: str, wheel: Path, quick: bool) -> RunReco
 
 
 def wins(checked: Checked, now: RunRecord) -> str:
-    """Markdown: every row's speedup over the pinned release, as published, and over the other one.
+    """Markdown: every row's published speedup over the pinned release, and its speedup over the other release.
 
-    `right` is about the release's own function: whether its outputs agreed with the oracle in the same run.
+    The column `right` says whether the outputs of the release's own function agreed with the oracle in the same run.
     """
     arm = next(name for name, one in checked.task.config.arms.items() if _stands_on(checked, one.upstream))
     before = _published(checked.task, now)
@@ -72,7 +72,7 @@ def wins(checked: Checked, now: RunRecord) -> str:
 
 
 def _right(row: RowResult) -> str:
-    """What the judge found about the release's own function; a solution's fault is the verdict's."""
+    """What the judge found about the release's own function; the row's verdict is about the solution."""
     if (arm := row.arms.get(ARM)) is None:
         return f"not run: {row.verdict.value}"
     why = arm.correctness.failure or "no reason"

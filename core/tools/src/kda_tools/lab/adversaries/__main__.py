@@ -21,13 +21,13 @@ from kda_tools.lab.adversaries import page, share, suite
 from kda_tools.lab.adversaries.table import ADVERSARIES, Kind
 
 LONGEST_WORDS = 120
-"""Characters of the judge's words where all is as expected: one line per adversary."""
+"""Most characters of the judge's reason if it is as expected, so that an adversary takes one line."""
 WIDTH = 200
-"""Columns where output is no terminal, as in a log."""
+"""Columns of the table if the output is no terminal, as in a log."""
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The arguments; wrong ones end the program with a message."""
+    """Parse the arguments; wrong ones end the program with a message."""
     parser = argparse.ArgumentParser("nox -s adversaries --", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these adversaries")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -52,7 +52,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the adversaries, print the table, and keep the run where that was asked for."""
+    """Run the adversaries, print the table, and record the run with `--record`."""
     given = parsed(arguments)
     try:
         return run(given)
@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> int:
 
 
 def run(given: argparse.Namespace) -> int:
-    """The same, of arguments that were read; a KdaError where the machine or the file of records is not fit for it."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # as Ctrl-C; who starts us may have us ignore it
+    """The same with parsed arguments; raises KdaError if the machine or the file of records is unfit."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # treated as Ctrl-C, unless the parent had it ignored
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     kind: Kind = given.device if given.device != "auto" else "cuda" if gpu_state.has_gpu() else "cpu"
     begin = time.monotonic()

@@ -58,17 +58,17 @@ class SuitePart(Strict):
     node: str
     """Name of the machine within the fleet."""
     gpu: str | None
-    """Its uuid; None without one."""
+    """The GPU's uuid; None without a GPU."""
     attempt: Annotated[int, Field(gt=0)]
-    """Which try this is, where the fleet repeats what was lost."""
+    """Number of this attempt, from 1; a fleet repeats lost ones."""
 
 
 class SuiteRecord(Strict):
-    """One run of the suite on one machine: of all of it, or of what the runs before it lack."""
+    """One run of the suite on one machine: of the whole suite, or only of what earlier runs lack."""
 
     schema_version: Literal[1] = 1
     utc: str
-    """Its end, ISO 8601 with Z."""
+    """End of the run, ISO 8601 with Z."""
     seconds: float
     commit: str
     dirty: bool
@@ -76,16 +76,16 @@ class SuiteRecord(Strict):
     machine: str
     """The GPU's name; without one, the processor's and how many cores the suite used."""
     gpus: int = 1
-    """GPUs of this kind that the adversaries were shared out among."""
+    """Number of GPUs among which the adversaries were divided."""
     versions: dict[str, str]
     results: dict[str, str]
     """Adversary -> verdict, or `passes`."""
     asked: int | None = None
-    """How many were to run; None, as in lines older than this: those in `results`."""
+    """How many were to run; None in older lines, in which it is the number in `results`."""
     missing: bool = False
-    """Whether it ran those that the runs before it lack, back to one that did not."""
+    """Whether it ran only adversaries that earlier runs lack, back to the last run of the whole suite."""
     parts: tuple[SuitePart, ...] = ()
-    """Who ran what, in a fleet; of an adversary that is in two, the later one counts."""
+    """Which worker of a fleet ran what; if an adversary is in two parts, the later part counts."""
 
     @property
     def partial(self) -> bool:
@@ -94,7 +94,7 @@ class SuiteRecord(Strict):
 
 
 def begun(kind: Kind, gpus: int, asked: int, missing: bool) -> SuiteRecord:
-    """What is known of a run before its first result."""
+    """The record of a run before its first result."""
     git, driver = provenance.git_state(checkout_root()), None
     host = provenance.host(None)
     machine = f"{host.cpu}, {host.cores} cores"
@@ -120,7 +120,7 @@ def begun(kind: Kind, gpus: int, asked: int, missing: bool) -> SuiteRecord:
 
 
 def keeper(path: Path, run: SuiteRecord) -> Callable[[Sequence[Got], float], None]:
-    """Writes what has ended so far as the last line of the file of records, over what it wrote before, and the page."""
+    """A function that writes the results so far as the last line of `path`, which each call replaces, and the page."""
     if not path.parent.is_dir():
         raise UsageError(f"--record {path}: expected a folder that exists, got {path.parent}")
     append_only.demand_appendable(path)
@@ -147,12 +147,12 @@ def append(path: Path, line: SuiteRecord) -> None:
 
 
 def read(path: Path) -> list[SuiteRecord]:
-    """Every record, oldest first; a LedgerError names the line that is none."""
+    """Every record, oldest first; a LedgerError names a line that is no record."""
     return record_log.read(path, SuiteRecord)
 
 
 def runs(records: Sequence[SuiteRecord]) -> dict[Kind, list[SuiteRecord]]:
-    """For each kind of machine the latest run of the suite, with those behind it that ran what was missing."""
+    """For each kind of machine the latest run of the whole suite, and the later runs of what was missing."""
     found: dict[Kind, list[SuiteRecord]] = {}
     for line in records:
         found[line.kind] = [*(found.get(line.kind, []) if line.missing else []), line]
@@ -160,7 +160,7 @@ def runs(records: Sequence[SuiteRecord]) -> dict[Kind, list[SuiteRecord]]:
 
 
 def latest(records: Sequence[SuiteRecord]) -> dict[Kind, SuiteRecord]:
-    """For each kind of machine the last of its `runs`, with the results of all."""
+    """For each kind of machine the last of its `runs`, with the results of all of them."""
     return {
         kind: parts[-1].model_copy(update={"results": {k: v for part in parts for k, v in part.results.items()}})
         for kind, parts in runs(records).items()
@@ -168,7 +168,7 @@ def latest(records: Sequence[SuiteRecord]) -> dict[Kind, SuiteRecord]:
 
 
 def page(records: Sequence[SuiteRecord]) -> str:
-    """docs/adversaries.md: every adversary, what is expected, and what the latest run on each kind of machine gave."""
+    """docs/adversaries.md: every adversary, the expected ending, and the latest result on each kind of machine."""
     found = latest(records)
     missed = sum(any(ending and not ending.caught for ending in (one.cpu, one.cuda)) for one in ADVERSARIES)
     ran = [line for kind, name in DEVICES.items() for line in _ran(runs(records).get(kind, []), found.get(kind), name)]
@@ -195,7 +195,7 @@ def page(records: Sequence[SuiteRecord]) -> str:
 
 
 def _ran(parts: Sequence[SuiteRecord], joined: SuiteRecord | None, device: str) -> list[str]:
-    """A line for each run that results are from."""
+    """A line for each run that gave results."""
     if joined is None:
         return [f"- **{device}**: not run yet"]
     *before, last = (f"- **{device}**: {_where(part)}" for part in parts)
@@ -212,7 +212,7 @@ def _where(line: SuiteRecord) -> str:
 
 
 def differing(line: SuiteRecord) -> list[str]:
-    """The adversaries that the run does not have, or had with another ending than is expected now."""
+    """The adversaries that the run lacks, or whose ending differs from what is expected now."""
     endings = {one.name: ending.name for one in ADVERSARIES if (ending := one.on(line.kind))}
     return [name for name, ending in endings.items() if line.results.get(name) != ending]
 
@@ -242,7 +242,7 @@ def _seen(name: str, kinds: Sequence[Kind], latest: dict[Kind, SuiteRecord]) -> 
 
 
 def _escaped(name: str, kinds: Sequence[Kind], latest: dict[Kind, SuiteRecord]) -> str:
-    """Where it is not caught, and where that is what has to be expected: no run on such a machine shows it."""
+    """The kinds of machine that do not catch it; `expected` marks those without a run that shows it."""
     seen = _seen(name, kinds, latest)
     expected = [f"{DEVICES[kind]} expected" for kind in kinds if kind not in seen]
     return "; ".join([*([" and ".join(DEVICES[kind] for kind in seen)] if seen else []), *expected])

@@ -1,4 +1,4 @@
-"""The suite on several GPUs: one process for each, with that GPU and its share of the processors to itself."""
+"""Runs the suite on several GPUs: one process for each GPU, which has a share of the processor cores to itself."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kda_tools.lab.adversaries.table import Adversary, Kind
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 STOP_S = 15
-"""For a process to end its workers and remove its folders; then it is killed, and its workers with it."""
+"""Seconds for a process to end its workers and remove its folders; then it is killed, and its workers with it."""
 
-# A child's state is asked for by its collector and by who started it. multiprocessing does not provide for
-# that: of two that wait for one pid, the one whom the system answers "no such child" takes it for alive.
+# Two threads ask for a child's state: its collector and the one that started it. multiprocessing does not provide for
+# that: if two threads wait for one pid, the one that gets "no such child" from the system takes the child for alive.
 _reaping = Lock()
 
 
@@ -34,9 +34,9 @@ class ShareDied(KdaError):
 
 
 def devices() -> list[str]:
-    """Each visible GPU as CUDA_VISIBLE_DEVICES has to name it alone: by the entries that are set, or by number.
+    """A value of CUDA_VISIBLE_DEVICES for each visible GPU: its entry in that variable if it is set, else its number.
 
-    No more of them than there are cores.
+    At most as many GPUs as there are cores.
     """
     with gpu_state._nvml() as nvml:
         count = len(gpu_state._visible(nvml))
@@ -47,7 +47,7 @@ def devices() -> list[str]:
 
 @contextlib.contextmanager
 def started(adversaries: list[Adversary], kind: Kind, names: list[str]) -> Iterator[dict[str, Future[suite.Got]]]:
-    """As `suite.started`, dealt out in turn to one process per device in `names`; none without a core."""
+    """As `suite.started`, but dealt out in turn to one process per device in `names`, each with cores of its own."""
     spawn = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // len(names)
@@ -60,7 +60,7 @@ def started(adversaries: list[Adversary], kind: Kind, names: list[str]) -> Itera
             child = spawn.Process(
                 target=_child, args=(theirs, name, ours, mine, kind), name=f"of device {name}", daemon=True
             )
-            with _reaping:  # start() also looks after children that have ended
+            with _reaping:  # start() also collects children that have ended
                 child.start()
             children.append(child)
             theirs.close()
@@ -81,9 +81,9 @@ def started(adversaries: list[Adversary], kind: Kind, names: list[str]) -> Itera
 
 
 def _child(results: Connection, name: str, cores: list[int], adversaries: list[Adversary], kind: Kind) -> None:
-    """Run `adversaries` on one device; send the name of each that begins, and what each gave."""
+    """Run `adversaries` on one device; send the name of each as it begins, and each result."""
     die_with_parent(signal.SIGKILL)
-    # Ctrl-C reaches the whole group: the parent alone answers it, and ends its children by SIGTERM.
+    # Ctrl-C reaches the whole process group. Only the parent handles it, and ends its children by SIGTERM.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ[VISIBLE] = name
@@ -100,7 +100,7 @@ def _child(results: Connection, name: str, cores: list[int], adversaries: list[A
 
 
 def _collect(child: BaseProcess, results: Connection, futures: dict[str, Future[suite.Got]]) -> None:
-    """Pass on what a child sends; once it is gone, fail what it has not sent."""
+    """Pass on what a child sends; after it has ended, fail the adversaries whose results are missing."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             message = results.recv()

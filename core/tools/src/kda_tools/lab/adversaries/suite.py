@@ -1,4 +1,4 @@
-"""Run an adversary through the real judge, with real workers, in a checkout of its own."""
+"""Runs an adversary through the real judge, with real workers, in a checkout of its own."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TOY = Path(__file__).parent / "toy"
 ROWS = Path(__file__).parent / "rows.toml"
 SAMPLES = 3
 LOOP_US = 60_000
-"""Of a sample on a CPU where times are looked at. Where the machine was busy while calls were counted, samples are
-shorter than that, and what an arm does in less than `IDLE_LEAST_S` is not judged."""
+"""Microseconds of a sample on a CPU if times are checked. If the machine was busy while calls were counted, samples are
+shorter, and what an arm does in less than `IDLE_LEAST_S` is not judged."""
 HANG_S = {"cpu": 2, "cuda": 10}
-"""Timeout of a command where the adversary hangs; the opponent's first call on a GPU must fit."""
+"""Timeout of a command in seconds if the adversary hangs; the opponent's first call on a GPU must fit."""
 MOST_TOGETHER = 4
 POLL_S = 0.2
-"""Between two looks for workers of runs that are to end."""
+"""Seconds between two looks for workers of runs that must end."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +51,30 @@ class Got:
     verdict: Verdict
     reason: str
     changed: str = ""
-    """Which files changed during the run, where that keeps it from being published."""
+    """Which files changed during the run, if that prevents its publication."""
     phases: tuple[tuple[str, float], ...] = ()
-    """What the run did in turn, and the seconds of each."""
+    """The run's phases in order, and the seconds of each."""
 
     @property
     def seconds(self) -> float:
-        """How long the run took."""
+        """Seconds that the run took."""
         return sum(seconds for _, seconds in self.phases)
 
     @property
     def name(self) -> str:
-        """The verdict, or `passes` where it is an honest row's; `noisy` where only its publication is prevented."""
+        """The verdict; `passes` if it is that of an honest row, `noisy` if only the publication is prevented."""
         if self.verdict not in PASSES[self.kind]:
             return self.verdict.value
         return NOISY if self.changed else "passes"
 
     @property
     def deciding_words(self) -> str:
-        """The judge's words that decide."""
+        """The text of the judge that decides."""
         return self.changed if self.name == NOISY else self.reason
 
     @property
     def wrong(self) -> str | None:
-        """In which way this is not what was expected, or None."""
+        """How this differs from what was expected, or None."""
         ending = self.adversary.on(self.kind)
         assert ending is not None
         if self.name != ending.name:
@@ -110,7 +110,7 @@ def checkout(adversary: Adversary, kind: Kind) -> Iterator[Task]:
 
 
 def face(adversary: Adversary, kind: Kind) -> Got:
-    """One run: how the judge ends the adversary's row."""
+    """Run the adversary once, and return how the judge ended its row."""
     ending = adversary.on(kind)
     assert ending is not None
     marks = [("start", time.monotonic())]
@@ -125,14 +125,14 @@ def face(adversary: Adversary, kind: Kind) -> Got:
             subject=adversary.name,
             against=["eager"],
             device=kind,
-            # Right after one another the runs find each other's load: no reason to refuse here.
+            # A run may see the load of the run before it; that is no reason to refuse.
             allow_busy=True,
             generations=adversary.generations,
             samples=SAMPLES if kind == "cuda" or adversary.loops else None,
         )
         session = open_session(request)
         if kind == "cpu" and not adversary.opponent:
-            # No request may name an arm against itself; here it spares a process for every adversary.
+            # A request may not set an arm against itself; here that saves a process for every adversary.
             settings = session.settings.model_copy(update={"against": (adversary.name,)})
             session = replace(session, settings=settings)
         changed = ""
@@ -148,9 +148,9 @@ def face(adversary: Adversary, kind: Kind) -> Got:
 
 
 def _looped(session: Session, ending: Ending, progress: Progress) -> tuple[Verdict, str]:
-    """On a CPU, with samples longer than a GPU's. Where INVALID is expected, the checks of times have their say.
+    """Run on a CPU, with samples longer than a GPU's. The checks of times count only if INVALID is expected.
 
-    Elsewhere they have none: on a busy machine the judge's clock finds honest samples too long.
+    Otherwise they do not, because on a busy machine the judge's clock finds honest samples too long.
     """
     settings = session.settings.model_copy(update={"target_sample_us": LOOP_US})
     task, names = session.request.task, dict.fromkeys((*settings.against, settings.subject))
@@ -182,9 +182,9 @@ def chosen(kind: Kind, names: tuple[str, ...], adversaries: tuple[Adversary, ...
 def started(
     adversaries: list[Adversary], kind: Kind, began: Callable[[str], None] = lambda _: None
 ) -> Iterator[dict[str, Future[Got]]]:
-    """Run all. Those whose verdict rests on no time run side by side; on a GPU the others follow, one by one.
+    """Run all. Those whose verdict depends on no time run in parallel; on a GPU the others follow, one by one.
 
-    `began` is told the name of each as it begins. Leaving the block ends those that run and drops the rest.
+    `began` gets the name of each as it begins. Leaving the block ends those that run and drops the rest.
     """
 
     def run_one(one: Adversary) -> Got:
@@ -207,7 +207,7 @@ def started(
 
 
 def _kill_workers() -> None:
-    """End this process's workers: a judge without them soon comes to an end, if by starting some once more."""
+    """End this process's workers. A judge without workers soon ends, though it may start some once more before."""
     for process in trees([os.getpid()])[os.getpid()]:
         with contextlib.suppress(OSError):
             if b"kda_judge.arms.arm_worker" in Path(f"/proc/{process}/cmdline").read_bytes():

@@ -15,9 +15,9 @@ Kind = Literal["cpu", "cuda"]
 OUT, INPLACE, LOOSE = "out-64x16", "inplace-64x16", "loose-64x16"
 LARGE, TAIL, INPLACE_LARGE = "large-4096x8192", "tail-67x16", "inplace-large-4096x8192"
 PASSES = {"cpu": (Verdict.CORRECT,), "cuda": (Verdict.FASTER, Verdict.NOT_FASTER)}
-"""How the row of an honest arm ends."""
+"""Verdicts with which the row of an honest arm ends."""
 NOISY = "noisy"
-"""The row ends as an honest one's, and the run cannot be published."""
+"""Name of the ending in which the row ends as an honest one's, but the run cannot be published."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Ending:
     """How a row must end on one kind of machine."""
 
     verdict: Verdict | None
-    """None: as an honest arm's."""
+    """The expected verdict; None for that of an honest arm."""
     words: str = ""
-    """Regular expression that the reason must hold."""
+    """Regular expression that must match in the reason."""
     noisy: bool = False
-    """Not the row, but the whole run is marked: it cannot be published."""
+    """Whether the whole run, not the row, is marked, so that it cannot be published."""
     missed: str = ""
-    """What the adversary gains although its row ends as an honest one's; empty where it gains nothing."""
+    """What the adversary gains although its row ends as an honest one's; empty if it gains nothing."""
 
     @property
     def caught(self) -> bool:
-        """Whether the judge's verdict is the one that the adversary deserves."""
+        """Whether the adversary gains nothing."""
         return not self.missed
 
     @property
@@ -50,16 +50,16 @@ class Adversary:
 
     name: str
     cpu: Ending | None
-    """None: nothing of it can show on a CPU."""
+    """The ending on a CPU; None if its effect cannot show there."""
     cuda: Ending | None
     row: str = OUT
     cuda_row: str | None = None
-    """Where a GPU takes another row."""
+    """The row on a GPU, if it is another one."""
     opponent: bool = False
-    """On a CPU: run against `eager`. Most run against themselves there, which saves the second worker's start."""
+    """Whether it runs against `eager` on a CPU. Most run against themselves there, which saves a second worker."""
     generations: int = 1
     loops: bool = False
-    """On a CPU: samples as long as a GPU's, thousands of calls. Otherwise one call is a sample there."""
+    """Whether samples on a CPU are as long as a GPU's, thousands of calls. Otherwise a sample there is one call."""
 
     @cached_property
     def docstring(self) -> str:
@@ -89,7 +89,7 @@ def caught(
     opponent: bool = False,
     loops: bool = False,
 ) -> Adversary:
-    """An adversary that ends the same on both kinds of machine, but for what is given for a GPU."""
+    """An adversary that ends the same on both kinds of machine, unless `cuda` gives another ending for a GPU."""
     ending = Ending(verdict, words)
     return Adversary(name, ending, cuda or ending, row=row, opponent=opponent, loops=loops)
 
@@ -97,7 +97,7 @@ def caught(
 def harmless(
     name: str, kinds: tuple[Kind, ...] = ("cpu", "cuda"), *, loops: bool = False, opponent: bool = False
 ) -> Adversary:
-    """What it does has no effect: its row ends as an honest one's, and rightly."""
+    """An adversary without effect: its row rightly ends as an honest one's."""
     cpu, cuda = (Ending(None) if kind in kinds else None for kind in ("cpu", "cuda"))
     return Adversary(name, cpu, cuda, loops=loops, opponent=opponent)
 
@@ -111,16 +111,16 @@ def missed(
     cuda_row: str | None = None,
     loops: bool = False,
 ) -> Adversary:
-    """Not caught on a CPU; on a GPU neither, unless another ending is given."""
+    """An adversary that is not caught on a CPU, nor on a GPU unless `cuda` gives another ending."""
     ending = Ending(None, missed=gain)
     return Adversary(name, ending, cuda or ending, row=row, cuda_row=cuda_row, loops=loops)
 
 
 TOO_FAST = Ending(INVALID, "us is less than")
-"""By the physical checks: wall against device, and both against the machine's limits."""
+"""Ending by the physical checks: wall against device time, and both against the machine's limits."""
 CHANGED = Ending(None, "changed on disk during the run", noisy=True)
 BEYOND_HOST = Ending(ERROR, "claims more time between events than passed on its host")
-"""By the two clocks of a replay, which the judge compares at once."""
+"""Ending by the two clocks of a replay, which the judge compares at once."""
 REMEMBERED = "is the previous call's result: it was remembered, not computed"
 REPLACED = "replaced while a loop of calls was running"
 WRONG = "elements outside tolerance"
@@ -131,13 +131,13 @@ NO_TIME = "no time is kept on a CPU, and only the last output of a loop is compa
 
 ADVERSARIES = (
     # Results that were not computed
-    # On a GPU the call that they remember is one at whose result nobody looked.
+    # On a GPU the call that they remember is one whose result nobody checked.
     caught("remembers_by_pointer", INCORRECT, REMEMBERED, cuda=Ending(INCORRECT, WRONG)),
     caught("remembers_by_version", INCORRECT, REMEMBERED, cuda=Ending(INCORRECT, WRONG)),
     caught("remembers_by_content", INCORRECT, USED),
     caught("copies_what_it_remembers", INCORRECT, "remembered, not computed|while a loop", loops=True),
     caught("remembers_half_of_the_work", INCORRECT, REPLACED, loops=True),
-    # A CPU's allocator writes into the memory that it takes back.
+    # A CPU's allocator writes into freed memory.
     Adversary("trusts_stale_memory", None, Ending(INCORRECT, REPLACED), row=LARGE),
     caught("skips_repeated_calls", INCORRECT, REPLACED),
     caught(
@@ -167,7 +167,7 @@ ADVERSARIES = (
     caught("lower_precision", INCORRECT, WRONG),
     caught("coarser_within_tolerance", INCORRECT, TWICE, LOOSE, opponent=True),
     caught("coarse_but_not_at_the_worst", INCORRECT, "error of all elements", LOOSE, opponent=True),
-    # A GPU's memory is out of reach of its thread.
+    # Its thread cannot reach a GPU's memory.
     Adversary("loosens_the_yardstick", Ending(INCORRECT, TWICE), None, row=LOOSE, opponent=True),
     caught("knows_the_seeds", INCORRECT, r"got 0 \[inputs: offset"),
     caught("wrong_beyond_the_draws", INCORRECT, r"got 1e\+09 \[inputs: mixed"),

@@ -1,1 +1,1 @@
-"""`kda validate --record`: which rows of a task's regression grid were checked on a GPU, by runs that are joined."""
+"""`kda validate --record`: records which rows of a task's regression grid were checked on a GPU, and joins the runs."""

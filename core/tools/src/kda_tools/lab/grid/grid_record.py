@@ -42,7 +42,7 @@ class Worst(Strict):
 
 
 class GridRecord(Strict):
-    """One run over some of a grid's rows: those that it checked to the end, be it limited or interrupted.
+    """One run over a grid, with the rows that it checked to the end, even if it was limited or interrupted.
 
     Positions count from 0 in the grid's order: the frozen rows, then those of `bench/grid.py`.
     """
@@ -60,23 +60,23 @@ class GridRecord(Strict):
     total: Annotated[int, Field(gt=0, le=10**6)]
     """Rows of the whole grid."""
     grid: Digest
-    """sha256 of its row ids in order, a line each: positions of two runs mean the same rows where it is equal."""
+    """sha256 of the row ids in order, a line each. If it is equal in two runs, their positions mean the same rows."""
     asked: Count
     """Rows that this run was to check."""
     checked: tuple[Range, ...]
     """Positions that it did check, ascending."""
     calls: Count
-    """Whose outputs were compared in full, over all arms."""
+    """Number of calls whose outputs were compared in full, over all arms."""
     failed: tuple[FailedRow, ...]
     opponents: dict[str, tuple[str, ...]]
     """Arm -> rows on which it is outside the tolerance or refuses, and the subject is right."""
     worst: dict[str, Worst]
-    """By dtype of the output."""
+    """Dtype of the output -> the worst outputs."""
     interrupted: bool = False
     node: str | None = None
     """Name of the machine within a fleet."""
     attempt: Annotated[int, Field(gt=0)] | None = None
-    """Which try this is, where a fleet repeats what was lost."""
+    """Number of this attempt, from 1; a fleet repeats lost ones. None outside a fleet."""
 
     @model_validator(mode="after")
     def _consistent(self) -> GridRecord:
@@ -124,10 +124,10 @@ def log(task: Task) -> Path:
 
 
 def runs(task: Task) -> list[GridRecord]:
-    """All of them, oldest first.
+    """All recorded runs over the task's grid, oldest first.
 
     Raises:
-        LedgerError: a line that is no such run, a run of another task, or one that is there twice.
+        LedgerError: a line is no such run, is of another task, or occurs twice.
     """
     records = read(log(task), GridRecord)
     seen: set[str] = set()
@@ -146,7 +146,7 @@ def fingerprint(ids: Iterable[str]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> tuple[Range, ...]:
-    """The numbers as ascending ranges, as few as there can be."""
+    """The numbers as the fewest ascending ranges."""
     found: list[Range] = []
     for number in sorted(set(numbers)):
         if found and found[-1][1] == number - 1:
@@ -168,7 +168,7 @@ def failures(run: RunRecord) -> list[RowResult]:
 
 
 def outside(run: RunRecord) -> dict[str, tuple[str, ...]]:
-    """Opponent -> rows on which it is outside the tolerance or refuses while the subject is right, if there are any."""
+    """Opponent -> rows on which it is outside the tolerance or refuses while the subject is right; none if empty."""
     agreeing = [row for row in run.rows if row.verdict is Verdict.CORRECT]
     found = {
         arm: tuple(row.id for row in agreeing if not row.arms[arm].correctness.passed) for arm in run.settings.against

@@ -16,9 +16,9 @@ from kda_tools.lab.task_calls import answer
 
 
 def grid_session(session: Session) -> Session:
-    """The session for a grid: the first opponent alone, and one seed for each input family (three draws a row).
+    """The session for a grid: only the first opponent, and one seed for each input family (three draws a row).
 
-    The seed is drawn by the system: no edit can be made for it. Records and failures name it.
+    The seed is random, so that no code can be written for it. Records and failures name it.
     """
     seeds = (secrets.randbits(31),)
     few = session.settings.model_copy(update={"against": session.settings.against[:1], "seeds": seeds})
@@ -26,7 +26,10 @@ def grid_session(session: Session) -> Session:
 
 
 def grid_rows(session: Session, full: bool, thin: bool = False) -> tuple[Workload, ...]:
-    """The frozen rows and the regression grid: on a GPU whole, or `thin`; on a CPU shrunken, and thinned or `full`."""
+    """The frozen rows and the regression grid.
+
+    On a GPU the grid is whole, or thinned with `thin`. On a CPU its rows are shrunken, and it is thinned unless `full`.
+    """
     task = session.request.task
     path = task.path / "bench" / "grid.py"
     wanted = offered(session, select(whole_grid(session, full, thin), session.request.rows))

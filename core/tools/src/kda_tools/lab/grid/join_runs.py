@@ -1,4 +1,4 @@
-"""Several runs over parts of a grid, joined where they are about one state of everything that decides a result."""
+"""Joins runs over parts of a grid, if they agree in everything that decides a result."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kda_judge.evidence.run_record import Provenance, Settings, Verdict
 from kda_tools.lab.grid.grid_record import FailedRow, GridRecord, Worst, positions, worse
 
 COMPILERS = ("torch", "triton", "cutlass-dsl", "cuda")
-"""Versions that decide which machine code runs; a driver of another release runs the same."""
+"""Programs whose versions decide which machine code runs; the driver's does not."""
 WRONG = frozenset({Verdict.INCORRECT, Verdict.INVALID})
-"""Verdicts that no later run takes back: something was computed, and it was wrong. After ERROR and TIMEOUT there was
-nothing to compare, for which the machine may be to blame, so that a later check of the row counts instead."""
+"""Verdicts that stand whatever a later run finds: something was computed, and it was wrong. After ERROR and TIMEOUT
+there was nothing to compare, and the machine may be to blame, so a later check of the row counts instead."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What two runs must have in common for their rows to add up."""
+    """What two runs must have in common to be joined."""
 
     gpu: str
     total: int
@@ -35,11 +35,11 @@ class Failure:
     row: FailedRow
     record: GridRecord
     agreed_later: bool
-    """A later run of the same state checked the row and found it to agree."""
+    """Whether a later run of the same state checked the row and found it to agree."""
 
     @property
     def stands(self) -> bool:
-        """Whether the row counts as failed for it."""
+        """Whether the row still counts as failed."""
         return self.row.verdict in WRONG or not self.agreed_later
 
 
@@ -61,7 +61,7 @@ class Coverage:
 
     @property
     def calls(self) -> int:
-        """Compared in full, over all runs."""
+        """Number of calls that were compared in full, over all runs."""
         return sum(record.calls for record in self.records)
 
     @property
@@ -75,7 +75,7 @@ class Coverage:
 
     @property
     def worst(self) -> dict[str, Worst]:
-        """By dtype, over all runs."""
+        """Dtype -> the worst outputs over all runs."""
         found: dict[str, Worst] = {}
         for record in self.records:
             for dtype, worst in record.worst.items():
@@ -84,7 +84,7 @@ class Coverage:
 
 
 def state(source: Provenance, settings: Settings, gpu: str, total: int, grid: str) -> State:
-    """Of a run with this provenance on that kind of GPU, over a grid of `total` rows and this fingerprint."""
+    """The state of a run with this provenance on that kind of GPU, over a grid of `total` rows and this fingerprint."""
     named: Mapping[str, str] = {
         **source.hashes,
         **{f"pin of {arm}": pin for arm, pin in source.pins.items()},
@@ -100,7 +100,7 @@ def state(source: Provenance, settings: Settings, gpu: str, total: int, grid: st
 
 
 def state_of(record: GridRecord) -> State:
-    """The state that a recorded run is about."""
+    """The state of a recorded run."""
     return state(record.provenance, record.settings, record.gpu, record.total, record.grid)
 
 

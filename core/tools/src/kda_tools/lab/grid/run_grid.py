@@ -1,4 +1,4 @@
-"""A run over a regression grid on its way into `docs/grid.jsonl`: where it may come from, what is left, its line."""
+"""Records a run over a regression grid in `docs/grid.jsonl`: refuses a CPU, finds unchecked rows, makes the line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def demand_gpu(session: Session) -> None:
 
 
 def coverage(session: Session) -> Coverage | None:
-    """What the recorded runs have shown in this state of the files, on this kind of GPU; None without such a run."""
+    """The joined recorded runs of this state of the files on this kind of GPU; None if there are none."""
     task, settings = session.request.task, session.settings
     here = gpu_state.read_state(session.gpu or 0)
     source = provenance.collect(task, [settings.subject, *settings.against], here.driver)
@@ -63,7 +63,7 @@ def record_of(session: Session, run: RunRecord, asked: int) -> GridRecord:
     """The line of a run that was to check `asked` rows of the grid.
 
     Raises:
-        LedgerError: files changed during the run, so that it is about no one state of them.
+        LedgerError: files changed during the run, so that it describes no single state of them.
     """
     if changed := [reason for reason in run.noisy if reason.endswith(CHANGED)]:
         raise LedgerError(

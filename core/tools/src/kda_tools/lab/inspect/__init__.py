@@ -1,1 +1,1 @@
-"""What a compiler made of kernels, and the tools of the CUDA toolkit."""
+"""Inspects the code that compilers made of kernels, and runs the tools of the CUDA toolkit."""

@@ -4,7 +4,7 @@ A task takes part by exporting one function from its solution package:
 
     launches(op: str, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, ...]) -> list of Compilable
 
-It returns what a call of `op` with these inputs would launch, and nothing where the call takes the plain PyTorch path.
+It returns what a call of `op` with these inputs would launch; an empty list if the call takes the plain PyTorch path.
 A solution in plain PyTorch needs no hook; one with kernels that lacks it is an error, here and in `kda validate`.
 The inputs are meta tensors (no memory, no device), None left out. `kda_runtime.launch.Launch` is Compilable; so is
 any object with its `name`, `variant` and `compile(target)`, which is how kernels in the CuTe DSL and in CUDA C++ join.
@@ -78,12 +78,12 @@ class CompiledKernel:
     seconds: float
     """Wall time of the compilation, or of finding it in the compiler's cache."""
     threads: int | None
-    """Per block, where they were fixed when it was compiled."""
+    """Per block; None if they were not fixed when it was compiled."""
     code: sass.Code
 
     @property
     def occupancy(self) -> Occupancy | None:
-        """What a multiprocessor of the target holds of it; None where that GPU or the threads are not known."""
+        """How many blocks a multiprocessor of the target holds; None if that GPU or the threads are not known."""
         sm = multiprocessor(self.target)
         if sm is None or self.threads is None:
             return None
@@ -91,7 +91,7 @@ class CompiledKernel:
 
     @property
     def in_flight(self) -> int | None:
-        """Bytes that the global loads of all resident threads have on the way at most; an estimate, see `sass.Code`."""
+        """Most bytes that the global loads of all resident threads have on the way; an estimate, see `sass.Code`."""
         held = self.occupancy
         if held is None or self.threads is None or self.code.in_flight is None:
             return None
@@ -128,7 +128,7 @@ def compile_task(
             continue
         for launch in launched(solution, row, meta_tensors(row)):
             found.setdefault((launch.name, launch.variant), (launch, {}))[1][row.id] = None
-    # Compilers are asked one after the other; meanwhile processes of their own look into what was made.
+    # Compilers run one after the other; meanwhile other processes read the code that was made.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         made = [_compile(launch, target, tuple(rows), pool) for target in targets for launch, rows in found.values()]
         return [described() for described in made]
@@ -158,10 +158,10 @@ def _is_compilable(one: object) -> bool:
 
 
 def check_targets(task: Task, targets: Iterable[str]) -> None:
-    """Refuse a target that Triton's assembler does not know: of some LLVM says so by ending the process.
+    """Refuse a target that Triton's assembler does not know; for some of these LLVM would end the process.
 
     Raises:
-        UsageError: names the target, and those that are most like it.
+        UsageError: names the target, and those with the nearest names.
     """
     from triton import knobs
 

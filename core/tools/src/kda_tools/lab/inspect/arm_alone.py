@@ -1,7 +1,7 @@
-"""One arm alone in its process, for tools that look into kernels: no judge, no clock, no oracle.
+"""Runs one arm alone in its process, for tools that inspect kernels: no judge, no clock, no oracle.
 
 Started as `python -m kda_tools.lab.inspect.arm_alone JOB DONE`: JOB is the path of a `Job` as JSON, DONE a file that
-gets the id of every row that was called to the end. Imports the arm and fills the row's inputs as for a worker; but
+gets the id of every row whose calls all ended. It imports the arm and fills the row's inputs as a worker does, but
 every tensor has an allocation of its own, so that a memory checker sees where each one ends.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 STARTER = "KDA_STARTER"
-"""Environment variable: the id of the process with which a direct child of it ends."""
+"""Environment variable with the id of the starting process; its direct child ends when that process ends."""
 
 
 class Visit(Strict):
@@ -37,7 +37,7 @@ class Visit(Strict):
     inputs: tuple[str, ...]
     """The op's tensor arguments in positional order; those that the row leaves out are passed as None."""
     by_name: bool = False
-    """They are passed by keyword."""
+    """Whether the tensors are passed by keyword."""
 
 
 class Job(Strict):
@@ -105,7 +105,7 @@ def _call(op: Callable[[], Any], cuda: bool, marked: bool) -> None:
 
 
 def end_with_starter() -> None:
-    """Be killed when the starter ends, where there is one. Below a tool there is none: it may fork from any thread."""
+    """Have this process killed when its starter ends. Below a tool no starter is set: a tool may fork in any thread."""
     if starter := os.environ.get(STARTER):
         die_with_parent(signal.SIGKILL)
         if os.getppid() != int(starter):

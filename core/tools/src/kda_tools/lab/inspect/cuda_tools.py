@@ -1,4 +1,4 @@
-"""Run an arm under one of the CUDA toolkit's tools: find the tool, start the arm alone below it, say how both ended."""
+"""Runs an arm under one of the CUDA toolkit's tools: finds the tool, starts the arm below it, tells how both ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kda_tools.lab.inspect.arm_alone import Job, Visit
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
 """Where the toolkit's tools lie when they are not on PATH, shell patterns; CUDA_HOME/bin comes before these."""
 TIMEOUT_S = 1800.0
-"""Longest run of a tool: upstream's JIT builds and every row are inside it, at up to 100 times their usual duration."""
+"""Longest run of a tool. It includes upstream's JIT builds and every row, at up to 100 times their usual duration."""
 TAIL = 20
 """Lines of output that an error message carries."""
 
@@ -36,7 +36,7 @@ class Ran:
     output: str
     """Standard output and error together."""
     done: tuple[str, ...]
-    """Ids of the rows that the arm was called on to the end."""
+    """Ids of the rows whose calls all ended."""
 
     @property
     def tail(self) -> str:
@@ -48,7 +48,7 @@ def find(name: str, remedy: str) -> Path:
     """The tool's executable.
 
     Raises:
-        MissingRequirement: it is nowhere; the message says where was looked, and `remedy`.
+        MissingRequirement: it was not found; the message names the places searched, and `remedy`.
     """
     home = os.environ.get("CUDA_HOME")
     patterns = [*([f"{home}/bin"] if home else []), *FOLDERS]
@@ -65,14 +65,14 @@ def _folders(pattern: str) -> list[Path]:
 
 
 def version(tool: Path) -> str:
-    """What `TOOL --version` calls its version, for example 2025.3.1.0; `unknown` where it says none."""
+    """The version that `TOOL --version` prints, for example 2025.3.1.0; `unknown` if it prints none."""
     answer = run_tool([str(tool), "--version"], {}, timeout_s=60.0)
     number = re.search(r"[Vv]ersion (\d[\d.]*\d)", answer.output)
     return number[1] if number else "unknown"
 
 
 def visits(session: Session, rows: Sequence[Workload]) -> tuple[Visit, ...]:
-    """`rows` as the arm's process wants them."""
+    """`rows` in the form that the arm's process takes."""
     ops = session.config.ops
     return tuple(Visit(row=row, inputs=ops[row.op].inputs, by_name=ops[row.op].by_name) for row in rows)
 

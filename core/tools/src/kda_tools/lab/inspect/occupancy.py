@@ -15,17 +15,17 @@ from enum import Enum
 
 WARP = 32
 PARTITIONS = 4
-"""Parts of a multiprocessor, each with a quarter of the registers; a warp's lie in one of them."""
+"""Parts of a multiprocessor, each with a quarter of the registers; a warp's registers lie in one part."""
 REGISTER_UNIT = 256
-"""A warp's registers are handed out in multiples of it: 8 a thread."""
+"""A warp gets registers in multiples of this: 8 a thread."""
 SHARED_UNIT = 128
-"""A block's bytes of shared memory are handed out in multiples of it."""
+"""A block gets bytes of shared memory in multiples of this."""
 RESERVED_BYTES = 1024
-"""Shared memory of every block that is the system's, at its beginning."""
+"""Bytes at the beginning of every block's shared memory that the system uses."""
 
 
 class Resource(str, Enum):
-    """What a multiprocessor can run out of; the first one named counts where several run out together."""
+    """What a multiprocessor can run out of. If several run out together, the first in this order counts."""
 
     REGISTERS = "regs"
     SHARED = "smem"
@@ -38,8 +38,8 @@ class Multiprocessor:
     """What one multiprocessor has."""
 
     bytes_in_flight: int
-    """That its loads have to keep on the way for memory to be busy: bandwidth x latency under load, an estimate. It is
-    what NVIDIA's CUB asks of its streaming kernels, tuned on these GPUs (cccl, `cub/device/dispatch/tuning/
+    """Bytes that loads have to keep on the way for memory to be busy: bandwidth x latency under load, an estimate. It
+    is what NVIDIA's CUB asks of its streaming kernels, tuned on these GPUs (cccl, `cub/device/dispatch/tuning/
     tuning_transform.cuh`, `arch_to_min_bytes_in_flight`)."""
     warps: int = 64
     blocks: int = 32
@@ -57,17 +57,17 @@ MULTIPROCESSORS: Mapping[str, Multiprocessor] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What is resident on a multiprocessor at once, where there are blocks enough."""
+    """How much is resident on a multiprocessor at once, if the grid has enough blocks."""
 
     blocks: int
-    """0 where not even one fits."""
+    """Resident blocks; 0 if not even one fits."""
     warps: int
     limit: Resource
-    """Of which there would have to be more for another block."""
+    """The resource that is too small for another block."""
 
 
 def multiprocessor(target: str) -> Multiprocessor | None:
-    """That of a target such as `sm_90a`, None where its sizes are not known here."""
+    """The multiprocessor of a target such as `sm_90a`; None if its sizes are not known here."""
     digits = "".join(filter(str.isdigit, target))
     return MULTIPROCESSORS.get(f"{digits[:-1]}.{digits[-1:]}")
 
@@ -87,7 +87,7 @@ def occupancy(sm: Multiprocessor, threads: int, registers: int, shared_bytes: in
 
 def _by_registers(sm: Multiprocessor, warps: int, registers: int) -> int:
     a_warp = max(REGISTER_UNIT, _up(registers * WARP, REGISTER_UNIT))
-    # A block starts only where it would fit with its warps spread evenly.
+    # A block starts only if it would fit with its warps spread evenly.
     if a_warp * _up(warps, PARTITIONS) > sm.registers:
         return 0
     return sm.registers // PARTITIONS // a_warp * PARTITIONS // warps

@@ -1,4 +1,4 @@
-"""What a kernel's machine code says: accesses to memory by width, instructions, bytes that its loads have in flight.
+"""Reads a kernel's machine code: accesses to memory by width, instructions, bytes that its loads have in flight.
 
 The code comes from `cuobjdump`, which Triton brings. Nothing is run, so an instruction counts once, whether it is in a
 loop or skipped. Bytes in flight and round trips follow the hardware's own bookkeeping: a load names one of six
@@ -32,7 +32,7 @@ SETS_SHIFT, WAITS_SHIFT = 46, 52
 """Bits of an instruction's upper half: 3 for the scoreboard that it keeps busy, 6 for those that it waits for."""
 NO_SCOREBOARD = 7
 WORD_BYTES = 4
-"""Of an access whose opcode names no width."""
+"""Bytes of an access whose opcode names no width."""
 WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 Widths = tuple[tuple[int, int], ...]
@@ -46,7 +46,7 @@ class Instruction:
     address: int
     predicate: str
     parts: tuple[str, ...]
-    """Of the opcode: LDG, E, 128."""
+    """Parts of the opcode, such as LDG, E, 128."""
     operands: str
     sets: int | None
     """Scoreboard that is busy until the instruction has written its registers."""
@@ -55,12 +55,12 @@ class Instruction:
 
     @property
     def width(self) -> int:
-        """Bytes a thread of an access to memory."""
+        """Bytes per thread of an access to memory."""
         return next((WIDTHS[part] for part in self.parts if part in WIDTHS), WORD_BYTES)
 
     @property
     def jumps_back_to(self) -> int | None:
-        """Target of a jump backwards; None for the rest, and for the trap behind the code, which jumps to itself."""
+        """Target of a jump backwards; None for the rest, and for the trap after the code, which jumps to itself."""
         target = re.search(r"0x([0-9a-f]+)\s*$", self.operands)
         if self.parts[0] != "BRA" or target is None:
             return None
@@ -70,12 +70,12 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Code:
-    """What there is in the machine code of one kernel."""
+    """Counts from the machine code of one kernel."""
 
     instructions: int
-    """Without the padding behind the end."""
+    """Number without the padding after the end."""
     loops: int
-    """Jumps backwards."""
+    """Number of jumps backwards."""
     loads: Widths
     """From global memory to registers."""
     stores: Widths
@@ -89,16 +89,16 @@ class Code:
     local: int
     """Accesses to local memory, where spilled registers go."""
     in_flight: int | None
-    """Bytes of global loads that a thread has on the way at most, in the order of the code; None where memory is also
-    read by asynchronous copies, which are not counted by it."""
+    """Most bytes of global loads that a thread has on the way, in the order of the code; None if memory is also read
+    by asynchronous copies, which this does not count."""
     trips: int | None
-    """Round trips to memory, one behind the other: how often a load is waited for that was issued behind the wait
-    before. None as above."""
+    """Round trips to memory, one after the other: how often the code waits for a load that was issued after the
+    previous such wait. None as above."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a one-kernel cubin states and holds."""
+    """Resources and code of a one-kernel cubin."""
 
     registers: int
     """Per thread."""
@@ -107,12 +107,12 @@ class Contents:
     local_bytes: int
     """Per thread."""
     threads: int | None
-    """Per block, where they were fixed when it was compiled."""
+    """Per block; None if they were not fixed when it was compiled."""
     code: Code
 
 
 def contents(cubin: bytes) -> Contents:
-    """All of a one-kernel cubin."""
+    """The contents of a one-kernel cubin."""
     text = dump(cubin, "-res-usage", "-elf", "-sass")
     threads = re.search(r"EIATTR_(?:REQNTID|MAX_THREADS)\s+Format:\s*\w+\s+Value:\s+0x(\w+)\s+0x(\w+)\s+0x(\w+)", text)
     x, y, z = (int(size, 16) for size in threads.groups()) if threads else (0, 0, 0)
@@ -120,12 +120,12 @@ def contents(cubin: bytes) -> Contents:
 
 
 def used(cubin: bytes, text: str) -> tuple[int, int, int]:
-    """Registers per thread, static shared bytes per block and local bytes per thread, from what cuobjdump says."""
+    """Registers per thread, static shared bytes per block and local bytes per thread, from cuobjdump's output."""
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
     if found is None:
         raise MissingRequirement(f"cuobjdump cannot read the cubin: {text.strip()}")
     registers, stack, shared, local = map(int, found.groups())
-    # From Hopper on the section of shared memory begins with what the system reserves; ptxas does not count it.
+    # From Hopper on the section of shared memory begins with bytes reserved by the system; ptxas does not count them.
     if b".nv.shared.reserved.0" in cubin:
         shared = max(0, shared - RESERVED_BYTES)
     return registers, shared, stack + local
@@ -165,7 +165,7 @@ def instructions(text: str) -> list[Instruction]:
 
 
 def summary(code: Sequence[Instruction]) -> Code:
-    """What is in the code."""
+    """Count what is in the code."""
     real = [one for one in code if one.parts[0] != "NOP" and one.predicate != NEVER]
     kinds = Counter(one.parts[0] for one in real)
     copies, bulk = _widths(real, "LDGSTS"), sum(kinds[kind] for kind in BULK)
@@ -184,7 +184,7 @@ def summary(code: Sequence[Instruction]) -> Code:
 
 
 def most_in_flight(code: Iterable[Instruction]) -> int:
-    """The most bytes that a thread's loads from global memory have on the way, were the code run from top to bottom."""
+    """Most bytes that a thread's loads from global memory have on the way, if the code runs from top to bottom."""
     under_way: Counter[int] = Counter()
     most = 0
     for one in code:
@@ -197,8 +197,8 @@ def most_in_flight(code: Iterable[Instruction]) -> int:
 
 
 def round_trips(code: Iterable[Instruction]) -> int:
-    """How often a global load is waited for that was issued behind the wait before, run from top to bottom."""
-    issued: dict[int, int] = {}  # scoreboard -> trips behind us when its last load was issued
+    """How often the code, run from top to bottom, waits for a global load issued after the previous such wait."""
+    issued: dict[int, int] = {}  # scoreboard -> trips so far when its last load was issued
     trips = 0
     for one in code:
         if any(issued.get(board) == trips for board in one.waits):

@@ -1,1 +1,1 @@
-"""What a GPU can do for kernels of this kind, measured: `kda doctor --measure`."""
+"""`kda doctor --measure`: measures what a GPU can do for kernels of this kind."""

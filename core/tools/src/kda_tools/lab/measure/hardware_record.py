@@ -17,7 +17,7 @@ class Copy(Strict):
     bytes: Annotated[Count, Field(gt=0)]
     us: Annotated[Amount, Field(gt=0)]
     bulk_us: Annotated[Amount, Field(gt=0)] | None = None
-    """The fastest of those that the copy engine moves (`cp.async.bulk`); None where none was tried."""
+    """Time of the fastest form that uses the copy engine (`cp.async.bulk`); None if none was tried."""
 
     @property
     def terabytes_a_second(self) -> float:
@@ -26,18 +26,18 @@ class Copy(Strict):
 
 
 class Cluster(Strict):
-    """Kernels of one block for every multiprocessor, launched in clusters of so many blocks."""
+    """Times of kernels with one block for every multiprocessor, launched in clusters."""
 
     blocks: Annotated[Count, Field(gt=0)]
-    """1: without clusters."""
+    """Blocks of a cluster; 1 means without clusters."""
     kernel_us: Amount
-    """A kernel that makes one barrier of its cluster, behind another one."""
+    """Microseconds of a kernel with one barrier of its cluster, launched after another kernel."""
     barrier_us: float
-    """One more such barrier; too little to measure may come out below 0."""
+    """Microseconds of one more such barrier; below 0 if it is too short to measure."""
 
 
 class HardwareRecord(Strict):
-    """One run on one GPU. Times are of CUDA graphs, a kernel's share of many, but for those of the host."""
+    """One run on one GPU. Device times are those of one kernel, from CUDA graphs with many."""
 
     schema_version: Literal[1] = 1
     utc: str
@@ -56,17 +56,17 @@ class HardwareRecord(Strict):
     warps_per_sm: Count
     shared_bytes_per_sm: Count
     shared_bytes_per_block: Count
-    """With the opt-in for large blocks."""
+    """Most shared memory of a block, with the opt-in for large blocks."""
     copies: tuple[Copy, ...]
     empty_us: Amount
-    """A kernel that does nothing, behind another one."""
+    """Microseconds of a kernel that does nothing, launched after another one."""
     empty_pdl_us: Amount | None
     """The same with programmatic dependent launch; None below sm_90."""
     clusters: tuple[Cluster, ...] = ()
-    """None below sm_90, and in lines from before they were measured."""
+    """Empty below sm_90, and in lines from before clusters were measured."""
     host_launch_us: Amount
     """The host's cheapest launch of an empty kernel, in a C loop through the driver."""
     host_output_us: Amount
     """The same with one output allocated."""
     widths_us: dict[str, Amount]
-    """Bytes of a thread's loads and stores -> a copy of 256 MB by such accesses."""
+    """Bytes of a thread's loads and stores -> microseconds of a copy of 256 MB by such accesses."""

@@ -1,4 +1,4 @@
-"""Measure a GPU: copies by size, launches, dependent launch, clusters, widths of accesses. It needs an idle GPU."""
+"""Measures an idle GPU: copies by size, launches, dependent launch, clusters, widths of accesses."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from kda_judge.evidence.provenance import git_state
 from kda_tools.lab.measure.hardware_record import Cluster, Copy, HardwareRecord
 
 MEGABYTES = (0.25, 1, 4, 8, 16, 25, 32, 50, 64, 100, 150, 250, 500, 900)
-"""Of the copies, read and written together: below, around and above every L2."""
+"""Sizes of the copies, read and written bytes together: below, around and above every L2."""
 CALLS, REPLAYS, TRIALS = 50, 20, 5
-"""Of a graph; the shortest trial counts."""
+"""Calls in a graph, its replays in a trial, and trials; the shortest trial counts."""
 CLUSTERS = (1, 2, 4, 8)
-"""Blocks; 8 is the most that every GPU with clusters takes."""
+"""Blocks of a cluster; 8 is the most that every GPU with clusters takes."""
 BARRIERS = 64
 HOST_CALLS = 20_000
 WIDTHS = (4, 8, 16)
 WIDTH_BYTES = 256 * 10**6
 OUTPUT = Place(offset=0, shape=(512, 1024), stride=(1024, 1), dtype="bfloat16")
-"""What the host's floor with an output allocates: a megabyte."""
+"""The output that is allocated for `host_output_us`: a megabyte."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -47,7 +47,7 @@ def _empty(PDL: tl.constexpr) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _meet(dst, BARRIERS: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Barriers of a cluster: one element for every thread of it, so that each comes to each barrier once."""
+    """Run BARRIERS barriers of a cluster. Every thread has one element, so that it comes to each barrier once."""
     at = tl.arange(0, THREADS)
     met = at
     for _ in tl.static_range(BARRIERS):
@@ -64,7 +64,7 @@ def _meet(dst, BARRIERS: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[n
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy_words(dst, src, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One program: BLOCK words of 4 bytes; BLOCK over the threads is what one thread moves at once."""
+    """One program copies BLOCK words of 4 bytes; a thread moves BLOCK / threads words at once."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(dst + at, tl.load(src + at, mask=at < n, other=0), mask=at < n)
 
@@ -73,7 +73,7 @@ def measure(command: str, tell: Callable[[str], None]) -> HardwareRecord:
     """Measure the current GPU.
 
     Raises:
-        MissingRequirement: there is none, or others use it.
+        MissingRequirement: there is no GPU, or other processes use it.
     """
     if not torch.cuda.is_available():
         raise MissingRequirement("kda doctor --measure: needs an NVIDIA GPU that torch can use; there is none here")
@@ -132,7 +132,7 @@ def _device_us(op: Callable[..., Any]) -> float:
 
 
 def _copy(half: int, multiprocessors: int) -> Copy:
-    """The fastest stream that reads and writes so many bytes each, and the fastest of the copy engine's."""
+    """The fastest stream that reads `half` bytes and writes as many, and the fastest by the copy engine."""
     streams = all_streams(Traffic(read=half, written=half))
     words = half // WORD
     bulk = len(list(bulk_streams(words, words, multiprocessors))) if torch.cuda.get_device_capability()[0] >= 9 else 0
@@ -170,7 +170,7 @@ def _host_us(outputs: tuple[Place, ...], device: torch.device) -> float:
 
 
 def _width_us(width: int) -> float:
-    """A copy in which a thread moves so many bytes at once."""
+    """Microseconds of a copy in which a thread moves `width` bytes at once."""
     n, warps = WIDTH_BYTES // 2 // 4, 4
     source = torch.zeros(n, dtype=torch.int32, device="cuda")
     target, block = torch.empty_like(source), 32 * warps * width // 4

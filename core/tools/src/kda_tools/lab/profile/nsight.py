@@ -14,7 +14,7 @@ from kda_tools.lab.inspect.cuda_tools import Ran
 from kda_tools.lab.profile.profile_record import Kernel
 
 Units = Mapping[str, float]
-"""Unit that ncu may print -> factor to the unit that is kept."""
+"""Unit that ncu may print -> factor to the unit in the record."""
 MICROSECONDS: Units = {
     **dict.fromkeys(("ns", "nsecond"), 1e-3),
     **dict.fromkeys(("us", "usecond"), 1.0),
@@ -24,7 +24,7 @@ MICROSECONDS: Units = {
 BYTES: Units = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
 PERCENT: Units = {"%": 1.0, "": 1.0}
 COUNT: Units = {}
-"""Taken as printed: a number of something, by itself or per something."""
+"""For plain counts and ratios: the number is kept as printed."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ METRICS = (
 )
 """Asked for by name. Every name is one of NVIDIA's list for Hopper (GH100) and for Blackwell (GB100)."""
 SECTIONS = ("LaunchStats", "Occupancy", "WarpStateStats")
-"""Asked for whole, because what is in them differs between GPUs and ncu releases; these are taken out of them:"""
+"""Requested whole, because their contents differ between GPUs and ncu releases; `FROM_SECTIONS` are read from them."""
 FROM_SECTIONS = (
     Metric("launch__registers_per_thread", COUNT, ("registers",)),
     Metric("launch__shared_mem_per_block_static", BYTES, ("shared_bytes",)),
@@ -67,7 +67,7 @@ WHOLE = frozenset({"registers", "shared_bytes"})
 LIMITER = re.compile(r"launch__occupancy_limit_(\w+)")
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)(?<!_not_issued)_per_issue_active\.ratio")
 DIGITS = 9
-"""Significant digits that are kept; counters have fewer that mean anything."""
+"""Significant digits in the record; counters have fewer meaningful ones."""
 NO_DATA = frozenset({"", "n/a", "(!) n/a", "nan", "-nan", "inf", "no data"})
 
 INSTALL = "Install Nsight Compute (the CUDA toolkit has it) and put the folder of `ncu` on PATH"
@@ -79,14 +79,14 @@ COMPLAINTS: Mapping[str, str] = {
     "Failed to initialize the profiler": "the GPU's counters cannot be reached from this machine or container; "
     "use one with the driver's full interface",
 }
-"""What ncu says -> what is wrong and what helps."""
+"""Text in ncu's output -> the cause and the remedy."""
 
 
 def capture_command(ncu: Path, report: Path) -> list[str]:
-    """Profile what lies between cudaProfilerStart and cudaProfilerStop into `report`.
+    """Command that profiles the calls between cudaProfilerStart and cudaProfilerStop into `report`.
 
     Clocks stay as they are and caches are not flushed, as in the hot benchmark. Compilers that the arm starts are
-    not followed.
+    not profiled.
     """
     sections = [word for section in SECTIONS for word in ("--section", section)]
     return [
@@ -97,7 +97,7 @@ def capture_command(ncu: Path, report: Path) -> list[str]:
 
 
 def import_command(ncu: Path, report: Path) -> list[str]:
-    """Print `report` as CSV."""
+    """Command that prints `report` as CSV."""
     return [str(ncu), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
 
 

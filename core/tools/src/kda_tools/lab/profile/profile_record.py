@@ -17,7 +17,7 @@ def log(task: Task) -> Path:
 
 
 class Kernel(Strict):
-    """One kernel of the profiled call. None: this GPU or ncu release does not count it.
+    """One kernel of the profiled call. A value is None if this GPU or ncu release does not count it.
 
     `nsight.METRICS` says which counter each number comes from.
     """
@@ -66,10 +66,10 @@ class ProfileRecord(Strict):
     row: str
     op: str
     bytes_moved: Annotated[Count, Field(gt=0)]
-    """What the op must move, as in a benchmark."""
+    """Bytes that the op must move, as in a benchmark."""
     provenance: Provenance
     gpu: GpuState
-    """Before the first arm ran."""
+    """State of the GPU before the first arm ran."""
     ncu: str
     """Version of Nsight Compute."""
     arms: dict[str, tuple[Kernel, ...]]

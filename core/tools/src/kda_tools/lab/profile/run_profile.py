@@ -1,7 +1,7 @@
-"""`kda profile`: one row under Nsight Compute, an opponent and the subject, each alone in its process.
+"""`kda profile`: runs one row under Nsight Compute, by an opponent and the subject, each alone in its process.
 
-What is profiled is the last of a few calls on the same hot inputs, so that compilation and plans are behind it. The
-numbers explain results; they are not results: ncu runs each kernel several times by itself and leaves the clocks alone.
+Only the last of a few calls on the same hot inputs is profiled, because the first ones compile and make plans. The
+numbers explain results but are not results: ncu runs each kernel several times by itself and leaves the clocks alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_profile(task: Task, arm: str, against: str, allow_busy: bool) -> Sessio
     """
     if not gpu_state.has_gpu():
         raise MissingRequirement("profile needs an NVIDIA GPU, and none is visible here; `kda doctor` says more")
-    # Imports torch, for seconds: then what ran just before is out of NVML's sampling period, and does not look busy.
+    # This imports torch, for seconds. A job that ran just before is then out of NVML's sampling period: no busy GPU.
     session = open_session(Request(task=task, subject=arm, against=[against], device="cuda", allow_busy=allow_busy))
     reason = gpu_state.busy(gpu_state.read_state(session.gpu or 0))
     if reason is not None and not allow_busy:
@@ -94,7 +94,7 @@ def _capture(session: Session, row: Workload, arm: str, ncu: Path, report: Path)
     )
     ran = cuda_tools.run_below(nsight.capture_command(ncu, report), session, job, {})
     nsight.check(ran, arm, row.id, report)
-    # Without a locale, or numbers may come with points for commas.
+    # The locale C, because in others numbers may have points for commas.
     printed = cuda_tools.run_tool(nsight.import_command(ncu, report), {"LC_ALL": "C"})
     if printed.code:
         raise MissingRequirement(f"ncu: cannot read its own report {report} (exit code {printed.code}){printed.tail}")

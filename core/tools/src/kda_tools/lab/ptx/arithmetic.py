@@ -27,7 +27,7 @@ FLOAT_BINARY: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def flushing(ftz: str | None, function: Callable[..., Array]) -> Callable[..., Array]:
-    """With .ftz, subnormal operands and results are 0."""
+    """The function; with .ftz, its subnormal operands and results become 0."""
     return (lambda *xs: floats.flush(function(*map(floats.flush, xs)))) if ftz else function
 
 
@@ -153,7 +153,7 @@ def _shift(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step
     dtype, bits = dtype_of(found[2] + found[3]), int(found[3])
 
     def function(x: Array, by: Array) -> Array:
-        # Amounts beyond the width leave 0, or the sign.
+        # Shifts by more than the width give 0, or copies of the sign.
         by = np.minimum(by, bits - 1 if dtype.kind == "i" else bits).astype(dtype)
         shifted = np.left_shift(x, by) if found[1] == "shl" else np.right_shift(x, by)
         return np.asarray(np.where(by == bits, dtype.type(0), shifted))

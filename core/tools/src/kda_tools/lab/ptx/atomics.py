@@ -1,4 +1,4 @@
-"""Instructions that read, change and write memory at once, loads that ask memory anew, and sums over a warp."""
+"""Atomic instructions, which read, change and write memory at once, and reductions over a warp."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ CHANGE: dict[str, Callable[[Array, Array], Array]] = {
 
 @opcode(rf"atom{ORDER}(?:\.global|(\.shared))?{SCOPE}{ORDER}\.(add|exch|min|max)\.([bsu](?:32|64))")
 def _atomic(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
-    """One thread after the other, in the order of the blocks."""
+    """The threads act one after the other, in the order of the blocks."""
     space, change, dtype = "shared" if found[1] else "global", CHANGE[found[2]], dtype_of(found[3])
     target, place, operand = where.operands
     at, read, write = (

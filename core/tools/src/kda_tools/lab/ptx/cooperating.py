@@ -71,7 +71,7 @@ def place_of(machine: "Machine", where: Instruction) -> int:
 def collective(
     machine: "Machine", where: Instruction, members: Operand | None, act: Callable[[Array], None] = lambda _: None
 ) -> Step:
-    """An instruction that all members of a warp execute together, and go on when all have come."""
+    """An instruction that the named members of a warp execute together; they go on when all have come."""
     read = machine.source(where, members, U32)
     place = place_of(machine, where)
     named = np.zeros(machine.count, U32)
@@ -145,7 +145,7 @@ def _matrix(machine: "Machine", where: Instruction, found: re.Match[str]) -> Ste
             own = rows[:, 8 * i : 8 * i + 8]  # [warps, 8]: eight threads name the rows of a matrix, 16 bytes each
             if (own % 16).any():
                 fail(where, machine.shape, int(threads[0]), "names a row that is not aligned to 16 bytes")
-            # A thread has two neighbours of a row; transposed, of a column.
+            # A thread has two neighbouring elements of a row; if transposed, of a column.
             if transposed:
                 places = [own[:, 2 * (lane % 4) + j] + 2 * (lane // 4) for j in (0, 1)]
             else:
@@ -190,7 +190,7 @@ MBARRIER = r"(?:\.shared(?:::cta)?)?\.b64"
 
 
 def mbarrier_bytes(machine: "Machine", where: Instruction, operand: Operand | None) -> Callable[[Array], Array]:
-    """Where in the shared memory of all blocks the mbarriers of threads lie."""
+    """How to find the bytes, in the shared memory of all blocks, at which the mbarriers of threads lie."""
     at = address(machine, where, operand)
     return lambda threads: machine.memory.shared_bytes_at(where, threads, at(threads), 8)
 
@@ -226,7 +226,7 @@ def _mbarrier_arrive(machine: "Machine", where: Instruction, found: re.Match[str
 
 @opcode(rf"mbarrier\.try_wait\.parity{MBARRIER}")
 def _mbarrier_wait(machine: "Machine", where: Instruction, _found: re.Match[str]) -> Step:
-    """It may wait for as long as it likes, so here it answers when the phase is complete, and with true alone."""
+    """The ISA lets it wait as long as it likes. So here it waits until the phase is complete, and then gives true."""
     done, place, parity = where.operands[:3]
     at, write = mbarrier_bytes(machine, where, place), machine.target(where, done, PRED)
     read, wanted = machine.source(where, parity, U32), np.zeros(machine.count, np.int64)

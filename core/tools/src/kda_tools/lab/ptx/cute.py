@@ -1,6 +1,7 @@
-"""How the CuTe DSL kernels become runs of the machine. What the DSL passes to a kernel is written down here.
+"""Turns launches of CuTe DSL kernels into runs of the machine.
 
-A tensor is a structure: its address, then the sizes and strides that the compiler was not told; a None is no parameter.
+The DSL passes a tensor as a structure: its address, then the sizes and strides that were not known when it was
+compiled. It passes no parameter for a None.
 """
 
 import functools
@@ -31,7 +32,7 @@ class CuteLaunch(Protocol):
 
     @staticmethod
     def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `function` is compiled with."""
+        """The arguments that `function` is compiled with."""
 
     def with_code(self, cubin: bytes) -> "CubinLaunch":
         """The launch of this machine code."""
@@ -43,7 +44,7 @@ KEEP = f"--gpu-arch {TARGET} --keep-ptx --dump-dir"
 def run_cute(
     launch: CuteLaunch, *tensors: torch.Tensor, options: Options = DEFAULT, before: Traffic | None = None
 ) -> Traffic:
-    """One launch, of its tensors, behind a kernel with the accesses `before`; its own accesses."""
+    """Run one launch on its tensors, after a kernel with the accesses `before`; returns its own accesses."""
     program, described, rest = _program(type(launch), launch.constants), launch.with_code(b""), iter(tensors)
     values = [p if isinstance(p, bytes) else struct.pack("Q", next(rest).data_ptr()) for p in described.params]
     if program.threads != described.threads or [param.size for param in program.params] != list(map(len, values)):

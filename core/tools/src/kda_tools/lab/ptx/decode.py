@@ -1,4 +1,4 @@
-"""From an instruction to what executes it: the patterns of opcodes, and how their operands are read and written."""
+"""Decodes instructions: finds the decoder of an opcode by its pattern, and reads and writes operands."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ CACHE = r"(?:\.nc)?(?:\.(?:ca|cg|cs|lu|cv|wb|wt))?(?:\.L1::\w+)?(?:\.L2::\d+B)?(
 
 
 def decode(machine: "Machine", instruction: Instruction) -> Step:
-    """An instruction as something to execute; a PtxError where it, or its operands, are not known."""
+    """Turn an instruction into a `Step`; a PtxError if the instruction or its operands are not known."""
     if WITHOUT_EFFECT.fullmatch(instruction.opcode):
         return Step()
     for pattern, decoder in DECODERS:
@@ -48,7 +48,7 @@ def opcode(pattern: str) -> Callable[[Decoder], Decoder]:
 
 
 def dtype_of(name: str) -> np.dtype:
-    """numpy's name of a PTX type; untyped bits, and floats of 16 bits, are unsigned."""
+    """The numpy dtype of a PTX type; untyped bits and 16-bit floats become unsigned integers."""
     if name == "pred":
         return PRED
     bits = int(re.sub(r"\D", "", name.removeprefix("b")))
@@ -81,7 +81,7 @@ def address(machine: "Machine", where: Instruction, operand: Operand | None) -> 
 
 
 def immediate(where: Instruction, operand: Operand | None) -> int:
-    """The number that an operand is."""
+    """The value of an operand, which must be a number."""
     if not isinstance(operand, Immediate):
         raise PtxError(f"{where}: expected a number, found {operand}")
     return operand.value
@@ -101,5 +101,5 @@ def halves(x: Array) -> tuple[Array, Array]:
 
 
 def pack(low: Array, high: Array) -> Array:
-    """16 bits each to 32."""
+    """Join two values of 16 bits into one of 32 bits."""
     return np.asarray(low.astype(U32) | (high.astype(U32) << U32.type(16)))

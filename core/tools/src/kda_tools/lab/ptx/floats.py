@@ -1,8 +1,8 @@
 """Floating-point arithmetic as the ISA rounds it, on numpy arrays.
 
 float32 add, sub and mul are numpy's own, fma is `kda_judge.arms.fused_rounding`'s. 16-bit sums and products are rounded
-twice, through float32, which gives the same (Figueroa: p >= 2q + 2 digits suffice for one operation); so are quotients
-and roots, through float64.
+twice, through float32, which gives the same result (Figueroa: p >= 2q + 2 digits suffice for one operation). Quotients
+and roots are rounded twice too, through float64.
 
 Approximate instructions (ex2, rsqrt, tanh, ...) have no exact result in the ISA, only a largest relative error. They
 give the correctly rounded value, up to float64's own error, times 1 + `error` * bound, `error` being -1, 0 or 1.
@@ -16,9 +16,10 @@ Array = np.ndarray
 TINY = np.float32(2.0**-126)
 """Smallest normal float32; flushing replaces what is nearer to 0 by 0 of the same sign."""
 CANONICAL_NAN = 0x7FFF
-"""Of both 16-bit types."""
+"""Bits of the NaN that results of both 16-bit types have."""
 DEFAULT_BOUND = 2.0**-22
-"""2 units in the last place at most; what the PTX ISA grants ex2, rcp, rsqrt, sqrt, lg2 and div.full is not larger."""
+"""Largest relative error: at most 2 units in the last place. The PTX ISA allows ex2, rcp, rsqrt, sqrt, lg2 and div.full
+no larger one."""
 BOUNDS = {"tanh": 2.0**-11}
 APPROXIMATE: dict[str, Callable[..., Array]] = {
     "ex2": np.exp2,

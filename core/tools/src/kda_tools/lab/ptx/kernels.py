@@ -1,4 +1,4 @@
-"""How a Triton launch of a solution becomes a run of the machine: the compiled program, its parameters, its tensors."""
+"""Turns a solution's Triton launch into a run of the machine: the compiled program, its parameters, its tensors."""
 
 import importlib
 import struct
@@ -29,7 +29,7 @@ FORMATS = {4: "I", 8: "Q"}
 
 @dataclass(frozen=True)
 class Compiled:
-    """What Triton made of a launch."""
+    """A launch as Triton compiled it."""
 
     program: Program
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ _COMPILED: dict[tuple[object, ...], Compiled] = {}
 
 
 def compiled(launch: Launch, aligned: tuple[bool, ...]) -> Compiled:
-    """The program that a launch would load on an H200, compiled once; `aligned` says which of the tensors are."""
+    """The program that a launch would load on an H200, compiled once; `aligned` says which tensors are aligned."""
     import triton
 
     key = (launch.kernel, launch.variant, aligned)
@@ -53,7 +53,7 @@ def compiled(launch: Launch, aligned: tuple[bool, ...]) -> Compiled:
             kept.append(real(*args, **kwargs))
             return kept[-1]
 
-        # `compile` takes every tensor for aligned; the normal launcher, which gets those that are not, looks.
+        # `compile` assumes that every tensor is aligned; the normal launcher looks at the addresses, as is done here.
         address = partial(lambda make, dtype, _: make(dtype, next(addresses)), kda_runtime.launch.Address)
         with patch.object(triton, "compile", keep), patch.object(kda_runtime.launch, "Address", address):
             launch.compile(TARGET)
@@ -70,7 +70,7 @@ def compiled(launch: Launch, aligned: tuple[bool, ...]) -> Compiled:
 def run_launch(
     launch: Launch, tensors: Sequence[torch.Tensor], ahead: Traffic | None = None, options: Options = DEFAULT
 ) -> Traffic:
-    """What `Launch.run` does, on the machine, behind a kernel with the accesses `ahead`; the accesses of this one."""
+    """Do on the machine what `Launch.run` does, after a kernel with the accesses `ahead`; returns its own accesses."""
     rest = iter(tensors)
     made = compiled(launch, tuple(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors))
     free = [name for name in launch.kernel.arg_names if name not in launch.constexprs]
@@ -94,11 +94,11 @@ def _word(value: object) -> int:
 
 @contextmanager
 def launching_on_the_machine(options: Options = DEFAULT, cute: Iterable[type[Any]] = ()) -> Iterator[list[Any]]:
-    """Meanwhile `Launch.run` takes tensors of the CPU and runs on the machine; the list receives the launches.
+    """Within the block `Launch.run` takes tensors of the CPU and runs on the machine; the list receives the launches.
 
-    So do the classes `cute`, a solution's launches of CuTe DSL kernels (`cute.CuteLaunch`). The first launch runs
-    behind an unknown kernel, which may be writing anything, the others behind each other. New tensors are full of NaN
-    meanwhile, so that what a kernel does not write shows.
+    The same holds for the classes `cute`, a solution's launches of CuTe DSL kernels (`cute.CuteLaunch`). The first
+    launch runs after an unknown kernel, which may be writing anything; each other launch runs after the one before.
+    Within the block new tensors are full of NaN, so that elements that a kernel does not write show.
     """
     launched: list[Any] = []
     ahead: Traffic | None = None
@@ -124,7 +124,7 @@ def launching_on_the_machine(options: Options = DEFAULT, cute: Iterable[type[Any
 
 @contextmanager
 def on_the_machine(task: Task, options: Options = DEFAULT) -> Iterator[list[Any]]:
-    """Meanwhile the task's public functions launch on the machine, though their tensors are on the CPU."""
+    """Within the block the task's public functions launch on the machine, though their tensors are on the CPU."""
     forget_plans(task.path / "solution")
     with ExitStack() as stack:
         for module in (kda_runtime.op, *modules_of(task)):
@@ -134,18 +134,18 @@ def on_the_machine(task: Task, options: Options = DEFAULT) -> Iterator[list[Any]
 
 
 def _cute_launches(task: Task) -> set[type[Any]]:
-    """The solution's classes of CuTe DSL launches. It imports their modules when it needs them, the machine before."""
+    """The solution's classes of CuTe DSL launches. Their modules are imported here; a solution imports them late."""
     names = {path.stem for path in (task.path / "solution").glob("*.py")} - {"__init__"}
     for package in {str(module.__package__) for module in modules_of(task)}:
         for name in sorted(names):
-            with suppress(ModuleNotFoundError):  # of the DSL
+            with suppress(ModuleNotFoundError):  # the DSL is not installed
                 importlib.import_module(f"{package}.{name}")
     held = [value for module in modules_of(task) for value in vars(module).values()]
     return {value for value in held if isinstance(value, type) and {"run", "with_code"} <= set(vars(value))}
 
 
 def modules_of(task: Task) -> list[ModuleType]:
-    """Those of the task's solution, under every name that the folder was imported by."""
+    """The loaded modules of the task's solution, under every name by which the folder was imported."""
     task.load("solution")
     inside = str(task.path / "solution")
     return [module for module in list(sys.modules.values()) if str(getattr(module, "__file__", "")).startswith(inside)]

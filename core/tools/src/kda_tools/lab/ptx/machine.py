@@ -1,9 +1,9 @@
 """The machine: the threads of whole clusters in lockstep, each with its own place in the program.
 
-Of the places where threads can go on (of all blocks, or of the first that can), the one furthest behind in the program
-is taken, up to the end of its basic block: so threads that went apart meet again where the program joins. At an
-instruction that synchronises, threads stop until it lets them go. When nobody can go on and somebody waits, that is a
-deadlock.
+Each step picks, of the places at which threads can go on (in all blocks, or in one block), the earliest in the program,
+and runs the threads there to the end of the basic block. So threads that diverged meet again where the program joins.
+At an instruction that synchronises, threads stop until it lets them go. If no thread can go on and some wait, that is
+a deadlock.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from kda_tools.lab.ptx.synchronise import Copies, Waiting
 
 Array = np.ndarray
 TOGETHER = 16384
-"""Threads that run at a time, or one cluster if that is more: it bounds the memory of the registers."""
+"""Most threads that run at a time (a larger cluster runs alone); it bounds the memory of the registers."""
 STEPS = 2_000_000
 """Instructions after which a run counts as endless."""
 
@@ -61,13 +61,13 @@ class Machine:
         self.waiting.assert_nobody_waits()
 
     def go(self, place: int, threads: Array) -> None:
-        """Let threads execute from there on."""
+        """Let threads go on at `place`."""
         if len(threads):
             others = self.places.get(place)
             self.places[place] = threads if others is None else np.sort(np.concatenate([others, threads]))
 
     def _next(self) -> tuple[int, Array]:
-        """A place and the threads that go on from there."""
+        """The place to execute next, and the threads that go on there."""
         if self.turns is not None:
             able = np.unique(np.concatenate(list(self.places.values())) // self.shape.threads)
             block = int(self.turns.choice(able))
@@ -83,7 +83,7 @@ class Machine:
         return place, threads[own]
 
     def _execute(self, place: int, threads: Array) -> None:
-        """One basic block, for threads that are at its beginning."""
+        """Execute one basic block, for threads that are at its beginning."""
         active: Active = EVERYONE if len(threads) == self.count else threads
         while True:
             if place == len(self.steps):
@@ -174,7 +174,7 @@ def _bits(dtype: np.dtype) -> int:
 
 
 def _layout(program: Program, dynamic: int) -> tuple[dict[str, int], int]:
-    """Addresses of names, and the bytes of shared memory: what the program declares, then the dynamic part."""
+    """Name -> address, and the bytes of shared memory: first the program's declarations, then the dynamic part."""
     symbols = {param.name: param.offset for param in program.params}
     end = 0
     for name, align, size in sorted(program.shared, key=lambda item: item[2] == 0):
@@ -185,7 +185,7 @@ def _layout(program: Program, dynamic: int) -> tuple[dict[str, int], int]:
 
 
 def _specials(shape: Shape, threads: Array) -> dict[str, Array]:
-    """Special registers; blocks have one dimension, as `.reqntid` is checked to say."""
+    """Special registers; blocks have one dimension, because the parser checks `.reqntid`."""
     block = shape.first + threads // shape.threads
     x, y, z = shape.grid
     inside = threads % shape.threads
@@ -217,9 +217,9 @@ def execute(
     ahead: Ahead = ENDED,
     options: Options = DEFAULT,
 ) -> Traffic:
-    """Run a whole grid on tensors of the CPU, whole clusters of blocks at a time, in their order; what it has accessed.
+    """Run a whole grid on tensors of the CPU, some whole clusters at a time, in order; returns its accesses.
 
-    `ahead` is the kernel ahead, while which this one may begin.
+    `ahead` is the kernel ahead; this one may begin while that one runs.
     """
     blocks = grid[0] * grid[1] * grid[2]
     needed = max((param.offset + param.size for param in program.params), default=0)

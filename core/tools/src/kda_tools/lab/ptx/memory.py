@@ -1,8 +1,8 @@
-"""What threads reach: tensors in global memory, the parameters, and the shared memory of their block and cluster.
+"""The memory of threads: tensors in global memory, the parameters, and the shared memory of their block and cluster.
 
-Every access has to be aligned to its width and to lie inside of one tensor's storage, the parameters, or the shared
+Every access has to be aligned to its width and to lie inside one tensor's storage, the parameters, or the shared
 memory of a block; anything else is an error that names the instruction, the thread and the address. Accesses of shared
-memory are also watched for races: two threads, one of them writing, without a barrier between.
+memory are also checked for races: two threads, one of them writing, without a barrier in between.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ Array = np.ndarray
 SHARED_BASE = 1024
 """Where a block's shared memory begins in its window, as on sm_90; addresses below belong to nobody."""
 WINDOW_BITS = 24
-"""An address of shared::cluster has the block's rank in the cluster plus 1 above these bits; 0 is the own block."""
+"""Above these bits, an address of shared::cluster has the block's rank in the cluster plus 1; 0 is the own block."""
 POISON = 0xFF
-"""What uninitialised shared memory holds: NaN as a number of any width."""
+"""Each byte of uninitialised shared memory: NaN as a number of any width."""
 
 
 class Memory:
@@ -36,13 +36,13 @@ class Memory:
         self.shape = shape
         self.ahead, self.traffic = run.ahead, run.traffic
         self.waited = np.full(blocks * shape.threads, not run.ahead.runs)
-        """Threads that have waited for the kernel ahead."""
+        """Per thread, whether it has waited for the kernel ahead or need not."""
         self.races = Races(blocks * self.stride, blocks, shape.threads)
 
     def load(
         self, where: Instruction, space: str, threads: Array, addresses: Array, dtype: np.dtype, count: int = 1
     ) -> list[Array]:
-        """`count` neighbouring values for every thread."""
+        """Load `count` neighbouring values for every thread."""
         pieces = self._pieces(where, space, threads, addresses, dtype.itemsize * count, stores=False)
         values = [np.empty(len(threads), dtype) for _ in range(count)]
         for data, chosen, offsets in pieces:
@@ -54,7 +54,7 @@ class Memory:
         return values
 
     def store(self, where: Instruction, space: str, threads: Array, addresses: Array, values: Sequence[Array]) -> None:
-        """Neighbouring values of every thread."""
+        """Store neighbouring values of every thread."""
         width = values[0].itemsize
         for data, chosen, offsets in self._pieces(where, space, threads, addresses, width * len(values), stores=True):
             if data is self.params:
@@ -77,7 +77,7 @@ class Memory:
         operands: Array,
         how: Callable[[Array, Array], Array],
     ) -> Array:
-        """Atomically, one thread after the other: replace a number by `how` of it and the operand; what was there."""
+        """Replace a number by `how` of it and the operand, one thread after the other; returns the old numbers."""
         dtype = operands.dtype
         before = np.empty(len(threads), dtype)
         for data, chosen, offsets in self._pieces(where, space, threads, addresses, dtype.itemsize, stores=True):
@@ -90,21 +90,21 @@ class Memory:
         return before
 
     def block_of(self, where: Instruction, threads: Array, addresses: Array) -> Array:
-        """The block, counted from the first that runs, in whose shared memory shared::cluster addresses lie."""
+        """The block (counted from the first one that runs) in whose shared memory each shared::cluster address lies."""
         own, rank = threads // self.shape.threads, (addresses >> WINDOW_BITS) - 1
         if (outside := rank >= self.shape.cluster).any():
             self._fail_at(where, "shared::cluster", threads, addresses, outside, "lies behind the last block's window")
         return np.where(rank < 0, own, own // self.shape.cluster * self.shape.cluster + rank)
 
     def shared_bytes_at(self, where: Instruction, threads: Array, addresses: Array, width: int) -> Array:
-        """Where in the shared memory of all blocks addresses of shared::cluster lie."""
+        """The offsets of shared::cluster addresses in the shared memory of all blocks."""
         ((_, _, offsets),) = self._pieces(where, "shared::cluster", threads, addresses, width, stores=False)
         return offsets
 
     def _pieces(
         self, where: Instruction, space: str, threads: Array, addresses: Array, width: int, stores: bool
     ) -> list[tuple[Array, Array | slice, Array]]:
-        """Bytes that are accessed: a buffer, which of the threads reach it, and their offsets in it."""
+        """The accessed buffers: for each one its bytes, which of the threads access it, and their offsets in it."""
         if (crooked := addresses % width != 0).any():
             self._fail_at(where, space, threads, addresses, crooked, f"is not aligned to the {width} bytes accessed")
         if space == "param":
@@ -160,15 +160,15 @@ def fail(where: Instruction, shape: Shape, thread: int, why: str) -> None:
 
 
 def _items(data: Array, dtype: np.dtype) -> Array:
-    """The buffer as numbers; a rest that is less than one is out of reach, since accesses are aligned."""
+    """The buffer as numbers. Bytes after the last whole number are left out: aligned accesses never reach them."""
     return data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 class Races:
-    """Who last wrote and read each byte of shared memory, and before which barrier.
+    """Which threads last wrote and read each byte of shared memory, and before which barrier.
 
-    Two accesses are in order when they are one thread's, when the block passed a barrier between them, or when both are
-    of one warp, which passed a bar.warp.sync. Of several readers the last is kept, and that there were others. Atomic
+    Two accesses are in order if one thread makes both, if the block passed a barrier between them, or if one warp makes
+    both and passed a bar.warp.sync between them. Several readers are noted as `SEVERAL`, without their numbers. Atomic
     changes need no order among each other.
     """
 
@@ -178,31 +178,31 @@ class Races:
         self.block_bytes, self.threads = size // blocks, threads
         self.block_time = np.zeros(blocks, np.int64)
         self.warp_time = np.zeros(-(-blocks * threads // WARP), np.int64)
-        # Thread, warp, time of the block, time of the warp.
+        # The four rows are thread, warp, and how many barriers the block and the warp had passed.
         self.writer = np.full((4, size), -1, np.int64)
         self.reader = np.full((4, size), -1, np.int64)
 
     def read(self, where: Instruction, threads: Array, offsets: Array, width: int) -> None:
-        """Note the bytes that threads read; an error where another one wrote them just now."""
+        """Note the bytes that threads read; an error if another thread wrote them without a barrier since."""
         access, at = self._access(threads, offsets, width)
         self._check(where, self.writer, access, at, "reads what thread {} of the run wrote")
         before = self.reader[:, at]
         self.reader[:, at] = access
-        # Others that read at the same time, now or before: nobody may write without a barrier.
+        # If several threads read a byte between two barriers, none of them may write it before the next barrier.
         again = before[2] == access[2]
         for row in (0, 1):
             other = (self.reader[row, at] != access[row]) | (again & (before[row] != access[row]))
             self.reader[row, at[other]] = self.SEVERAL
 
     def write(self, where: Instruction, threads: Array, offsets: Array, width: int) -> None:
-        """Note the bytes that threads write; an error where another one read or wrote them just now."""
+        """Note the bytes that threads write; an error if another thread accessed them without a barrier since."""
         access, at = self._access(threads, offsets, width)
         self._check(where, self.writer, access, at, "overwrites what thread {} of the run wrote")
         self._check(where, self.reader, access, at, "overwrites what thread {} of the run read")
         self.writer[:, at] = access
 
     def change(self, where: Instruction, threads: Array, offsets: Array, width: int) -> None:
-        """Note the bytes that threads change atomically; an error where another one read or wrote them just now."""
+        """Note the bytes that threads change atomically; an error if a plain access of another thread races with it."""
         access, at = self._access(threads, offsets, width)
         plain = self.writer[0, at] != self.ATOMIC
         self._check(where, self.writer, access[:, plain], at[plain], "changes what thread {} of the run wrote")

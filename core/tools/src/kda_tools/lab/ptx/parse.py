@@ -1,4 +1,4 @@
-"""PTX text to a `Program`. It knows the grammar of one kernel without functions, and refuses the rest."""
+"""Parses PTX text into a `Program`: one kernel without functions. Anything else is refused."""
 
 import re
 import struct
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 
 class PtxError(Exception):
-    """The program is not what the machine takes, or did what no program may do."""
+    """The machine cannot run the program, or the program did something that is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Register:
 
     name: str
     bits: int
-    """1 is a predicate."""
+    """Width; 1 for a predicate."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A constant as the integer that its bits are, before it is cut to the operand's width."""
+    """A constant: its bits as an integer, before they are cut to the operand's width."""
 
     value: int
 
@@ -67,7 +67,7 @@ class Instruction:
     operands: tuple[Operand | None, ...]
     guard: Register | None
     negated: bool
-    """Executed where the guard is false."""
+    """Whether it is executed if the guard is false, instead of true."""
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.text}"
@@ -89,9 +89,9 @@ class Program:
     name: str
     params: tuple[Param, ...]
     threads: int
-    """Of a block (`.reqntid`)."""
+    """Threads of a block (`.reqntid`)."""
     shared: tuple[tuple[str, int, int], ...]
-    """Name, alignment and bytes of what lies in shared memory; the dynamic part has 0 bytes here."""
+    """Name, alignment and bytes of each variable in shared memory; the dynamic part has 0 bytes here."""
     instructions: tuple[Instruction, ...]
     targets: dict[int, int]
     """Index of a branch -> index of the instruction that it jumps to."""
@@ -110,8 +110,8 @@ NUMBER = re.compile(r"(-?)(?:(0[xX][0-9a-fA-F]+)U?|0[fFdD]([0-9a-fA-F]+)|(\d+)U?
 
 
 def parse(text: str) -> Program:
-    """Read one kernel; a PtxError names the line of what is not known."""
-    # Comments keep their newlines, so that positions still tell the line.
+    """Read one kernel; a PtxError names the line that is not known."""
+    # Newlines in comments are kept, so that positions still give the line.
     text = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
     entries = list(ENTRY.finditer(text))
     if len(entries) != 1 or re.search(r"\.func\b", text):
@@ -164,7 +164,7 @@ class _Body:
             self._step()
 
     def targets(self) -> dict[int, int]:
-        """Where branches go: a label is looked for from the branch's braces outwards."""
+        """Index of a branch -> index of its target; a label is searched from the branch's braces outwards."""
         found = {}
         for index, (instruction, path) in enumerate(zip(self.instructions, self.paths, strict=True)):
             if instruction.opcode in ("bra", "bra.uni"):
@@ -241,7 +241,7 @@ class _Body:
             return Vector(tuple(map(self._operand, _split(text, "|"))))
         if number := NUMBER.match(text):
             sign, hexadecimal, bits, decimal, fraction = number.groups()
-            if fraction:  # a float32, as of createpolicy; arithmetic has 0f and 0d
+            if fraction:  # a float32, as in createpolicy; arithmetic uses 0f and 0d
                 return Immediate(int.from_bytes(struct.pack(">f", float(sign + fraction)), "big"))
             value = int(bits, 16) if bits else int(hexadecimal or decimal, 16 if hexadecimal else 10)
             return Immediate(-value if sign else value)
@@ -256,7 +256,7 @@ class _Body:
 
 
 def _split(text: str, by: str) -> list[str]:
-    """Parts outside of braces and brackets."""
+    """Split the text, but not inside braces and brackets."""
     parts, depth, part = [], 0, ""
     for character in text:
         depth += (character in "{[") - (character in "}]")
@@ -270,7 +270,7 @@ def _split(text: str, by: str) -> list[str]:
 
 
 def without(program: Program, opcode: str, number: int) -> Program:
-    """The program with its so-many-th instruction of this kind replaced by one that does nothing: a fault for tests."""
+    """The program with instruction `number` (from 0) of this opcode made one without effect: a fault for tests."""
     places = [i for i, instruction in enumerate(program.instructions) if instruction.opcode == opcode]
     instructions = list(program.instructions)
     instructions[places[number]] = replace(instructions[places[number]], opcode="membar.gl", operands=())

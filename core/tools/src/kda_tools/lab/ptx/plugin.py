@@ -1,4 +1,4 @@
-"""A pytest plugin: the tasks' own kernel tests, their whole envelope, with the kernels as compiled for sm_90a.
+"""A pytest plugin that runs all of the tasks' own kernel tests on the machine, with kernels compiled for sm_90a.
 
 python -m pytest -p kda_tools.lab.ptx.plugin diffusion/*/tests/test_kernel.py
 """
@@ -14,7 +14,7 @@ from kda_tools.pytest_plugin import KERNEL_TESTS
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take back that kernels are skipped where neither a GPU nor the interpreter runs them."""
+    """Remove the marks that skip kernel tests if there is neither a GPU nor the interpreter."""
     for item in items:
         if item.path.name == KERNEL_TESTS and not item.get_closest_marker("gpu"):
             item.own_markers = [mark for mark in item.own_markers if mark.name != "skip"]

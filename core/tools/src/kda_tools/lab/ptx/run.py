@@ -1,4 +1,4 @@
-"""What a run is made of: grid, tensors, parameters, the kernel ahead, and what the ISA leaves open."""
+"""The parts of a run: grid, tensors, parameters, the kernel ahead, and what the ISA leaves open."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Array = np.ndarray
 WARP = 32
 """Threads of a warp."""
 TARGET = "sm_90a"
-"""What kernels are compiled for."""
+"""The target that kernels are compiled for."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Region:
 
 
 class Traffic:
-    """Which bytes of which tensors a kernel has read and written, and which blocks have held back the kernel behind."""
+    """Which bytes of tensors a kernel has read and written, and which blocks have held back the kernel behind."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.marks = {
@@ -51,9 +51,9 @@ class Traffic:
             for stores in (False, True)
         }
         self.holding: set[int] = set()
-        """Blocks that have waited for the kernel ahead, and let the one behind begin after that or not at all."""
+        """Blocks that have waited for the kernel ahead."""
         self.eager: set[int] = set()
-        """Blocks that have let the kernel behind begin before."""
+        """Blocks that have let the kernel behind begin before they waited for the kernel ahead."""
 
     def add(self, base: int, stores: bool, offsets: Array, width: int) -> None:
         """Note accesses of `width` bytes each."""
@@ -63,22 +63,23 @@ class Traffic:
             marks[offsets // word + i] = np.iinfo(marks.dtype).max
 
     def meets(self, base: int, stores: bool, offsets: Array, width: int) -> Array:
-        """Which of these accesses, by a kernel beside this one, are of bytes that this one writes, or reads as well."""
+        """Which of another kernel's accesses touch bytes that this one writes or, if they are stores, reads."""
         at, met = offsets[:, None] + np.arange(width), np.zeros(len(offsets), bool)
         for kind in (True, False) if stores else (True,):
             marks = self.marks.get((base, kind), np.zeros(0, np.uint8))
-            # Bytes behind the end are of a larger tensor, which took the place of that kernel's.
+            # Bytes after the end belong to a larger tensor, which now has the place of this kernel's tensor.
             met |= np.take(np.append(marks, 0), at, mode="clip").any(axis=1)
         return met
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """The kernel ahead, beside which a kernel may begin (programmatic dependent launch) until it waits for it."""
+    """The kernel ahead. With programmatic dependent launch it may still run until the kernel waits for it."""
 
     runs: bool
+    """Whether it may still run."""
     traffic: Traffic | None = None
-    """What it does; None where it is not known, so that it may do anything."""
+    """Its accesses; None if they are not known, so that it may access anything."""
 
 
 ENDED = Ahead(runs=False)
@@ -89,12 +90,12 @@ class Options:
     """What the ISA leaves open."""
 
     late: bool = True
-    """Asynchronous copies arrive as late as they may; else at once."""
+    """Whether asynchronous copies arrive as late as they may; else they arrive at once."""
     apart: bool = False
-    """Every block runs alone, as far as it gets; else all of them side by side."""
+    """Whether every block runs alone as far as it can; else all of them run side by side."""
     turns: int | None = None
-    """Blocks run alone, each up to the end of a basic block, in an order drawn with this seed: nobody waits for ever,
-    not even for a block that has not begun."""
+    """Seed of a random order in which blocks run alone, each up to the end of a basic block. So no block waits for
+    ever, not even for one that has not begun."""
     error: int = 0
     """-1 or 1: approximate instructions are off by the largest relative error that they may have; 0: not at all."""
 

@@ -1,4 +1,4 @@
-"""What an instruction becomes when it is decoded."""
+"""The form of a decoded instruction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 Array = np.ndarray
 Active = Array | slice
-"""The threads that execute an instruction: their numbers, ascending, or all of them."""
+"""The threads that execute an instruction: their numbers in ascending order, or a slice for all threads."""
 EVERYONE = slice(None)
 UNSIGNED: dict[int, np.dtype] = {
     1: np.dtype(bool),
@@ -20,7 +20,7 @@ UNSIGNED: dict[int, np.dtype] = {
 
 
 class Kind(Enum):
-    """What an instruction does to the place of a thread."""
+    """Where a thread continues after an instruction."""
 
     PLAIN = "the next instruction follows"
     BRANCH = "another one follows"
@@ -35,4 +35,4 @@ class Step:
     kind: Kind = Kind.PLAIN
     run: Callable[[Active], None] = lambda _: None
     ready: Callable[[], Array] = lambda: np.empty(0, np.int64)
-    """WAIT: which of the threads that have stopped at it, or at its like, go on now."""
+    """For WAIT: which threads go on now, of those that have stopped at this instruction or one like it."""

@@ -1,4 +1,4 @@
-"""Where threads wait for each other: warps, barriers of a block and of a cluster, mbarriers, asynchronous copies."""
+"""Lets threads wait for each other: warps, barriers of a block and of a cluster, mbarriers, asynchronous copies."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 RUNS, LEFT = -1, -2
-"""Instead of a place where a thread has stopped: it goes on, or has ended."""
+"""Values of `Waiting.stopped` for a thread that has not stopped at an instruction: it runs, or has ended."""
 
 
 class Waiting:
-    """Which threads have stopped where, what they wait for, and when they go on."""
+    """The threads that have stopped, with the places at which they wait, and when they go on."""
 
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
@@ -29,29 +29,29 @@ class Waiting:
         self.cluster = self.block // shape.cluster
         self.warp, self.lane = machine.everyone // WARP, machine.everyone % WARP
         self.barrier = np.full(count, -1)
-        """Number of the barrier of its block that a thread waits at."""
+        """Per thread, the number of its block's barrier at which it waits."""
         self.arrivals = np.zeros(count, np.int64)
         """How often a thread has arrived at its cluster's barrier."""
         self.waits = np.zeros(count, np.int64)
         self.phases = np.zeros(machine.blocks // shape.cluster, np.int64)
         """Phases of each cluster's barrier that are complete."""
         self.mbarriers: dict[int, MBarrier] = {}
-        """By byte of shared memory, over all blocks."""
+        """Byte in the shared memory of all blocks -> the mbarrier there."""
         self.signalled = False
 
     def stop(self, place: int, threads: Array) -> None:
-        """Threads have come to an instruction that lets them go when others have come."""
+        """Note that threads have stopped at an instruction; let those go on that have nothing to wait for."""
         self.stopped[threads] = place
         self._wake(place)
 
     def leave(self, threads: Array) -> None:
-        """Threads have ended, which others may have waited for."""
+        """Note that threads have ended; others may have waited for them."""
         self.stopped[threads] = LEFT
         self.signalled = True
         self._complete_clusters()
 
     def wake_signalled(self) -> None:
-        """Ask everybody again who waits, if something happened that they may wait for."""
+        """Check all waiting threads again, if something happened that they may wait for."""
         if self.signalled:
             self.signalled = False
             for place in np.unique(self.stopped[self.stopped >= 0]):
@@ -65,7 +65,7 @@ class Waiting:
             self.machine.go(int(stopped) + 1, threads[places == stopped])
 
     def assert_nobody_waits(self) -> None:
-        """A PtxError names where threads wait for ever, and one of them."""
+        """Raise a PtxError if threads wait for ever; it names the places and one thread at each."""
         stuck = np.flatnonzero(self.stopped >= 0)
         if len(stuck):
             places, counts = np.unique(self.stopped[stuck], return_counts=True)
@@ -80,7 +80,7 @@ class Waiting:
     # --- warps
 
     def warp_ready(self, place: int, members: Array, where: Instruction) -> Array:
-        """Threads at `place` whose warps are there with all members (a bit mask per thread of the run) that run."""
+        """Threads at `place` whose named members (a bit mask per thread of the run) are all there or have ended."""
         threads = np.flatnonzero(self.stopped == place)
         warps = len(self.stopped) // WARP
         here = self._lanes(threads, warps)
@@ -98,7 +98,7 @@ class Waiting:
     # --- a block
 
     def barrier_ready(self, number: int, expected: int, where: Instruction) -> Array:
-        """Threads at a block's barrier, in blocks where as many as expected are there."""
+        """Threads at a block's barrier, in blocks in which the expected number of threads is there."""
         threads = np.flatnonzero(self.barrier == number)
         present = np.bincount(self.block[threads], minlength=self.machine.blocks)
         if (present > expected).any():
@@ -112,14 +112,14 @@ class Waiting:
     # --- a cluster
 
     def cluster_arrive(self, threads: Array, where: Instruction) -> None:
-        """Threads will wait for their cluster later."""
+        """Note that threads have arrived at their cluster's barrier; they wait at it later."""
         if (twice := self.arrivals[threads] > self.waits[threads]).any():
             fail(where, self.machine.shape, int(threads[twice][0]), "arrives a second time without a wait between")
         self.arrivals[threads] += 1
         self._complete_clusters()
 
     def cluster_ready(self, place: int, where: Instruction) -> Array:
-        """Threads at `place` in clusters all of whose threads that run have arrived."""
+        """Threads at `place` in clusters whose threads have all arrived or ended."""
         threads = np.flatnonzero(self.stopped == place)
         if (absent := self.arrivals[threads] == self.waits[threads]).any():
             fail(where, self.machine.shape, int(threads[absent][0]), "waits without having arrived")
@@ -138,13 +138,13 @@ class Waiting:
     # --- mbarriers
 
     def mbarrier(self, where: Instruction, thread: int, byte: int) -> "MBarrier":
-        """The one at a byte of shared memory."""
+        """The mbarrier at a byte of shared memory."""
         if byte not in self.mbarriers:
             fail(where, self.machine.shape, thread, "uses an mbarrier that nobody has initialised")
         return self.mbarriers[byte]
 
     def mbarrier_ready(self, place: int, bytes_of: Array, parity: Array, where: Instruction) -> Array:
-        """Threads at `place` that wait for a phase of the mbarrier at `bytes_of` each which is complete."""
+        """Threads at `place` that wait for a complete phase of their mbarrier, which is at the byte in `bytes_of`."""
         released = []
         for thread in np.flatnonzero(self.stopped == place):
             byte = int(bytes_of[thread])
@@ -157,7 +157,7 @@ class Waiting:
         return np.array(released, np.int64)
 
     def count_down(self, where: Instruction, thread: int, byte: int, arrived: int, transferred: int) -> None:
-        """Arrive at an mbarrier so often, and add to the bytes that it expects or (negative) take off."""
+        """Arrive `arrived` times at an mbarrier, and add `transferred` (it may be negative) to its expected bytes."""
         barrier = self.mbarrier(where, thread, byte)
         barrier.pending -= arrived
         barrier.transfers += transferred
@@ -175,16 +175,16 @@ class MBarrier:
     count: int
     pending: int
     transfers: int = 0
-    """Bytes expected, less those that have come."""
+    """Bytes that are expected and have not come yet."""
     phase: int = 0
-    """Phases that are complete."""
+    """Number of complete phases."""
     seen: int = 0
-    """The last phase whose completion somebody has waited for."""
+    """The last phase whose completion a thread has waited for."""
 
 
 @dataclass
 class Copy:
-    """One cp.async of some threads: from a global to a shared address each, and the threads' groups that it is in."""
+    """One cp.async of some threads: for each thread a global source, a shared target, and the number of its group."""
 
     where: Instruction
     threads: Array
@@ -195,13 +195,13 @@ class Copy:
 
 
 class Copies:
-    """Asynchronous copies on their way. They arrive when somebody waits for them, or at once: `Options.late`."""
+    """Asynchronous copies on their way. `Options.late` decides whether they arrive at once or when a thread waits."""
 
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
         self.copies: list[Copy] = []
         self.groups = np.zeros(machine.count, np.int64)
-        """Groups that a thread has closed."""
+        """Per thread, the number of groups that it has closed."""
         self.stores: deque[tuple[Instruction, Array, Array, Array, Array]] = deque()
 
     def start(self, where: Instruction, threads: Array, target: Array, source: Array, width: int) -> None:
@@ -213,7 +213,7 @@ class Copies:
             self._arrive(copy)
 
     def wait(self, threads: Array, behind: int) -> None:
-        """Let the copies of threads arrive, but for their last `behind` groups."""
+        """Let the copies of these threads arrive, except those of their last `behind` groups."""
         waits = np.zeros(self.machine.count, bool)
         waits[threads] = True
         kept: list[Copy] = []
@@ -238,7 +238,7 @@ class Copies:
             self.deliver()
 
     def deliver(self) -> bool:
-        """Let everything that was sent arrive; False where there was nothing."""
+        """Let everything that was sent arrive; False if there was nothing."""
         delivered = bool(self.stores)
         memory, waiting = self.machine.memory, self.machine.waiting
         while self.stores:

@@ -1,11 +1,11 @@
-"""Which rows a memory checker gets: few, because it is up to a hundred times slower, and as unlike as possible.
+"""Chooses the rows for a memory checker: few, because it is up to a hundred times slower, and as unlike as possible.
 
 1. The smallest production row of every op.
-2. Up to `FROZEN_ROWS` more production rows, each time the smallest one of those whose launches have most constants that
-   no chosen row's have. The solution's hook `launches` names them (`aot.py`): kernel, variant.
-3. Up to `GRID_ROWS` rows of the regression grid, each time the smallest one of those that show most of what no chosen
-   row has yet, and then most pairs of it: dtypes, strided and absent inputs, scalars, kernels, the plain path, sizes
-   that are odd or no multiple of 16 bytes.
+2. Up to `FROZEN_ROWS` more production rows. Each step adds the row whose launches have most constants that no chosen
+   row has, the smallest of equals. The solution's hook `launches` names kernel and variant (`aot.py`).
+3. Up to `GRID_ROWS` rows of the regression grid. Each step adds the row with most traits that no chosen row has, then
+   with most new pairs of traits, the smallest of equals. Traits are dtypes, strided and absent inputs, scalars,
+   kernels, the plain path, and sizes that are odd or no multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kda_tools.lab.inspect.aot import meta_tensors
 from kda_tools.lab.sanitize.sanitize_record import CheckedRow
 
 FROZEN_ROWS = 6
-"""A task whose sizes are constants of its kernels has a variant for every row."""
+"""Most production rows of step 2. If sizes are constants of a task's kernels, every row has a variant of its own."""
 GRID_ROWS = 12
 LARGEST_FROZEN = 256 << 20
-"""Bytes of inputs. They are drawn on the CPU, twice for every tool: 256 MiB of bfloat16 take seconds."""
+"""Most bytes of a row's inputs. They are drawn on the CPU, twice for every tool: 256 MiB of bfloat16 take seconds."""
 LARGEST_GRID = 64 << 20
-"""The same; larger rows of the grid show nothing that smaller ones do not."""
+"""The same for rows of the grid; larger ones show nothing that smaller ones do not."""
 VECTOR_BYTES = 16
 
 Variants = Callable[[Workload], tuple[tuple[str, str], ...]]
@@ -37,10 +37,10 @@ Variants = Callable[[Workload], tuple[tuple[str, str], ...]]
 
 
 def choose(session: Session) -> list[tuple[Workload, CheckedRow]]:
-    """The rows by the rule above; where the request names patterns, every frozen or grid row that fits one."""
+    """The rows by the rule above; if the request names patterns, every frozen or grid row that fits one."""
     task = session.request.task
     module = task.load(session.config.arms[session.settings.subject].module)
-    # An arm of the lab may have some of the ops.
+    # An arm of the lab may have only some of the ops.
     rows = [row for row in grid_rows(grid_session(session), full=True) if hasattr(module, row.op)]
     if session.request.rows:
         return [(row, CheckedRow(id=row.id, op=row.op, why="asked for")) for row in rows]
@@ -53,7 +53,7 @@ def choose(session: Session) -> list[tuple[Workload, CheckedRow]]:
 def representative(
     frozen: Sequence[Workload], grid: Sequence[Workload], ops: dict[str, Op], variants: Variants
 ) -> list[tuple[Workload, CheckedRow]]:
-    """The rule on rows that are sorted by size."""
+    """Apply the rule to rows that are sorted by size."""
     chosen: list[tuple[Workload, CheckedRow]] = []
     known: set[tuple[str, str]] = set()
 
@@ -96,7 +96,7 @@ def _constants(variants: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def _traits(row: Workload, op: Op, variants: Sequence[tuple[str, str]]) -> frozenset[str]:
-    """What a row can be the first to show."""
+    """The traits of a row."""
     found = {row.op, *(f"kernel {name}" for name, _ in variants)}
     if not variants:
         found.add(f"plain path of {row.op}")

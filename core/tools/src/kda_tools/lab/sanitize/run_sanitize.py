@@ -1,7 +1,7 @@
-"""`kda sanitize`: representative rows of an arm under compute-sanitizer.
+"""`kda sanitize`: runs representative rows of an arm under compute-sanitizer.
 
-Every tool gets one process for all rows, since starting one takes longer than most rows. Where that run shows errors,
-every row is checked again by itself, so that the record says which ones they are.
+Every tool gets one process for all rows, since starting one takes longer than most rows. If that run shows errors,
+every row is checked again by itself, so that the record says which rows have errors.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ other addresses."""
 FOUND = 66
 """Exit code that the tool is told to end with when it has reported an error."""
 LAUNCH_TIMEOUT_S = 300
-"""For the first CUDA call. By itself the tool gives up after 10 s, which importing torch from a cold disk can take, and
-lets the program run on unchecked."""
+"""Seconds that the tool waits for the first CUDA call. By default it waits 10 s, which importing torch from a cold disk
+can take, and then lets the program run on unchecked."""
 PADDING = 4096
-"""Bytes that memcheck keeps free behind every allocation; without them an overrun may land in the next tensor."""
+"""Bytes that memcheck keeps free after every allocation; without them an overrun may land in the next tensor."""
 ALLOCATIONS = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """One cudaMalloc for every tensor; from PyTorch's pool, an access outside a tensor would be inside an allocation."""
 PREFIX = "========="
 MOST_REPORTS = 20
-"""Kept of a run; an overrun is reported once for every thread."""
+"""Number of reports kept of a run; an overrun is reported once for every thread."""
 SUMMARY = re.compile(rf"^{PREFIX} ERROR SUMMARY: (\d+) errors?$", re.MULTILINE)
 RACES = re.compile(
     rf"^{PREFIX} RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)$", re.MULTILINE
@@ -54,16 +54,16 @@ class Report:
     errors: int
     warnings: int
     reports: tuple[str, ...] = ()
-    """Its reports without the prefix, the first `MOST_REPORTS`."""
+    """The first `MOST_REPORTS` reports, without the prefix."""
 
     @property
     def first(self) -> str:
-        """The first one, empty when there is none."""
+        """The first report; empty if there is none."""
         return next(iter(self.reports), "")
 
 
 def open_sanitize(task: Task, rows: list[str], arm: str = "solution") -> Session:
-    """An arm on this machine's GPU, with the frozen and grid rows that fit `rows`; the rule's when it is empty.
+    """An arm on this machine's GPU, with the frozen and grid rows that fit `rows`; if empty, the rule chooses them.
 
     Raises:
         MissingRequirement: no GPU.
@@ -74,7 +74,7 @@ def open_sanitize(task: Task, rows: list[str], arm: str = "solution") -> Session
 
 
 def tools_named(names: Sequence[str]) -> tuple[Tool, ...]:
-    """The tools called so, each once."""
+    """The tools with these names, each once."""
     known = [tool.value for tool in Tool]
     for name in names:
         if name not in known:

@@ -56,9 +56,9 @@ class ToolRun(Strict):
     warnings: Count
     """Hazards that racecheck takes to be intended; they do not fail the run."""
     report: str = ""
-    """The first one, errors and warnings alike."""
+    """The first report, of an error or a warning."""
     reports: tuple[str, ...] = ()
-    """The first twenty; none in runs from before they were kept."""
+    """The first twenty reports; empty in runs from before they were kept."""
     findings: tuple[Finding, ...] = ()
     """Empty when the run was clean, or when only all rows together show the errors."""
 
@@ -74,7 +74,7 @@ class SanitizeRecord(Strict):
     provenance: Provenance
     gpu: GpuState
     version: str
-    """Of compute-sanitizer."""
+    """Version of compute-sanitizer."""
     rows: tuple[CheckedRow, ...]
     runs: tuple[ToolRun, ...]
 
@@ -95,5 +95,5 @@ class SanitizeRecord(Strict):
 
     @property
     def errors(self) -> int:
-        """Over all tools."""
+        """Number of errors over all tools."""
         return sum(run.errors for run in self.runs)

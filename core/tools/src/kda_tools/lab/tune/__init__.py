@@ -1,4 +1,4 @@
-"""`kda tune`: a recorded sweep over a solution's configurations writes the table that its dispatch reads."""
+"""`kda tune`: records a sweep over a solution's configurations, and writes the table that its dispatch reads."""
 
 from kda_tools.lab.tune.sweep import Sweep
 

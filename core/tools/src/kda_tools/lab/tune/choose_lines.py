@@ -1,15 +1,15 @@
-"""From recorded sweeps to the lines of `tuned.toml`. Pure functions; nothing is chosen anywhere else.
+"""Derives the lines of `tuned.toml` from recorded sweeps. Pure functions; nothing is chosen anywhere else.
 
 The rule, for each line of a table:
 
 1. A candidate is out when it was wrong on any row of the table, or was not tried on every row of the line.
 2. Its time on a row is what a caller pays: its device time, or the host time of its kind of call (`host_time.py`)
-   where that is longer. In sweeps without wall times, or of `in_graphs`, it is the device time.
+   if that is longer. In sweeps without wall times, or with `in_graphs`, it is the device time.
 3. Its score is the geometric mean, over the line's rows, of its time over the row's best time.
 4. Candidates whose score is within the noise of the lowest are equal. The noise is the mean, over the rows, of the
    median spread of their candidates.
-5. Of equal ones, those with the lowest device-time score stay, again within the noise. Of these the configuration with
-   the fewest departures from the defaults is chosen, then the one that the sweep lists first. So noise does not choose.
+5. Of equal candidates, those with the lowest device-time score stay, again within the noise. Of these the configuration
+   with the fewest departures from the defaults is chosen, then the first in the sweep. So noise does not choose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kda_tools.lab.tune.sweep_record import RowTimes, SweepRecord, TableTimes
 
 DECLARED = ("not measured", "an unrecorded sweep")
-"""How the reason of a line begins that no recorded sweep gives."""
+"""How the reason begins in a line that comes from no recorded sweep."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,23 @@ class Scored:
     """A candidate on the rows of one line."""
 
     place: int
-    """In the sweep's candidates."""
+    """Index in the sweep's candidates."""
     config: Any
     times: tuple[float, ...]
     """Median device microseconds per row."""
     spreads: tuple[float, ...]
     paid: tuple[float, ...]
-    """Microseconds per row and call that a caller pays: the host's where those are more than the device's."""
+    """Microseconds per row that a caller pays for a call: the larger of host and device time."""
     score: float = 1.0
-    """Geometric mean of what is paid over the row's least; 1 is the best on every row, as one alone is."""
+    """Geometric mean over the rows of `paid` over the row's least; 1 means best on every row."""
     device_score: float = 1.0
-    """The same of device times."""
+    """The same with device times."""
 
 
 def expected(
     sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord], current: Mapping[str, Sequence[Line]]
 ) -> dict[str, tuple[Line, ...]]:
-    """What `tuned.toml` has to hold: lines of the latest usable sweep per table and capability.
+    """The lines that `tuned.toml` has to hold: those of the latest usable sweep per table and capability.
 
     Lines in `current` of a table and capability without such a sweep stay as they are.
     """
@@ -81,7 +81,7 @@ def latest(table: str, records: Sequence[SweepRecord]) -> dict[int, tuple[SweepR
 def unfounded(
     sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord], current: Mapping[str, Sequence[Line]]
 ) -> list[str]:
-    """What is wrong with lines that no recorded sweep gives: they have to say so, and to be lines of the sweep."""
+    """Faults in lines from no recorded sweep: they have to say so, and to have bounds and candidates of the sweep."""
     found = []
     for sweep in sweeps:
         name = sweep.table.name
@@ -110,7 +110,7 @@ def _unfounded(sweep: Sweep[Any], lines: Sequence[Line]) -> list[str]:
 
 @dataclass(frozen=True)
 class Decided:
-    """One line of a table, and what decided it."""
+    """One line of a table, and the data that decided it."""
 
     at_most: dict[str, float]
     rows: tuple[RowTimes, ...]
@@ -137,7 +137,7 @@ def decide(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[De
 
 
 def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Line]:
-    """The lines of one table for the record's capability, as `decide` has them."""
+    """The lines of one table for the record's capability, as `decide` chooses them."""
     return [
         Line(
             capability=record.capability,
@@ -152,13 +152,13 @@ def derive(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> list[Li
 
 
 def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> list[Scored]:
-    """The sweep's candidates that the record has right times of, best first."""
+    """The sweep's candidates that were right and timed on all these rows, best first."""
     wrong = {failure.candidate for row in table.rows for failure in row.wrong}
     measured = {index: dict(fields) for index, fields in enumerate(table.candidates) if index not in wrong}
     host = {} if sweep.in_graphs else host_times(table.rows)
     right = []
     for place, config in enumerate(sweep.candidates):
-        # A field that the dataclass has got since then had its default.
+        # A field that was added to the dataclass after the record counts with its default.
         defaults, own = _defaults(config), dataclasses.asdict(config)
         index = next((i for i, fields in measured.items() if defaults | fields == own), None)
         if index is None:
@@ -177,20 +177,20 @@ def score(sweep: Sweep[Any], table: TableTimes, rows: Sequence[RowTimes]) -> lis
 
 
 def _scores(several: Sequence[Sequence[float]]) -> list[float]:
-    """Per candidate the geometric mean of its times over the least time of each row."""
+    """For each candidate, the geometric mean of its times over the least time of each row."""
     best = [min(times) for times in zip(*several, strict=True)]
     return [geometric_mean(time / least for time, least in zip(times, best, strict=True)) for times in several]
 
 
 def choose(scored: Sequence[Scored], rows: Sequence[RowTimes]) -> tuple[Scored, str]:
-    """The candidate to take, and why in words."""
+    """The candidate to choose, and the reason in words."""
     noise = spread(scored)
     near, equal = _equal(scored, noise)
     chosen = _plainest(equal)
-    # Candidates that a row makes equal share its time; equal on all rows, they are one.
+    # Candidates with the same launches on a row share one timing; those with equal times on all rows count as one.
     other = next((one for one in scored if one.times != chosen.times), None)
     copy = over_copy(chosen, rows)
-    # One row of a sweep without wall times is still `1 rows`: a table is the solution's, whose hash recorded runs name.
+    # In old sweeps, without wall times, one row stays `1 rows`: the table is part of the hash that recorded runs name.
     plural = "s" * (len(rows) > 1 or any(row.walls is None for row in rows))
     parts = [f"{len(rows)} row{plural}, {len(scored)} candidates: {chosen.score:.3f} of each row's best"]
     if other is not None:
@@ -216,12 +216,12 @@ def over_copy(one: Scored, rows: Sequence[RowTimes]) -> float:
 
 
 def spread(scored: Sequence[Scored]) -> float:
-    """The noise of these candidates' device times, as a share of them: what is closer is equal."""
+    """The relative noise of these candidates' device times; closer times count as equal."""
     return fmean(median(spreads) for spreads in zip(*(one.spreads for one in scored), strict=True))
 
 
 def _equal(scored: Sequence[Scored], noise: float) -> tuple[list[Scored], list[Scored]]:
-    """Those that are as good as the best, and of those the ones that device time does not tell apart either."""
+    """The candidates that are as good as the best, and those of them that are equal in device time too."""
     near = [one for one in scored if one.score <= min(one.score for one in scored) * (1 + noise)]
     return near, [one for one in near if one.device_score <= min(one.device_score for one in near) * (1 + noise)]
 
@@ -231,12 +231,12 @@ def _plainest(equal: Sequence[Scored]) -> Scored:
 
 
 def departures(config: Any) -> int:
-    """Fields that differ from the dataclass's defaults."""
+    """How many fields differ from the dataclass's defaults."""
     return sum(getattr(config, name) != value for name, value in _defaults(config).items())
 
 
 def non_defaults(config: Any) -> dict[str, Value]:
-    """The fields that a configuration has to name: without a default, or with another value than it."""
+    """The fields that a configuration has to name: those without a default or with another value."""
     defaults = _defaults(config)
     return {
         key: value for key, value in dataclasses.asdict(config).items() if key not in defaults or value != defaults[key]

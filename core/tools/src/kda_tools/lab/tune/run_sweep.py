@@ -1,4 +1,4 @@
-"""One sweep: choose the rows, measure, and make the record."""
+"""Runs one sweep: chooses the rows, measures, and makes the record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Request:
     rounds: int | None = None
     device: str = "auto"
     limit_s: float | None = None
-    """No new row is begun after so many seconds."""
+    """Seconds after which no new row begins."""
     command: str = ""
 
 
@@ -43,7 +43,7 @@ class Plan:
     request: Request
     trials: tuple[Trial, ...]
     whole: bool
-    """Whether these are all rows."""
+    """Whether no row was left out."""
     gpu: int | None
     """Index of the GPU to measure on; None without one."""
 
@@ -92,7 +92,7 @@ def _rows(task: Task, sweeps: Sequence[Sweep[Any]]) -> tuple[Workload, ...]:
 
 
 def _own(sweep: Sweep[Any], sweeps: Sequence[Sweep[Any]], chosen: Sequence[Workload]) -> list[Workload]:
-    """Without the rows that another sweep added for its own table."""
+    """The chosen rows without those that another sweep added for its own table."""
     foreign = [row for other in sweeps if other is not sweep for row in other.rows]
     return [row for row in chosen if row not in foreign]
 

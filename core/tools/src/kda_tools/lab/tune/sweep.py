@@ -15,26 +15,26 @@ from kda_runtime.tuned_table import C, Features, Table
 
 
 def everywhere(_config: object, _features: Features) -> bool:
-    """Every candidate on every row."""
+    """Try every candidate on every row."""
     return True
 
 
 @dataclass(frozen=True)
 class Sweep(Generic[C]):
-    """What may be chosen for one table."""
+    """The configurations that may be chosen for one table, and the table's lines."""
 
     table: Table[C]
     candidates: Sequence[C]
-    """The grid, without what makes no sense. Where times are equal the earlier one is taken."""
+    """The configurations to try. Of equally fast ones the earlier may be chosen, see `choose_lines`."""
     lines: Sequence[Mapping[str, float]]
     """Bounds (`at_most`) of the table's lines in the order in which they are tried; the last one has none."""
     rows: Sequence[Workload] = ()
-    """Rows to measure beside the frozen ones, for lines that none of those falls into."""
+    """Rows to measure beside the frozen ones, for lines into which no frozen row falls."""
     applies: Callable[[C, Features], bool] = everywhere
-    """Whether a candidate is tried on a row with these features: not where another method would take the call, nor
-    where it cannot win. A line takes a candidate only if it was tried on all of the line's rows."""
+    """Whether a candidate is tried on a row with these features. It is not if another method would take the call, or if
+    it cannot win. A line takes a candidate only if it was tried on all of the line's rows."""
     in_graphs: bool = False
-    """Callers run it in CUDA graphs, as servers of language models do: the device's time alone decides."""
+    """Whether callers use CUDA graphs, as servers of language models do; then device time alone decides."""
 
     def __post_init__(self) -> None:
         where = f"Sweep of table {self.table.name!r}"
@@ -44,7 +44,7 @@ class Sweep(Generic[C]):
             raise UsageError(f"{where}: candidates: expected one or more, each once, got {len(self.candidates)}")
 
     def line_of(self, features: Features) -> int:
-        """Place of the first line whose every bound holds."""
+        """Index of the first line all of whose bounds hold."""
         for place, bounds in enumerate(self.lines):
             missing = sorted(bounds.keys() - features.keys())
             if missing:

@@ -1,4 +1,4 @@
-"""What a sweep measured: one JSON line in a task's `docs/tuning.jsonl`, only ever appended to."""
+"""What a sweep measured: one JSON line in a task's `docs/tuning.jsonl`, to which lines are only appended."""
 
 from typing import Annotated, Literal
 
@@ -14,18 +14,18 @@ class Wrong(Strict):
     """A candidate that failed on a row, and how; it is never chosen."""
 
     candidate: Annotated[int, Field(ge=0)]
-    """Place in the table's candidates."""
+    """Index in the table's candidates."""
     reason: str
 
 
 class Walls(Strict):
-    """Calls of every candidate on one row by the host's clock; the tuples are in the candidates' order."""
+    """Wall time of every candidate on one row; the tuples are in the candidates' order."""
 
     op: str
     kinds: tuple[str | None, ...]
-    """What the host launches, such as `2 Launch`: calls of an op that are of one kind cost it the same."""
+    """What a call launches, such as `2 Launch`. Calls of one op and one kind cost the host the same."""
     median_us: tuple[Microseconds | None, ...]
-    """Per call, back to back through a remembered plan; None where there is no device time either."""
+    """Wall time per call, back to back with a plan made before; None if there is no device time either."""
 
 
 class RowTimes(Strict):
@@ -33,22 +33,22 @@ class RowTimes(Strict):
 
     row: str
     features: dict[str, int | float]
-    """What the solution gave `Table.select`."""
+    """The features that the solution passed to `Table.select`."""
     bytes_moved: int
     copy_us: Microseconds
-    """Streaming copy of as many bytes, timed in the same rounds."""
+    """Time of a streaming copy of as many bytes, in the same rounds."""
     median_us: tuple[Microseconds | None, ...]
-    """Per call, over the rounds; None where the candidate is wrong or was not tried. Candidates with equal launches
-    share one timing."""
+    """Device time per call, over the rounds; None if the candidate is wrong or was not tried. Candidates with equal
+    launches share one timing."""
     spread: tuple[float | None, ...]
     """Interquartile range of the rounds over their median."""
     wrong: tuple[Wrong, ...] = ()
     walls: Walls | None = None
-    """None in sweeps from before wall times were taken."""
+    """None in sweeps from before wall times were recorded."""
 
 
 class TableTimes(Strict):
-    """Every row that asks one table."""
+    """The times of every row for which the solution asks one table."""
 
     table: str
     candidates: tuple[dict[str, Value], ...]
@@ -71,9 +71,9 @@ class SweepPart(Strict):
     node: str
     """Name of the machine within the fleet."""
     gpu: str
-    """Its uuid."""
+    """The GPU's uuid."""
     attempt: Annotated[int, Field(gt=0)]
-    """Which try this is, where the fleet repeats what was lost."""
+    """Number of this attempt, from 1; a fleet repeats lost ones."""
     utc: str
 
 
@@ -94,14 +94,14 @@ class SweepRecord(Strict):
     versions: dict[str, str]
     rounds: int
     partial: bool
-    """Rows are missing: chosen away, out of time, or interrupted."""
+    """Whether rows are missing: not requested, out of time, or interrupted."""
     noisy: tuple[str, ...]
     """Why the GPU's times may not be the kernels' own."""
     tables: tuple[TableTimes, ...]
     parts: tuple[SweepPart, ...] = ()
-    """Of a sweep that a fleet measured on several GPUs; all candidates of a row are from one."""
+    """Parts of a sweep that a fleet measured on several GPUs; all candidates of a row ran on one of them."""
 
     @property
     def usable(self) -> bool:
-        """Whether it may become a table."""
+        """Whether a table may be derived from it."""
         return not self.partial and not self.noisy

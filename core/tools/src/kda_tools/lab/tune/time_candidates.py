@@ -1,12 +1,12 @@
-"""Time every candidate of a sweep on its rows: through the public function, checked against the oracle first.
+"""Times every candidate of a sweep on its rows: through the public function, checked against the oracle first.
 
-Device time is that of a CUDA graph of calls, replayed. All candidates of a row are timed round by round, the order
-reversed from one to the next, with the streaming copy among them, so that drift hits all; the median over the rounds
-counts and their interquartile range is the spread. What an op writes in place is restored before each sample, as the
-judge does it; where a row asks for it (`restore`), every call of a sample has a set of inputs of its own.
+Device time is that of a replayed CUDA graph of calls. All candidates of a row are timed round by round, together with
+the streaming copy; each round reverses the order, so that drift affects all alike. The median over the rounds counts,
+and their interquartile range is the spread. Inputs that an op writes in place are restored before each sample, as in
+the judge. If a row asks for it (`restore`), every call of a sample has a set of inputs of its own.
 
-Wall time is that of calls one after the other, as a caller makes them, in a few rounds of their own after those: the
-host's work between device samples would change them. `host` says what it is for.
+Wall time is that of calls one after the other, as a caller makes them. It has a few rounds of its own afterwards,
+because the host's work between device samples would change them. `host_time` says what it is used for.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 ROUNDS = 7
 FEWEST_ROUNDS = 3
-"""Below it there is no interquartile range."""
+"""Fewest rounds; with fewer there is no interquartile range."""
 GRAPH_CALLS = 20
 SAMPLE_US = 2_000
-"""Of replays per sample; events resolve 0.5 us."""
+"""Microseconds of replays in a sample; events resolve 0.5 us."""
 WALL_ROUNDS = 3
-"""Fewer than of device time: forcing a configuration takes 1 to 2 ms, and `host` has many candidates to go by."""
+"""Fewer than for device time: forcing a configuration takes 1 to 2 ms, and `host_time` uses many candidates."""
 WALL_US = 1_000
-"""Of calls per sample, if the device decides."""
+"""Microseconds of calls in a wall sample, if the device decides."""
 WALL_CALLS = 150
-"""At most per sample, which is about as long if the host decides."""
+"""Most calls in a wall sample; they take about as long if the host decides."""
 MEMORY_SHARE = 0.5
-"""Of the free memory that graphs which are timed together may take."""
+"""Share of the free memory for graphs that are timed together."""
 GRAPH_BYTES = 64 << 20
-"""What a graph's memory pool takes at least, generously."""
+"""Generous estimate of the least bytes in a graph's memory pool."""
 DIGITS = 5
-"""Significant digits of a recorded time; a round's spread is seen in the third or fourth."""
+"""Significant digits of a recorded time; the spread of the rounds shows in the third or fourth."""
 
 Arguments = tuple[Any, ...]
 Sample = Callable[[], float]
@@ -59,35 +59,35 @@ Sample = Callable[[], float]
 
 
 class Stopwatch(Protocol):
-    """How calls are timed."""
+    """A way to time calls."""
 
     def capture(self, call: Callable[..., Any], sets: Sequence[Arguments]) -> Sample:
         """Prepare to time calls with these arguments; it must not depend on anything that changes afterwards.
 
-        Of several sets, a sample uses each once. Preparing may use them, too.
+        If there are several sets, a sample uses each once. Preparing may use them too.
         """
 
     def copy(self, moved: Traffic) -> Sample:
         """Prepare to time the device's floor: a stream of as many bytes."""
 
     def wall(self, call: Callable[..., Any], sets: Sequence[Arguments], device_us: float) -> float:
-        """One sample of microseconds per call by the host's clock, of calls that take the device so long.
+        """One sample of microseconds per call by the host's clock; a call takes `device_us` on the device.
 
-        Of several sets, it uses each once at most.
+        If there are several sets, it uses each at most once.
         """
 
     def together(self, output_bytes: int) -> int:
         """How many calls with outputs of this size can be prepared at the same time."""
 
     def settle(self) -> None:
-        """Wait for the device; raises where a call broke it. Memory that is not in use goes back."""
+        """Wait for the device, and give back memory that is not in use. Raises if a call broke the device."""
 
 
 class GraphWatch:
     """Times with CUDA graphs and events."""
 
     def capture(self, call: Callable[..., Any], sets: Sequence[Arguments]) -> Sample:
-        """A graph of `GRAPH_CALLS` calls, replayed for about `SAMPLE_US`; of several sets one of each, once."""
+        """A graph of `GRAPH_CALLS` calls, replayed for about `SAMPLE_US`; with several sets, a call of each, once."""
         from kda_judge.arms.clocks import Graph
 
         graph = Graph(call, sets if len(sets) > 1 else [*sets] * GRAPH_CALLS, {})
@@ -96,7 +96,7 @@ class GraphWatch:
         return lambda: graph.replay(times)[1] / (times * graph.calls)
 
     def copy(self, moved: Traffic) -> Sample:
-        """The judge's own."""
+        """The judge's fastest stream of these bytes."""
         from kda_judge.arms.limit_arm import fastest_stream
 
         return self.capture(fastest_stream(moved), [()])
@@ -133,9 +133,9 @@ def measure(
     until: float | None,
     done: Callable[[Trial, RowTimes], None],
 ) -> tuple[list[TableTimes], bool]:
-    """Times of all trials, and whether all were taken.
+    """Times of all trials, and whether all were measured.
 
-    No new row is begun after `until` (of `time.monotonic`), and Ctrl-C ends it as well: what is there is kept.
+    No new row begins after `until` (of `time.monotonic`). Ctrl-C ends the measurement too. Finished rows are kept.
     """
     found: dict[str, list[RowTimes]] = {trial.sweep.table.name: [] for trial in trials}
     complete = True
@@ -211,7 +211,7 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
 
 
 def _in_turn(places: Iterable[int], turn: int) -> list[int]:
-    """The order of a round: drift over one is undone by the next."""
+    """The places in the order of a round; every second round is reversed, so that drift cancels out."""
     return list(places)[:: 1 if turn % 2 == 0 else -1]
 
 
@@ -247,7 +247,7 @@ class _Attempt:
         except Exception as error:  # noqa: BLE001  a configuration may fail in any way; the others still count
             try:
                 watch.settle()
-            except Exception:  # noqa: BLE001  the device answers nothing any more
+            except Exception:  # noqa: BLE001  the device no longer answers
                 raise UsageError(
                     f"row {row.id!r}: candidate {label(config)} of the table {table.name!r} broke the device "
                     f"({brief(error)}); take it out of the sweep's candidates"
@@ -255,7 +255,7 @@ class _Attempt:
             return brief(error)
 
     def wall(self, place: int, watch: Stopwatch, device_us: float) -> float:
-        """A sample of candidate `place` by the host's clock: of later calls, for which the first one made the plan."""
+        """A sample of candidate `place` by the host's clock, after a first call that makes the plan."""
         with self._trial.sweep.table.forced(self._trial.sweep.candidates[place]):
             self._call(*self._sets[0])
             self._case.restore()
@@ -268,7 +268,7 @@ class _Attempt:
         self._case.write(self._values)
         row = self._trial.row
         specs = {name: output_spec(self._op, row, name) for name in self._op.outputs}
-        # Outputs are likely to get memory that a right candidate has just left: NaN there shows what is not written.
+        # Outputs may get memory in which a right candidate has left its result. NaN there shows unwritten elements.
         poison = [
             torch.full(
                 spec.shape,

@@ -1,4 +1,4 @@
-"""What each candidate of a sweep would launch on each row, and what the compiler makes of it; needs no GPU."""
+"""Finds out what each candidate of a sweep would launch on each row, and compiles it; needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Trial:
     sweep: Sweep[Any]
     row: Workload
     features: dict[str, float]
-    """What the solution asks the table with."""
+    """The features that the solution passes to the table."""
     launches: tuple[tuple[Compilable, ...] | None, ...]
-    """Per candidate; None where it is not tried."""
+    """The launches of each candidate; None if it is not tried."""
 
     @property
     def twins(self) -> dict[int, list[int]]:
-        """Candidate -> the candidates, itself included, that launch the same here; each one tried is in one list."""
+        """Candidate -> all candidates with the same launches, itself included; every tried one is in one list."""
         found: dict[int, list[int]] = {}
         for place, launches in enumerate(self.launches):
             if launches is None:
@@ -44,7 +44,7 @@ class Trial:
 
     @property
     def kinds(self) -> tuple[str | None, ...]:
-        """Per candidate its launches by type, such as `2 Launch`; that is what tells the host's work apart."""
+        """For each candidate its launches by type, such as `2 Launch`; the host's work depends on these."""
         return tuple(None if launches is None else _kind(launches) for launches in self.launches)
 
 
@@ -94,11 +94,11 @@ def compile_all(found: Sequence[Trial], targets: Sequence[str]) -> dict[tuple[st
 
 
 def fill_cache(found: Sequence[Trial], target: str) -> None:
-    """Compile every variant into the cache on disk, where the first call of a candidate finds it.
+    """Compile every variant into the cache on disk, in which the first call of a candidate finds it.
 
-    Triton's in as many processes as there are cores, since its compiler holds the interpreter's lock; meanwhile the
-    others one after the other: the CuTe DSL compiles in one thread at a time. What a failed compilation says is left to
-    the first call.
+    Triton's variants compile in as many processes as there are cores, since its compiler holds the interpreter's lock.
+    Meanwhile the others compile one after the other: the CuTe DSL compiles in one thread at a time. Errors are ignored
+    here; the first call reports them.
     """
     from kda_runtime.launch import Launch
 
@@ -108,7 +108,7 @@ def fill_cache(found: Sequence[Trial], target: str) -> None:
                 one.compile(target)
 
     def attempt_in_process(several: Sequence[Compilable]) -> None:
-        with suppress(KeyboardInterrupt):  # who started it answers
+        with suppress(KeyboardInterrupt):  # the parent process handles it
             attempt(several)
 
     variants, cores = _variants(found), len(os.sched_getaffinity(0))
@@ -124,7 +124,7 @@ def fill_cache(found: Sequence[Trial], target: str) -> None:
 
 
 def _variants(found: Sequence[Trial]) -> list[Compilable]:
-    """What the trials launch, every variant once."""
+    """The launches of the trials, every variant once."""
     from triton import knobs
 
     if knobs.runtime.interpret:
@@ -143,6 +143,6 @@ def _compile(launch: Compilable, target: str) -> Compiled:
 
 
 def brief(error: Exception) -> str:
-    """An error's type and the first line of what it says."""
+    """An error's type and the first line of its message."""
     message = str(error).strip().splitlines()
     return f"{type(error).__name__}: {message[0][:200]}" if message else type(error).__name__

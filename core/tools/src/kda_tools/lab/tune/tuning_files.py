@@ -1,8 +1,8 @@
-"""Tuning as a recorded sweep: `bench/tune.py` says what may be chosen, `docs/tuning.jsonl` what was measured.
+"""The files of tuning: `bench/tune.py` says what may be chosen, `docs/tuning.jsonl` what was measured.
 
 `kda tune` measures every candidate on every row, appends the times to `docs/tuning.jsonl`, and derives `tuned.toml`
-from them by the rule in `choose_lines`. The solution's dispatch reads that file through `kda_runtime.tuned_table`. What
-was measured, losers included, is shown in `docs/tuning.md`.
+from them by the rule in `choose_lines`. The solution's dispatch reads that file through `kda_runtime.tuned_table`.
+`docs/tuning.md` shows all times, also those of candidates that were not chosen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tuned(task: Task) -> Path:
 
 
 def has_sweeps(task: Task) -> bool:
-    """Whether the task says how it is tuned."""
+    """Whether the task has a `bench/tune.py`."""
     return (task.path / "bench" / "tune.py").is_file()
 
 
@@ -58,7 +58,7 @@ def load(task: Task) -> tuple[Sweep[Any], ...]:
 
 
 def derived(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[str, tuple[Line, ...]]:
-    """What the task's `tuned.toml` has to hold."""
+    """The tables that the task's `tuned.toml` has to hold."""
     path = tuned(task)
     current = read_tables(path) if path.is_file() else {}
     try:
@@ -118,7 +118,7 @@ def text_of(op: str, tables: Mapping[str, Iterable[Line]]) -> str:
 
 
 def disown(path: Path, op: str, source: str) -> None:
-    """Let the lines of a copied `tuned.toml` say that they were not measured for the copy, whose op is `op`."""
+    """Rewrite a copied `tuned.toml` so that its lines say they were not measured for the copy, whose op is `op`."""
     reason = f"{DECLARED[0]}: as in {source}, of which this task is a copy"
     tables = read_tables(path)
     disowned = {name: [replace(line, reason=reason) for line in lines] for name, lines in tables.items()}

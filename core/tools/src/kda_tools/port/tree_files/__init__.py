@@ -1,4 +1,4 @@
-"""Files that a port takes along as they are; in the tree both of `wrap_kernels_*.py` are called `wrap_kernels.py`."""
+"""Files that a port copies unchanged; in the tree either of the `wrap_kernels_*.py` is called `wrap_kernels.py`."""
 
 LEFT = "left to SGLang's own code"
-"""What the arm of a port says on a CPU of a call that its kernels do not take."""
+"""Error text of a port's arm on a CPU, for a call that its kernels do not take."""
