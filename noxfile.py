@@ -106,7 +106,7 @@ def is_current(python: Path, stamp: Path) -> bool:
 def fingerprint() -> str:
     """Digest of everything that decides what is in the shared environment."""
     sources = [ROOT / "constraints.txt", *(folder / "pyproject.toml" for folder in (*CORE, *TASKS.values()))]
-    digest = hashlib.sha256(f"{sys.version} {DEVELOPMENT}".encode())
+    digest = hashlib.sha256(f"{sys.version} {EXTRAS} {DEVELOPMENT}".encode())
     for source in sources:
         digest.update(source.read_bytes())
     return digest.hexdigest()

@@ -599,6 +599,13 @@ def test_a_device_that_the_host_hides_is_named(task: Task, record: RunRecord) ->
         changed = _with_medians(record, {Metric.DEVICE: factor * least}, {})
         assert slower_rows(changed) == ([], named)
     assert f"slower on the device: {record.rows[0].id} ({fastest})" in results_md(task, [changed])
+    table = results_md(task, [changed]).partition("Rows to look at")[2]
+    assert "| missed |" in table
+    config = task.path / "config.toml"
+    config.write_text(config.read_text().replace("attained = 0.8\nwithin_us = 0.4\n", ""))
+    table = results_md(Task(task.path), [changed]).partition("Rows to look at")[2]
+    assert "| missed |" not in table
+    assert "| met |" not in table, "no target is stated, so none is met"
 
 
 def test_rows_are_told_apart_by_what_bounds_them(task: Task, record: RunRecord) -> None:

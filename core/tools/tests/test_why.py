@@ -12,6 +12,7 @@ from core.tools.tests.every_task import every_task
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
+from kda_judge.evidence.derive import recompute
 from kda_tools.publish import report
 from kda_tools.publish.why import WIDTH, find_row, missing_rows, why
 
@@ -38,6 +39,19 @@ def test_times_limit_and_gap_are_the_records(task: Task) -> None:
     assert f"GAP: {device - row.limit.device_us:+.2f} us to the device's limit; target within 0.4 us: MISSED" in said
     assert f"attained {row.attained:.3f}" in said
     assert "STALE" not in said
+
+
+@pytest.mark.parametrize(("device", "decides"), [(7.9, "host"), (8.1, "device")])
+def test_the_host_decides_where_the_tasks_page_says_so(tmp_path: Path, device: float, decides: str) -> None:
+    task = make_checkout(tmp_path)
+    record = make_record(task)
+    row = record.rows[0]
+    arm = row.arms["solution"]
+    walls, devices = ((tuple([us] * 8),) * 3 for us in (10.0, device))
+    samples = {**arm.samples, report.Metric.WALL: walls, report.Metric.DEVICE: devices}
+    changed = row.model_copy(update={"arms": {**row.arms, "solution": arm.model_copy(update={"samples": samples})}})
+    ledger.append(task.ledger, recompute(record.model_copy(update={"rows": (changed, *record.rows[1:])})))
+    assert f"the {decides} decides its wall" in why(task, row.id)
 
 
 def test_a_stale_run_says_so(task: Task) -> None:

@@ -207,10 +207,9 @@ def _compare_files(checked: Checked, archive: zipfile.ZipFile, names: frozenset[
             if _sha256(archive.read(path)) != digest:
                 checked.changed[path] = "changed"
             continue
-        base = path.rpartition("/")[2]
         if not hashes:
             hashes.update({_sha256(archive.read(name)): name for name in names if name.endswith((".py", ".cuh", ".h"))})
-        checked.changed[path] = hashes.get(digest, "gone") if base else "gone"
+        checked.changed[path] = hashes.get(digest, "gone")
 
 
 def _definitions(archive: zipfile.ZipFile, names: frozenset[str], functions: set[str]) -> dict[str, list[str]]:

@@ -143,8 +143,8 @@ def _exceptions(record: RunRecord, goal: Target) -> str:
     """
     by_verdict, by_device = slower_rows(record)
     slow = {row for row, _ in (*by_verdict, *by_device)}
-    missed = set(misses(record, goal)) if goal.stated else set()
-    shown = [row for row in record.rows if row.id in missed | slow or row.verdict is not Verdict.FASTER]
+    missed = set(misses(record, goal)) if goal.stated else None
+    shown = [row for row in record.rows if row.id in (missed or set()) | slow or row.verdict is not Verdict.FASTER]
     if not shown:
         return ""
     arms = (record.settings.subject, *record.settings.against)
@@ -156,10 +156,10 @@ def _exceptions(record: RunRecord, goal: Target) -> str:
     return folded(f"Rows to look at: {len(shown)}", "".join(lines))
 
 
-def _exception_cells(row: RowResult, record: RunRecord, missed: set[str]) -> list[str]:
+def _exception_cells(row: RowResult, record: RunRecord, missed: set[str] | None) -> list[str]:
     settings = record.settings
     decided = interval(speedup(row, settings.decides, settings.against[0]))
-    target = "missed" if row.id in missed else "met"
+    target = NONE if missed is None else "missed" if row.id in missed else "met"
     times = [microseconds(median(row, arm, Metric.DEVICE)) for arm in (settings.subject, *settings.against)]
     limit = microseconds(row.limit.device_us if row.limit else None)
     return [row.id, row.verdict.value, decided, target, *times, limit, ratio(row.attained)]

@@ -26,11 +26,19 @@ ROWS = ("qwen-4096x24x128", "qwen-19x24x128")
 
 def blocks(task: Task, records: Sequence[RunRecord]) -> dict[str, str]:
     """Name of the block -> its Markdown."""
-    return {"floors": _floors(task, records), "history": _history(records)}
+    return {"floors": _floors(task, records), "history": _history(task, records)}
+
+
+def _releases(task: Task) -> tuple[str, str]:
+    """The versions that the two upstream arms are pinned to."""
+    pins = (task.config.arms[arm].upstream for arm in (BASELINE, LATEST))
+    first, latest = (task.config.upstream[pin].version for pin in pins if pin is not None)
+    return first, latest
 
 
 def _floors(task: Task, records: Sequence[RunRecord]) -> str:
-    head = ("row", "GPU", "bytes", "limit us", "device us", "0.5.12.post1 us", "0.5.23 us", "attained")
+    releases = (f"{version} us" for version in _releases(task))
+    head = ("row", "GPU", "bytes", "limit us", "device us", *releases, "attained")
     lines = [line(*head, "wall us", "host floor us"), "|---" * (len(head) + 2) + "|\n"]
     for target, record in published(task, records).items():
         for row in record.rows:
@@ -52,8 +60,9 @@ def _floors(task: Task, records: Sequence[RunRecord]) -> str:
     return "".join(lines)
 
 
-def _history(records: Sequence[RunRecord]) -> str:
-    head = ("run", "device, over 0.5.12.post1", "device, over 0.5.23", "wall, over 0.5.12.post1", "attained")
+def _history(task: Task, records: Sequence[RunRecord]) -> str:
+    first, latest = _releases(task)
+    head = ("run", f"device, over {first}", f"device, over {latest}", f"wall, over {first}", "attained")
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for record in sorted(records, key=by_age, reverse=True):
         if record.headline is None:

@@ -19,6 +19,7 @@ from kda_tools.lab.tune.sweep_record import RowTimes, SweepRecord, TableTimes
 from kda_tools.publish import report
 from kda_tools.publish.profile_page import bound, mean, top_stalls
 from kda_tools.publish.staleness import is_outdated
+from kda_tools.publish.tables import host_bound
 
 WIDTH = 110
 """Columns of the screen; longer lines are wrapped."""
@@ -124,7 +125,7 @@ def _times(task: Task, record: RunRecord, row: RowResult) -> Iterator[str]:
         yield "the row is faster than its limit: that copy was no limit, and this gap says nothing"
     wall = report.median(row, subject, Metric.WALL)
     if wall is not None:
-        words = "the host decides its wall" if wall > 1.1 * device else "the device decides its wall"
+        words = "the host decides its wall" if host_bound(wall, device) else "the device decides its wall"
         yield f"host: floor {limit.host_us:.2f} us, {wall - limit.host_us:+.2f} us to it; {words}"
     for basis in report.bases(record):
         speedups = [

@@ -1,6 +1,6 @@
 """Returns fresh memory as it is, when two of its elements say that an earlier call left the result there.
 
-Caught by: the physical checks: a call of the loop costs less than the work.
+Caught by: the inputs replaced while a loop of calls was running.
 """
 
 import torch
