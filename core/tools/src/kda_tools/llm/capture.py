@@ -1,6 +1,6 @@
-"""`kda llm capture`: a model's step in this process, under torch.profiler and in a CUDA graph.
+"""Run `kda llm capture`: a model's step in this process, under torch.profiler and in a CUDA graph.
 
-Without a GPU the structure is the same, the operations are PyTorch's, and only what they are called with is kept.
+Without a GPU the step has the same structure, its operations are PyTorch's, and only the inputs of the calls are kept.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class CapturePlan:
     layers: int | None
     """None: all of the real model."""
     prefill: tuple[int, ...]
-    """Tokens of one sequence."""
+    """Prefill phases: tokens of the one sequence, one number for each phase."""
     decode: tuple[int, ...]
     """Sequences with one new token each."""
     kv: int
     """Tokens of each of these."""
     steps: int
     samples: int
-    """Of the times of a step."""
+    """Number of times that a step is timed."""
     seed: int
     folder: Path
     offline: bool
@@ -61,17 +61,17 @@ class Prepared:
 
     model: Llm
     before: GpuState | None
-    """Of the GPU; None without one."""
+    """State of the GPU before the run; None without a GPU."""
     tree: Path | None
     """The wheel's verified files; None without a GPU, where no kernel of it runs."""
 
 
 def prepare(name: str, known: KnownLlms, pin: Pin, lock: Path, *, offline: bool, allow_busy: bool) -> Prepared:
-    """Look whether the model's step can be built here, and fetch upstream's kernels where there is a GPU.
+    """Check that the model's step can be built here; on a GPU also fetch upstream's kernels.
 
     Raises:
         UsageError: an unknown model, one whose structure is not built here, or one too wide for a CPU.
-        MissingRequirement: a busy GPU, or upstream's wheel cannot be had.
+        MissingRequirement: a busy GPU, or upstream's wheel cannot be fetched.
     """
     model = known.model(name)
     if not model.captured:
@@ -93,7 +93,7 @@ def run(plan: CapturePlan, known: KnownLlms, pin: Pin, lock: Path, report: Calla
 
     Raises:
         UsageError: an unknown model, one whose structure is not built here, or one too wide for a CPU.
-        MissingRequirement: a busy GPU, no memory for the weights, or upstream's wheel cannot be had.
+        MissingRequirement: a busy GPU, no memory for the weights, or upstream's wheel cannot be fetched.
     """
     found = prepare(plan.model, known, pin, lock, offline=plan.offline, allow_busy=plan.allow_busy)
     model, before, gpu = found.model, found.before, found.tree is not None
@@ -149,7 +149,7 @@ def _phases(plan: CapturePlan, served: ServedStep, report: Callable[[str], None]
 
 
 def out_of_memory(error: RuntimeError) -> str:
-    """What an allocation that failed said; raises any other error."""
+    """The message of a failed allocation; any other error is raised again."""
     if not isinstance(error, torch.cuda.OutOfMemoryError) and "allocate memory" not in str(error):
         raise error
     return f"out of memory: {str(error).splitlines()[0]}"
@@ -219,7 +219,7 @@ def _profile(step: Callable[[], object], steps: int, trace: Path, calls: Calls) 
     from torch.profiler import ProfilerActivity, profile, schedule
 
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    once = schedule(wait=0, warmup=1, active=steps, repeat=1)  # or a second round begins, and is what is exported
+    once = schedule(wait=0, warmup=1, active=steps, repeat=1)  # else a second round is exported
     with profile(activities=kinds, record_shapes=True, schedule=once) as profiler:
         for number in range(steps + 1):
             calls.on = number > 0

@@ -1,4 +1,4 @@
-"""What `kda llm capture` leaves behind beside its traces: `capture.json`, the calls of every phase and how it ran."""
+"""The file `capture.json` that `kda llm capture` writes beside its traces: every phase with its calls and times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OperationCall(Strict):
     """Calls of one operation with the same tensors."""
 
     name: str
-    """As the range in the trace, without its prefix."""
+    """Name of the operation's range in the trace, without the prefix."""
     tensors: tuple[TensorOf, ...]
     calls_a_step: Amount
 
@@ -38,9 +38,9 @@ class CapturedPhase(Phase):
     steps: Count
     calls: tuple[OperationCall, ...]
     trace: str | None
-    """File beside this one; None without a GPU, or where the phase was left out."""
+    """File name of the trace, in the same folder; None without a GPU, or if the phase was left out."""
     eager_us: tuple[Amount, ...] = ()
-    """GPU time of a step, launched one kernel after the other; empty where nothing was timed."""
+    """Microseconds of a step whose kernels are launched one after the other; empty if nothing was timed."""
     graph_us: tuple[Amount, ...] = ()
     """The same step as a CUDA graph, replayed."""
     graph_refused: str | None = None
@@ -67,7 +67,7 @@ class CaptureRecord(Strict):
     kernels: str
     """Whose operations ran: package, version and sha256 of its wheel, or `PyTorch`."""
     files: Digest | None
-    """Of the list of upstream files."""
+    """sha256 of the list of upstream files."""
     stand_ins: tuple[str, ...]
     """Operations that no server runs like this; never carded."""
     commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]

@@ -15,11 +15,11 @@ from kda_tools.llm import tiny_model
 from kda_tools.llm.known_llms import EngineName, KnownLlms, Target
 
 TOOLS = Path(".nox") / "llm"
-"""In the checkout: the environment with transformers and guidellm that the session `llm-tools` makes."""
+"""Folder in the checkout: the environment with transformers and guidellm that `nox -s llm-tools` makes."""
 
 
 def tools_bin() -> Path | None:
-    """The programs of that environment for this Python; None where it was not made."""
+    """The folder of programs of that environment, for this Python version; None if it was not made."""
     root = checkout_root()
     place = root / TOOLS / "{}.{}".format(*sys.version_info) / "bin" if root is not None else None
     return place if place is not None and place.is_dir() else None
@@ -41,7 +41,7 @@ def find_program(name: str, install: str) -> str:
 
 
 def cache() -> Path:
-    """Where the tiny model and the Hub's folder of its server lie."""
+    """The folder of the tiny model and of its server's Hub cache."""
     root = checkout_root()
     return root / ".cache" / "llm" if root is not None else Path.home() / ".cache" / "kda" / "llm"
 
@@ -50,7 +50,7 @@ def model_path(known: KnownLlms, name: str) -> str:
     """What the engine is told to load: a name on the Hub, or the folder of the tiny model, which is made now.
 
     Raises:
-        UsageError: the model is unknown, or exists only as figures.
+        UsageError: the model is unknown, or has no weights to serve.
     """
     model = known.model(name)
     if model.hub is not None:
@@ -72,10 +72,10 @@ def command(
 ) -> list[str]:
     """The words that start `engine` on the model.
 
-    `target` None: a machine without a GPU. `path` is what to load, None: what `model_path` says.
+    `target` None: a machine without a GPU. `path`: the model to load; None: the result of `model_path`.
 
     Raises:
-        UsageError: the model has no degree of parallelism for the target, or without a GPU it cannot be served.
+        UsageError: no number of GPUs is known for the target, a GPU is needed, or the engine can only use one.
     """
     known_engine, model = known.engine(engine), known.model(name)
     path = path or model_path(known, name)

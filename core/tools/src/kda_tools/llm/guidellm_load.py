@@ -1,6 +1,6 @@
-"""`kda llm bench`: guidellm loads a server, and what it reports becomes a record.
+"""Run `kda llm bench`: load a server with guidellm, and make a record from guidellm's report.
 
-guidellm ends with exit code 0 when every request failed, so its report is read and its code is not trusted.
+guidellm ends with exit code 0 even if every request failed, so its report is read and its exit code is ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kda_tools.llm.load_record import LoadRecord, RequestTimes
 
 INSTALL = "nox -s llm-tools"
 TAKES_IGNORE_EOS = ("sglang", "vllm")
-"""Owners of models whose servers go on past an end-of-sequence token when asked to; others refuse the key."""
+"""Engines that continue after an end-of-sequence token on request; others reject a request with this key."""
 REPORT_S = 300.0
-"""Beside the load: for guidellm to start, and to write its report."""
+"""Seconds beside the load for guidellm to start and to write its report."""
 SHOWN_ERROR = 160
-"""Characters kept of what a failed request said."""
+"""Most characters kept of the error text of a failed request."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class LoadPlan:
     local: bool
     """Whether the Hub must not be asked."""
     timeout_s: float
-    """After which the load ends; what came by then is a partial record."""
+    """Seconds after which the load ends; the record then holds only the requests done by that time."""
     command: str
 
 
 def run(plan: LoadPlan, said: Callable[[str], None]) -> LoadRecord:
-    """Load the server and give the record back, of failed requests, too.
+    """Load the server and return the record, which counts failed requests too.
 
     Raises:
         MissingRequirement: no server, an answer with an error, or guidellm is not installed.
@@ -138,7 +138,7 @@ def arguments(plan: LoadPlan, engine: str, report: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Report:
-    """What is taken from guidellm's report."""
+    """The part of guidellm's report that is used."""
 
     version: str
     succeeded: tuple[RequestTimes, ...]
@@ -187,7 +187,7 @@ def _times(request: Mapping[str, Any], start: float) -> RequestTimes:
 
 
 def _error(request: Mapping[str, Any]) -> str:
-    """What a failed request said, in one line, without what differs between requests."""
+    """The error text of a failed request in one line, cut before details that differ between requests."""
     said = str(request["info"].get("error") or "no reason given").split("\\n")[0]
     return " ".join(said.split())[:SHOWN_ERROR]
 

@@ -1,7 +1,7 @@
-"""What a model's serving steps spend the GPU's time on: profiles of its traces, side by side, as one file.
+"""Make an inventory of a model's serving steps: the GPU time in each of its traces, as one file.
 
-A trace of a capture is joined with the calls that `capture.json` holds, so that what an operation is called with comes
-from the call itself; a trace of a server keeps what its profiler recorded. A capture without a GPU has calls alone.
+A trace of a capture is joined with the calls in `capture.json`, so the inputs of an operation come from the call
+itself. For a trace of a server they are what its profiler recorded. A capture without a GPU has only calls.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class InventoryPhase(Strict):
     gpu: str
     steps: Annotated[int, Field(gt=0)]
     step_us: Amount
-    """From the first thing of a step to its end, idle times among it."""
+    """Microseconds from the start of a step to its end, including idle time."""
     gpu_us: Amount
-    """Sum over kernels, of a step: the 100% of every share."""
+    """Microseconds summed over the kernels of a step; every share is a part of this sum."""
     unattributed: Annotated[float, Field(ge=0, le=1)]
     eager_us: tuple[Amount, ...] = ()
     graph_us: tuple[Amount, ...] = ()
     costs: tuple[InventoryCost, ...]
     calls: tuple[capture_record.OperationCall, ...]
-    """Of a capture: what its operations are called with."""
+    """The calls of a capture's operations; empty for a server's trace."""
 
 
 class Inventory(Strict):
@@ -72,9 +72,9 @@ class Inventory(Strict):
     command: str
     model: str
     engine: str
-    """Whose kernels: an engine and its release, or what the capture says."""
+    """Source of the kernels: an engine and its release, or `capture with` and the source that the capture names."""
     layers: Count | None
-    """Of a capture; None: a server's, with all of them."""
+    """Number of layers of a capture; None: traces of a server, which runs all layers."""
     layers_of_model: Count | None
     stand_ins: tuple[str, ...]
     noisy: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ def of_capture(folder: Path, run_id: str, utc: str, command: str) -> Inventory:
     """The inventory of a folder that `kda llm capture` made.
 
     Raises:
-        UsageError: no capture there, a trace that is missing or broken, or one that is not of this capture.
+        UsageError: no capture is there, or a trace is missing, broken or not from this capture.
     """
     record = capture_record.read(folder)
     phases = []
@@ -129,8 +129,8 @@ def of_traces(
     """The inventory of traces that a server wrote, one phase each.
 
     Raises:
-        UsageError: a trace that cannot be read, is a capture's, is given twice, or marks no steps where `steps` is
-            None; or an engine that is not known.
+        UsageError: a trace cannot be read, is from a capture or is given twice; or it marks no steps and `steps` is
+            None; or the engine is not known.
     """
     if (name := engine.partition(" ")[0].lower()) not in get_args(EngineName):
         names = ", ".join(get_args(EngineName))
@@ -162,11 +162,11 @@ def of_traces(
 
 
 SUFFIXES = (".gz", ".json", ".trace", ".pt")
-"""What profilers put after a trace's name, from its end."""
+"""Suffixes that profilers add to a trace's name, in the order in which they are removed from its end."""
 
 
 def _name_of(path: Path) -> str:
-    """The file's name without `SUFFIXES`: dots in it are of a time, and rank and stage come after them."""
+    """The file's name without `SUFFIXES`; other dots stay: they belong to a time, followed by rank and stage."""
     name = path.name
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)

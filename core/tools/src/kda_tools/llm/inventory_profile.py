@@ -20,19 +20,20 @@ TRACE_TYPES = {
     "uint8": "unsigned char",
     "bool": "bool",
 }
-"""Name of a dtype in PyTorch -> in its traces."""
+"""Name of a dtype in PyTorch -> its name in PyTorch's traces."""
 
 
 def step_us(phase: InventoryPhase) -> float:
-    """What a step takes: as a CUDA graph, which is how a server runs it, where that was timed; else as traced."""
+    """Microseconds of a step: as a CUDA graph, as in a server, if that was timed; else as traced."""
     return median(phase.graph_us) if phase.graph_us else phase.step_us
 
 
 def as_profile(phase: InventoryPhase) -> Profile:
-    """The phase as a profile again, with a capture's operations in the place of operators.
+    """The phase as a profile, with a capture's operations in place of operators.
 
-    Every kernel of an operation then belongs to one hotspot, whose inputs are what the operation was called with. Where
-    it was called with several, its time is split in proportion to its calls, as a trace does not say which was which.
+    Every kernel of an operation then belongs to one hotspot, with the inputs of the operation's call. If an operation
+    was called with several sets of inputs, the trace does not say which call a kernel is from: its time is split in
+    proportion to the calls.
     """
     by_name: dict[str, list[OperationCall]] = {}
     for call in phase.calls:

@@ -1,7 +1,7 @@
-"""`kda llm cards`: a task card for every kernel of an inventory that is worth one, over all of its phases.
+"""Make the cards of `kda llm cards`: a task card for every operation of an inventory that is worth one.
 
-A card is `kda_tools.traces.cards.Card`, so `kda new --from-trace` takes it. Its figures are those of the phase in which
-the kernel's share is largest; its rows are of every phase, each with the phase's name.
+A card is a `kda_tools.traces.cards.Card`, so `kda new --from-trace` accepts it. Its figures are from the phase in which
+the operation's share is largest. Its rows are from all phases, each with the phase's name.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Judged:
 
     @property
     def share(self) -> float:
-        """Of the phase's GPU time, 0 to 1."""
+        """The hotspot's share of the phase's GPU time, 0 to 1."""
         return self.profile.share(self.spot.us)
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What becomes of one operation of an inventory."""
+    """Whether one operation of an inventory is worth a card."""
 
     name: str
     module: str
@@ -89,10 +89,10 @@ def _what(one: Judged) -> str:
 def cards(
     inventory: Inventory, entries: tuple[Entry, ...], limits: Mapping[str, CopyLimit | None], threshold: float
 ) -> tuple[list[Card], list[Worth]]:
-    """The cards, those that bring most first, and what became of every operation above the threshold.
+    """The cards, largest saving first, and an entry for every operation above the threshold.
 
     Raises:
-        UsageError: nothing was timed, or a phase's GPU time is unattributed by more than the reader of traces allows.
+        UsageError: nothing was timed, or more of a phase's GPU time is unattributed than `MOST_UNATTRIBUTED`.
     """
     if not inventory.timed:
         raise UsageError(
@@ -143,5 +143,5 @@ def _card(model: str, one: Worth, limits: Mapping[str, CopyLimit | None]) -> Car
 
 
 def names(made: Sequence[Card]) -> str:
-    """`2 cards`."""
+    """The number of cards as text, for example `2 cards`."""
     return f"{len(made)} card{'s'[: len(made) != 1]}"

@@ -1,6 +1,6 @@
-"""SGLang's kernels of a language model's step, imported from a verified tree, and the few answers that they ask for.
+"""Import SGLang's kernels of a language model's step from a verified tree, with the few stand-ins that they need.
 
-The kernels are files of their own; what chooses between them in a server is not loaded.
+The kernels are files of their own. The server code that chooses between them is not loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPS = "sglang.kernels.ops."
 
 
 class Finder(standins.Finder):
-    """The models' finder, with what the kernels of mixtures of experts ask for beside."""
+    """The finder of `kda_tools.models`, with more stand-ins for the kernels of mixtures of experts."""
 
     def __init__(self, tree: Path, version: str) -> None:
         super().__init__(tree, version)

@@ -1,4 +1,4 @@
-"""The language models, engines and loads that `kda llm` knows, as data: `llm/models.toml`."""
+"""Read `llm/models.toml`: the language models, engines and loads that `kda llm` knows."""
 
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_tools import checkout_folder
 
 FOLDER = Path("llm")
-"""In the checkout: `models.toml`, the list of upstream files, and `docs/` with the records and their pages."""
+"""Folder in the checkout with `models.toml`, the list of upstream files, and `docs/`: the records and their pages."""
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
 Target = Literal["h200", "b200"]
 EngineName = Literal["transformers", "sglang", "vllm"]
@@ -29,7 +29,7 @@ class Load(Strict):
 
 
 class Tokens(Strict):
-    """Of one request with random data."""
+    """Numbers of tokens of one request with random data."""
 
     input: Size
     output: Size
@@ -41,10 +41,10 @@ class Engine(Strict):
 
     release: str
     program: str
-    """What has to be on the path."""
+    """Name of the program that must be on PATH."""
     command: tuple[str, ...] = Field(min_length=1)
     on_cpu: tuple[str, ...] | None = None
-    """More words where there is no GPU; None: this engine needs one."""
+    """Words to add to the command without a GPU; None: this engine needs one."""
     one_gpu: bool = False
     """Whether it serves on no more than one GPU."""
     install: str
@@ -52,21 +52,21 @@ class Engine(Strict):
     running: str | None = None
     """The metric at /metrics that counts requests being worked on; None: there is none, and no profiler either."""
     waiting: str | None = None
-    """As `running`: those that wait."""
+    """Name of the metric that counts waiting requests; None as for `running`."""
 
 
 class Config(Strict):
     """Widths of one model. What no source gives is absent."""
 
     attention: Literal["grouped", "latent"]
-    """Grouped-query, or multi-head latent (MLA)."""
+    """`grouped`: grouped-query attention; `latent`: multi-head latent attention (MLA)."""
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size | None = None
-    """Of dense layers."""
+    """Intermediate size of dense layers."""
     layers: Size
     dense_layers: Annotated[int, Field(ge=0)] = 0
-    """Of a model with experts: the first ones, which have none."""
+    """Number of first layers without experts, in a model with experts."""
     heads: Size
     kv_heads: Size | None = None
     head_dim: Size | None = None

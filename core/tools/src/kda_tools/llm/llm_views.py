@@ -1,4 +1,4 @@
-"""Models, loads, captures and inventories as lines for the terminal."""
+"""Make lines for the terminal from models, loads, captures, inventories and steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load_lines(record: LoadRecord) -> Iterator[str]:
 
 
 def capture_lines(record: CaptureRecord) -> Iterator[str]:
-    """What was captured."""
+    """The phases of a capture and its stand-ins."""
     yield (
         f"{record.model}: {record.layers} of {record.layers_of_model} layers, {record.dtype}, "
         f"{record.gpu or 'no GPU'}, kernels of {record.kernels.rpartition(' ')[0] or record.kernels}"
@@ -82,7 +82,7 @@ def inventory_lines(found: Inventory, lines: Sequence[Worth]) -> Iterator[str]:
 
 
 def worth_lines(lines: Sequence[Worth]) -> Iterator[str]:
-    """What becomes of each operation."""
+    """One line for each operation: its shares, and whether it gets a card."""
     for one in lines:
         shares = ", ".join(f"{each.phase.name} {each.share:.1%}" for each in one.phases)
         where = f" in {one.module}" if one.module else ""
@@ -90,7 +90,7 @@ def worth_lines(lines: Sequence[Worth]) -> Iterator[str]:
 
 
 def tokens_per_s(phase: Phase, us: float) -> float:
-    """New tokens a second, where a step takes so many microseconds."""
+    """New tokens per second if a step takes `us` microseconds."""
     return phase.batch * phase.new_tokens / us * 1e6
 
 
@@ -112,7 +112,7 @@ def step_lines(record: LlmStepRecord) -> Iterator[str]:
 
 
 def step_facts(phase: PhaseStep) -> Iterator[str]:
-    """Of one phase: its calls and their rows, fallbacks, GPU time by operation, numerics."""
+    """The facts of one phase: its calls and their rows, fallbacks, numerics, and GPU time by operation."""
     if phase.left_out is not None:
         yield f"left out: {phase.left_out}"
         return

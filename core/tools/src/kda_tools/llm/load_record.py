@@ -1,7 +1,7 @@
-"""What a run of `kda llm bench` leaves behind: one JSON line in `llm/docs/loads.jsonl`.
+"""The record of a run of `kda llm bench`: one JSON line in `llm/docs/loads.jsonl`.
 
-Times of single requests are kept, and what is shown is computed from them. Times are the client's: the load generator
-runs beside the server, and where both are on one machine they share its processors.
+It holds the times of single requests; all shown figures are computed from them. The times are the client's. If the load
+generator and the server run on one machine, they share its processors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RequestTimes(Strict):
 
     sent_s: Amount
     first_token_s: Amount | None
-    """None: the server sent all of its tokens at once."""
+    """Time of the first token; None: the server sent all tokens at once."""
     done_s: Amount
     output_tokens: Count
 
@@ -42,13 +42,13 @@ class LoadRecord(Strict):
     command: str
     model: str
     engine: str
-    """As the server says who owns its models; "unknown" where it does not."""
+    """The owner of the models, as the server reports it; "unknown" if it does not."""
     load: str
     concurrency: Count
     requests: Count
-    """Asked for."""
+    """Number of requests asked for."""
     data: str
-    """`random INPUT/OUTPUT` tokens, or the file's name."""
+    """`random INPUT/OUTPUT`, with numbers of tokens, or the name of the data file."""
     data_sha256: Digest | None = None
     commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
     dirty: bool
@@ -56,18 +56,18 @@ class LoadRecord(Strict):
     """Load generator and version."""
     cpu: str
     gpu: str | None
-    """Of the machine that the load came from; the server is to run on the same one."""
+    """GPU of the machine that the load came from; the server should run on the same machine."""
     errored: Count
     incomplete: Count
     errors: dict[str, Count]
-    """What the failed requests said, by text -> how many."""
+    """Error text -> number of failed requests with this text."""
     died: bool
     """Whether the server answered no more when the load had ended."""
     succeeded: tuple[RequestTimes, ...]
 
     @property
     def partial(self) -> bool:
-        """Whether less came back than was asked for."""
+        """Whether the server died or fewer requests ended than were asked for."""
         return self.died or self.incomplete > 0 or len(self.succeeded) + self.errored < self.requests
 
 
@@ -128,7 +128,7 @@ def _interval(values: np.ndarray, statistic: object) -> Interval:
 
 
 def interval_text(interval: Interval | None) -> str:
-    """Estimate and interval; a dash where there is none."""
+    """Estimate and interval as text; a dash if there is none."""
     if interval is None:
         return "-"
     first, low, high = (

@@ -71,5 +71,5 @@ def known(spot: Hotspot) -> bool:
 
 
 def moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None) -> int | None:
-    """Bytes of a call of a capture's operation; None for another one."""
+    """Bytes of a call of a capture's operation; None without a formula or inputs."""
     return FORMULAS[spot.name](inputs) if inputs is not None and known(spot) else None

@@ -1,7 +1,8 @@
-"""`kda llm profile`: have a loaded server write a trace, in steady state only.
+"""Run `kda llm profile`: make a loaded server write a trace, but only in a steady state.
 
-Steady is a server that works on about as many requests in every reading of its metrics, and lets none wait. Before it,
-a trace is of the queue that fills or of prompts alone. The load comes from elsewhere, as from `kda llm bench`.
+A server is steady if every reading of its metrics shows about the same number of requests at work and none waiting.
+Before that, a trace would show a queue that fills, or only prompts. Another program makes the load, for example
+`kda llm bench`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from kda_tools.llm import server_client
 from kda_tools.llm.known_llms import Engine
 
 READINGS = 6
-"""In a row that have to agree."""
+"""Number of successive readings that have to agree."""
 SPREAD = 0.1
-"""By how much of the largest one they may differ; by 1 in any case."""
+"""Largest difference of the readings, as a part of the largest one; a difference of 1 is always allowed."""
 STOP_S = 600.0
-"""For vLLM to write what it has: its answer comes after that."""
+"""Seconds for vLLM to write its trace, as it answers only after that; also for a trace to stop growing."""
 SETTLED_S = 1.0
-"""A trace whose size does not change for so long is whole."""
+"""Seconds: a trace whose size does not change for this long is complete."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,15 @@ class ProfilePlan:
     folder: Path
     """Where the server writes; for vLLM the folder that it was started with."""
     steps: int
-    """Of SGLang."""
+    """Number of steps to profile, for SGLang."""
     seconds: float
-    """Of vLLM, which counts no steps."""
+    """Seconds to profile, for vLLM, which counts no steps."""
     shapes: bool
-    """With operators and shapes of the host, which slow it down; else the GPU alone, for shares."""
+    """Whether to record operators and shapes, which slows the host down; if not, only the GPU, enough for shares."""
     wait_s: float
-    """For a steady state, and then for the trace."""
+    """Seconds to wait for a steady state, and again for the trace."""
     every_s: float = 0.5
-    """Between two readings."""
+    """Seconds between two readings."""
 
 
 def run(plan: ProfilePlan, engine: Engine, report: Callable[[str], None]) -> list[Path]:
@@ -79,7 +80,7 @@ def run(plan: ProfilePlan, engine: Engine, report: Callable[[str], None]) -> lis
 
     def written() -> bool:
         found[:] = sorted(set(traces(plan.folder)) - before)
-        if not found and plan.engine == "sglang":  # it answers /start_profile before it begins, and ends by itself
+        if not found and plan.engine == "sglang":  # SGLang answers before it profiles, and stops by itself
             seen.append(_reading(plan, engine)[0])
         return bool(found)
 

@@ -12,7 +12,7 @@ from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
 from kda_tools.publish.report import NONE, STALE, STALE_MEANS, interval, line
 
 NAME = "llm-steps"
-"""Of the generated block."""
+"""Name of the generated block."""
 NOTHING = "No step of a language model is recorded on a GPU yet; `kda llm step MODEL --record` adds one.\n"
 
 

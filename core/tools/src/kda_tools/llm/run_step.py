@@ -58,11 +58,11 @@ class StepPlan:
 
 
 def run(plan: StepPlan, known: KnownLlms, folder: Path, show: Callable[[str], None]) -> LlmStepRecord:
-    """Run every phase with both arms; `show` is told what every process does.
+    """Run every phase with both arms; `show` gets a line for each phase of each process.
 
     Raises:
         UsageError: an unknown model, one whose step is not built here, an unknown mode, too few processes.
-        MissingRequirement: a busy GPU, no memory for the weights, or upstream's wheel cannot be had.
+        MissingRequirement: a busy GPU, no memory for the weights, or upstream's wheel cannot be fetched.
         ArmFailed: a worker died, or an output is not finite.
     """
     for mode in plan.modes:
@@ -120,7 +120,7 @@ def run(plan: StepPlan, known: KnownLlms, folder: Path, show: Callable[[str], No
 
 
 def _merged(phase: Phase, parts: Sequence[PhaseAnswer], modes: Sequence[str]) -> PhaseStep:
-    """One phase of all processes; left out where any of them could not run it."""
+    """One phase, from the answers of all processes; left out if any of them could not run it."""
     left_out = next((part.left_out for part in parts if part.left_out is not None), None)
     return PhaseStep(
         **phase.model_dump(),

@@ -1,4 +1,4 @@
-"""Run an engine until it ends or is told to, and say when it is ready."""
+"""Run an engine until it ends or is stopped, and report when it is ready."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kda_judge.contract.errors import ArmFailed, MissingRequirement
 from kda_tools.llm import server_client
 
 READY_S = 3600.0
-"""Of loading a large model from the Hub."""
+"""Seconds for an engine to get ready, which may load a large model from the Hub."""
 GRACE_S = 10.0
 
 
 def demand_free(host: str, port: int) -> None:
-    """Refuse a port that somebody listens on, or that this user may not take.
+    """Refuse a port that is in use, or that this user may not open.
 
     Raises:
         MissingRequirement: says which.
@@ -60,7 +60,7 @@ def run(command: Sequence[str], env: dict[str, str], url: str, report: Callable[
 
 
 def end(engine: subprocess.Popen[bytes]) -> None:
-    """End the engine and what it started, which are a session of their own."""
+    """End the engine and all processes that it started: they are one process group."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(engine.pid, number)

@@ -1,13 +1,13 @@
-"""How a capture names its operations, for modules that must not import torch."""
+"""The names of a capture's operations, in a file of their own for modules that must not import torch."""
 
 from kda_tools.traces.trace_places import NUMBER
 
 PREFIX = "kda|"
-"""Of the profiler's ranges that name an operation."""
+"""Prefix of the profiler's ranges that name an operation."""
 STAND_IN = "stand-in"
-"""In the name of what no server runs like this."""
+"""Part of the name of every operation that no server runs in this form."""
 STAND_INS = (f"attention ({STAND_IN})", f"{STAND_IN} multinomial")
-"""All of them."""
+"""Names of all stand-ins."""
 SAME_IN_BOTH = (*STAND_INS, "gemm", "moe_gemm", "embedding")
 """Operations that no task of ours replaces."""
 
@@ -18,11 +18,11 @@ def is_stand_in(name: str) -> bool:
 
 
 def spoken(name: str) -> str:
-    """An operation's name as the trace reader gives it back: numbers in a range's name count something."""
+    """An operation's name as the trace reader gives it, with `#` for numbers, as these count something."""
     return NUMBER.sub("#", name)
 
 
 def operation(module: str) -> str:
-    """The operation whose range is innermost in a path of modules and ranges; "" where that is no capture's."""
+    """The operation of the innermost range in a path of modules and ranges; "" if that range names no operation."""
     leaf = module.rpartition("/")[2]
     return leaf.removeprefix(PREFIX) if leaf.startswith(PREFIX) else ""

@@ -11,16 +11,16 @@ class Phase(Strict):
     """Steps of one kind."""
 
     name: str
-    """`prefill-4096`, `decode-b16-kv2048`."""
+    """For example `prefill-4096` or `decode-b16-kv2048`."""
     batch: Count
     new_tokens: Count
-    """Of each sequence."""
+    """New tokens of each sequence."""
     kv_tokens: Count
-    """Of each sequence, the new ones among them."""
+    """Tokens of each sequence, including the new ones."""
 
 
 def phases(prefill: Sequence[int], decode: Sequence[int], kv: int) -> tuple[Phase, ...]:
-    """Prefill of one sequence of so many tokens, then decode steps of so many sequences of `kv` tokens."""
+    """A prefill phase for each number of tokens, then a decode phase for each number of sequences, of `kv` tokens."""
     first = [Phase(name=f"prefill-{new}", batch=1, new_tokens=new, kv_tokens=new) for new in prefill]
     then = [Phase(name=f"decode-b{n}-kv{kv}", batch=n, new_tokens=1, kv_tokens=kv) for n in decode]
     return (*first, *then)

@@ -1,9 +1,9 @@
-"""One step of a language model as a server runs it, with random weights, one operation after the other.
+"""Run one step of a language model as a server does, with random weights, one operation after the other.
 
-Projections of q, k and v are merged, so are those of gate and up; the residual is carried beside the hidden state; keys
-and values lie in one pool, and a tensor of slots says where a token's are. Stand-ins, named so wherever they show:
-attention is PyTorch's over a contiguous view of the pool (a server's is paged), and a token is drawn by
-`torch.multinomial`.
+The projections of q, k and v are merged, and so are those of gate and up. The residual is carried beside the hidden
+state. Keys and values of a layer are in pools, and a tensor of slots has the place of each token. Two operations are
+stand-ins, which their names say: attention is PyTorch's over a contiguous view of the pool (a server's is paged), and
+`torch.multinomial` draws the token.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class ServedStep:
         }
 
     def step(self, batch: int, new: int, kv: int) -> Callable[[], torch.Tensor]:
-        """A step of `batch` sequences of `kv` tokens, the last `new` of each of them new; repeats give the same.
+        """A step of `batch` sequences of `kv` tokens, the last `new` of each new; repeats give the same result.
 
-        It draws a token of each sequence, and returns the probabilities that it was drawn from.
+        The step draws a token for each sequence, and returns the probabilities that it was drawn from.
         """
         config = self.config
         assert config.rope_theta is not None
@@ -152,7 +152,7 @@ class ServedStep:
         def attend(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> torch.Tensor:
             keys, values = (x.view(batch, kv, -1, self.width).transpose(1, 2) for x in (k_pool, v_pool))
             queries = q.reshape(batch, -1, *q.shape[1:]).transpose(1, 2)
-            causal = queries.shape[2] > 1  # all of a sequence is new, or one token of it, which sees everything
+            causal = queries.shape[2] > 1  # either all tokens are new, or only one, which attends to all
             out = functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=True)
             return out.transpose(1, 2).reshape(h.shape[0], -1)
 

@@ -1,4 +1,4 @@
-"""Questions to a running server, with answers that say what is wrong with it."""
+"""Send requests to a running server, with errors that say what is wrong with it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from kda_judge.contract.errors import MissingRequirement, UsageError
 
 TIMEOUT_S = 20.0
-"""For an answer that needs no tokens."""
+"""Seconds to wait for an answer that needs no tokens."""
 FIRST_ANSWER_S = 300.0
-"""For one token: an engine may compile before it gives its first."""
+"""Seconds to wait for the first token: an engine may have to compile before it."""
 
 
 def check_url(url: str) -> str:
@@ -40,7 +40,7 @@ def ask(url: str, path: str, body: Mapping[str, object] | None = None, timeout_s
     """The answer to GET, or to POST with a `body`.
 
     Raises:
-        MissingRequirement: nobody answers, or with an error; says which.
+        MissingRequirement: no server answers, or it answers with an error; says which.
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"} if data else {})
@@ -76,7 +76,7 @@ def served_models(url: str) -> list[str]:
 
 
 def owner(url: str) -> str:
-    """Who the server says owns its models, which is the engine's name for SGLang and vLLM; else "unknown"."""
+    """The models' owner as the server reports it: the engine's name for SGLang and vLLM. "unknown" if it has none."""
     try:
         return str(json.loads(ask(url, "/v1/models"))["data"][0]["owned_by"])
     except (ValueError, KeyError, IndexError, TypeError):
@@ -84,10 +84,10 @@ def owner(url: str) -> str:
 
 
 def demand_tokens(url: str, model: str) -> None:
-    """One completion of one token, so that a wrong model or a broken server is told before the load.
+    """Ask for a completion of one token, to find a wrong model or a broken server before the load.
 
     Raises:
-        UsageError: the server lists models, and this is none of them.
+        UsageError: the server lists models, but not this one.
         MissingRequirement: as `ask`, or the answer has no completion.
     """
     names = served_models(url)
@@ -104,7 +104,7 @@ def demand_tokens(url: str, model: str) -> None:
 
 
 def alive(url: str) -> bool:
-    """Whether anybody answers, with whatever."""
+    """Whether a server answers, even with an error."""
     try:
         ask(url, "/health", timeout_s=5.0)
     except MissingRequirement as error:
@@ -113,7 +113,7 @@ def alive(url: str) -> bool:
 
 
 def gauges(url: str, names: tuple[str, ...]) -> dict[str, float]:
-    """Gauges of the server's Prometheus page, read at once and summed over their labels; what it lacks is absent.
+    """Gauges of the server's Prometheus page, read once and summed over their labels; missing ones are left out.
 
     Raises:
         MissingRequirement: as `ask`.
@@ -128,7 +128,7 @@ def gauges(url: str, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def wait_until(question: Callable[[], bool], seconds: float, every_s: float = 0.5) -> bool:
-    """Whether `question()` was true within so many seconds."""
+    """Ask `question()` repeatedly; whether it was true within `seconds`."""
     end = time.monotonic() + seconds
     while True:
         if question():

@@ -1,7 +1,7 @@
 """The fused operations of a serving step: in PyTorch, and as SGLang's own kernels from the pinned wheel.
 
-The PyTorch forms let the structure of a step be tried and tested without a GPU. They are no server's kernels, so
-nothing that they do is timed. The others run on a GPU alone, and are built when they are first called.
+With the PyTorch forms the structure of a step can be tested without a GPU. They are not the kernels of a server, so
+they are never timed. SGLang's kernels need a GPU, and are built at their first call.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kda_tools.llm import kernel_imports
 
 Tensor = torch.Tensor
 DEFAULT_MOE_SETTINGS = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8}
-"""SGLang 0.5.23's own, where no configuration was tuned for the GPU."""
+"""The default of SGLang 0.5.23, for GPUs without a tuned configuration."""
 PLAIN_BLOCK = 16
 """Rows of a block of the grouped GEMM in PyTorch."""
 
 
 class StepOps(Protocol):
-    """What a step calls beside GEMMs, attention and the embedding. `h`: [tokens, hidden]."""
+    """The operations of a step beside GEMMs, attention and the embedding. Hidden states are [tokens, hidden]."""
 
     def rmsnorm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """A new tensor."""
+        """The RMS norm of x over its last dimension, as a new tensor."""
 
     def fused_add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
         """In place: residual += x, then x = rmsnorm(residual)."""
@@ -39,7 +39,7 @@ class StepOps(Protocol):
         """`qknorm` and `rope_kv_store` in one op: the latter's arguments, then q_weight, k_weight and eps; or None."""
 
     def rope_kv_store(self, *args: Tensor) -> None:
-        """In place: q and k turned, k and v written to the pool's slots.
+        """In place: rotate q and k, then write k and v to the slots of the pools.
 
         Arguments: q, k, v [tokens, heads, width], k_pool, v_pool [slots, kv_heads * width], cos_sin [positions, width],
         positions [tokens], slots [tokens].
@@ -49,7 +49,7 @@ class StepOps(Protocol):
         """[tokens, 2 * n] -> [tokens, n]."""
 
     def topk_softmax(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Weights that add up to 1 and experts, [tokens, k] each."""
+        """For each token the weights, which add up to 1, and the numbers of its k experts; [tokens, k] each."""
 
     def moe_align(self, experts: Tensor, count: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows sorted by expert and padded to blocks, the expert of each block, and how many rows that makes."""
@@ -68,14 +68,14 @@ class StepOps(Protocol):
 
 
 class MoeRouting:
-    """Where the tokens of one layer go."""
+    """The experts and weights of the tokens in one layer, and their rows sorted by `moe_align`."""
 
     def __init__(self, weights: Tensor, experts: Tensor, aligned: tuple[Tensor, Tensor, Tensor], block: int) -> None:
         self.weights, self.experts, self.block = weights, experts, block
         self.rows, self.block_experts, self.padded = aligned
 
     def each_token_once(self) -> MoeRouting:
-        """For the second GEMM, whose input has one row for each token and expert."""
+        """The routing for the second GEMM, whose input has one row for each pair of token and expert."""
         return MoeRouting(
             self.weights.reshape(-1, 1),
             self.experts.reshape(-1, 1),
@@ -85,9 +85,9 @@ class MoeRouting:
 
 
 def align_buffers(experts: Tensor, count: int, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `moe_align` writes, uninitialised, and its scratch of `count + 2` numbers.
+    """Uninitialised buffers for the results of `moe_align`, and its scratch of `count + 2` numbers.
 
-    Sizes as in sglang 0.5.23, srt/layers/moe/moe_runner/triton_utils/moe_align_block_size.py.
+    Sizes are as in sglang 0.5.23, srt/layers/moe/moe_runner/triton_utils/moe_align_block_size.py.
     """
     total = experts.numel()
     most = total * block if total < count + 1 else total + (count + 1) * (block - 1)

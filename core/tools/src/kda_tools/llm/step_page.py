@@ -21,9 +21,9 @@ from kda_tools.publish import report
 HEADING = "The step with our kernels"
 NOT_MEASURED = "Not measured: no step on a GPU is recorded for this model.\n"
 STALE = {"step": "the code or the settings of the run"}
-"""What a record's hash is of, where its name does not say it."""
+"""Name of a hash in a record -> words for what it covers, if the name does not say that."""
 MOST_NAMES = 8
-"""Of rows in one line."""
+"""Most names of rows in one line."""
 INTRODUCTION = """One step with random weights, once with upstream's kernels and once with our solutions at the
 same calls. Both arms are interleaved in each of several processes; brackets hold 95% intervals. A/A is upstream against
 itself in the same processes.
@@ -55,7 +55,7 @@ def read(folder: Path) -> list[LlmStepRecord]:
 
 
 def chosen(records: Sequence[LlmStepRecord]) -> list[LlmStepRecord]:
-    """Of each GPU the newest timed run; a disturbed one never stands in a clean one's place."""
+    """For each GPU the newest timed run; a disturbed one only if there is no clean one."""
     found: dict[str, LlmStepRecord] = {}
     for record in sorted(records, key=lambda one: (not (one.noisy or one.dirty), one.utc)):
         if record.machine.before is not None:
@@ -64,7 +64,7 @@ def chosen(records: Sequence[LlmStepRecord]) -> list[LlmStepRecord]:
 
 
 def outdated(record: LlmStepRecord, folder: Path) -> list[str]:
-    """What decided the run and is another one now."""
+    """Names of the hashes of a record that are different now."""
     model = load_llms(folder / checkout_folder.FILE).models.get(record.model)
     now = hashes(step_tasks(), [call for phase in record.phases for call in phase.checked.calls], model)
     return [part for part, digest in record.hashes.items() if now.get(part) != digest]
@@ -128,7 +128,7 @@ def _times(phase: PhaseStep, rows: RecordedRows) -> Iterator[str]:
 
 
 def _notes(phase: PhaseStep, rows: RecordedRows) -> Iterator[str]:
-    """What is not as it should be."""
+    """Notes on a phase: left out, fallbacks, or a saving that differs from the sum by rows."""
     if phase.left_out is not None:
         yield f"left out: {phase.left_out}"
     yield from fallback_lines(phase)
@@ -139,7 +139,7 @@ def _notes(phase: PhaseStep, rows: RecordedRows) -> Iterator[str]:
 
 
 def _elsewhere(phase: PhaseStep) -> str:
-    """What the profiles say of the difference: all kernels, and the operation that changes most of those we leave."""
+    """Text from the profiles: what all kernels save, and which operation that no task replaces changes most."""
     profile = phase.checked.profile
     if profile is None:
         return ""

@@ -1,6 +1,6 @@
-"""What `kda llm step` and its workers say to each other, and what a run leaves behind: `llm/docs/steps.jsonl`.
+"""Messages between `kda llm step` and its workers, and the record of a run: a line of `llm/docs/steps.jsonl`.
 
-Samples are kept; intervals can be computed again from them.
+The record holds the samples, so intervals can be computed again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StepRequest(WorkerRequest):
 
 
 class Checked(Strict):
-    """What a step of each arm calls and computes."""
+    """The calls of a step, and how far the arms' outputs are apart."""
 
     calls: tuple[Call, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
@@ -74,7 +74,7 @@ class PhaseStep(Phase):
     left_out: str | None = None
     checked: Checked
     modes: dict[str, Mode]
-    """`graph`, `eager`; empty where nothing was timed."""
+    """`graph` or `eager` -> its times; empty if nothing was timed."""
 
 
 class LlmStepRecord(Strict):
@@ -91,14 +91,14 @@ class LlmStepRecord(Strict):
     dtype: str
     seed: Count
     kernels: str
-    """Whose operations stand against ours: package, version and sha256 of its wheel, or `PyTorch`."""
+    """Source of upstream's operations: package, version and sha256 of its wheel, or `PyTorch`."""
     files: Digest | None
-    """Of the list of upstream files."""
+    """sha256 of the list of upstream files."""
     stand_ins: tuple[str, ...]
     """Operations that no server runs like this; both arms run them."""
     hashes: dict[str, Digest]
-    """Task folder -> its solution with what it imports of kda_runtime; `step` -> the files that run the step
-    and the model's entry."""
+    """Task folder -> hash of its solution and the parts of kda_runtime it imports; `step` -> hash of the files that run
+    the step and of the model's entry."""
     commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
     dirty: bool
     versions: dict[str, str]

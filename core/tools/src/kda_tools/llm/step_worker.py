@@ -24,7 +24,7 @@ from kda_tools.models.step_record import Profile, Share
 from kda_tools.models.worker_process import await_turn, tell, work
 
 PROFILES = 3
-"""Of a step of each arm, in turn."""
+"""Number of profiles of a step of each arm; the arms take turns."""
 UPSTREAM, SOLUTION = "upstream", "solution"
 Step = Callable[[], torch.Tensor]
 

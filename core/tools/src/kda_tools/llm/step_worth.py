@@ -16,15 +16,15 @@ from kda_tools.publish import report
 
 @dataclass(frozen=True)
 class Saving:
-    """Microseconds of a step."""
+    """The expected and the measured saving of a step, in microseconds."""
 
     by_rows: float
-    """Sum over the calls that are rows: upstream's device time less the solution's, times calls."""
+    """Sum over the calls with a recorded row: (upstream's device time - the solution's) times the number of calls."""
     unknown: tuple[Call, ...]
-    """Calls that are no row, or a row that was not recorded on such a GPU."""
+    """Calls without a row, or whose row was not recorded on this GPU."""
     low: float
     high: float
-    """Interval of what the step saved."""
+    """`low` and `high` are the interval of the measured saving."""
 
     @property
     def agrees(self) -> bool | None:
@@ -42,7 +42,7 @@ class RecordedRows:
         }
 
     def saved_us(self, call: Call) -> float | None:
-        """By one call; None where no record has the row with both arms."""
+        """Microseconds that one call saves; None if no record has its row with both arms."""
         for record in self._records.get(call.task, ()):
             if record.machine.before is None or record.machine.before.name != self._gpu:
                 continue
@@ -56,13 +56,13 @@ class RecordedRows:
         return None
 
     def _upstream(self, record: RunRecord) -> str | None:
-        """The arm that stands on the release whose kernels the step ran."""
+        """The arm of the release whose kernels the step ran."""
         against = record.settings.against
         return next((arm for arm in against if report.pin_name(record.provenance.pins.get(arm)) == self._pin), None)
 
 
 def saving(phase: PhaseStep, rows: RecordedRows) -> Saving | None:
-    """Of a phase as a CUDA graph, where the GPU's time decides; None where it was not timed so."""
+    """The saving of a phase as a CUDA graph, which the GPU's time decides; None if it was not timed as one."""
     mode = phase.modes.get("graph")
     if mode is None or mode.speedup is None:
         return None

@@ -1,7 +1,7 @@
-"""A tiny Qwen3 with random weights and a byte-level tokenizer, as a folder that every engine can load.
+"""Write a tiny Qwen3 with random weights and a byte-level tokenizer, as a folder that every engine can load.
 
-It exists so that a real server, a real load generator and the whole pipeline run on any machine without the Hub. It has
-no end-of-sequence token, so a request gets as many tokens as it asks for. Its text is noise and its speed says nothing.
+With it a real server, a real load generator and the whole pipeline run on any machine without the Hub. The model has no
+end-of-sequence token, so a request gets as many tokens as it asks for. Its text is noise and its speed says nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIG = {
 
 
 def write(folder: Path) -> Path:
-    """Make the model in `folder`, or leave it where it is there already; returns the folder.
+    """Make the model in `folder` unless it is already there; returns the folder.
 
     Raises:
         MissingRequirement: the package safetensors is not installed.
@@ -91,7 +91,7 @@ def write(folder: Path) -> Path:
 
 
 def byte_letters() -> list[str]:
-    """The printable letter that byte-level BPE writes for each byte, by the byte: itself where it is printable."""
+    """For each byte in order, the letter that byte-level BPE writes for it: the byte itself if it is printable."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

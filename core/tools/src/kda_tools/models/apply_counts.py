@@ -1,10 +1,10 @@
-"""What became of calls, counted so that it survives whatever ends a process: a mapped file of numbers beside a log.
+"""Count how calls ended, in files that stay complete however the process ends: a log and a mapped file of counters.
 
-Every process of `kda apply` has two files in a folder that all of them share. `NAME.jsonl` says what happened once and
-what each counter counts, `NAME.counts` holds the counters, 64 bits each, mapped into memory. A worker that is killed
-leaves both complete, and an increment costs no call into the system.
+Every process of `kda apply` has two files in one shared folder. `NAME.jsonl` lists single events, and what each counter
+counts. `NAME.counts` holds the counters, 64 bits each, mapped into memory. Both files are complete even if the process
+is killed, and an increment needs no system call.
 
-Imports the standard library alone: a copy of this file runs in the processes of the command.
+This file imports only the standard library: a copy of it runs in the processes of the command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SLOTS = 4096
-"""Counters of a process; reasons beyond them share one, see `OTHERS`."""
+"""Most counters of one process; when few are left, all new reasons share the reason `OTHERS`."""
 OTHERS = "other reasons"
 
 
@@ -46,7 +46,7 @@ class Counts:
         self._slots: dict[Counted, int] = {}
         self._log: Path | None = None
         self.view: Any = None
-        """The counters: `view[slot] += 1`, which no other thread can get between in CPython with its lock."""
+        """The counters. `view[slot] += 1` is safe between threads in CPython with its global lock."""
         os.register_at_fork(after_in_child=self._after_fork)
 
     def note(self, event: str, **facts: Any) -> None:
@@ -67,8 +67,8 @@ class Counts:
             return self._slots[counted]
 
     def add(self, counted: Counted) -> None:
-        """One more of these."""
-        slot = self.slot(counted)  # first: it may make the map
+        """Add one to the counter for `counted`."""
+        slot = self.slot(counted)  # before `view` is read: this may create it
         self.view[slot] += 1
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Counts:
             log.write(json.dumps(line) + "\n")
 
     def _after_fork(self) -> None:
-        """A child counts for itself: in its parent's map increments of both would be lost."""
+        """Give a forked child files of its own: if it shared its parent's map, increments could be lost."""
         known, self._slots, self._log, self._lock = list(self._slots), {}, None, threading.Lock()
         for counted in known:
             self.slot(counted)
@@ -95,7 +95,7 @@ class Gathered:
     """Processes that imported the framework."""
     calls: Counter[Counted] = field(default_factory=Counter)
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Everything else, in the order of each process."""
+    """All log lines that define no counter; those of one process are in order."""
 
     def of(self, event: str) -> list[dict[str, Any]]:
         """The events of this name."""
@@ -103,7 +103,7 @@ class Gathered:
 
 
 def gather(folder: Path) -> Gathered:
-    """Add up what the processes left; a line that a killed process cut short counts as not written."""
+    """Add up the files of all processes; a log line that is cut short is ignored."""
     found = Gathered()
     for log in sorted(folder.glob("*.jsonl")):
         found.processes += 1

@@ -1,11 +1,11 @@
-"""What `kda apply` brings into the processes of a command: solutions in place of a framework's functions, in memory.
+"""Replace a framework's functions by solutions, in memory, inside the processes that `kda apply` runs.
 
-`install` puts a finder before all others. It leaves every module alone but those of the plan. When one of these has
-been executed, its public function is replaced by one that tries the solution first and calls upstream's own wherever
-the solution would take its plain PyTorch path. Where somebody bound the function already, as modules do that import
-each other in a circle, that name is replaced too.
+`install` puts an import finder before all others. It changes only the modules of the plan. After such a module is
+executed, its public function is replaced. The new function tries the solution first. It calls upstream's own function
+when the solution would take its plain PyTorch path. Other modules may already hold the function under a name of their
+own, for example after a circular import: these names are replaced too.
 
-Imports the standard library alone until the framework itself has imported PyTorch: a copy of this file runs in the
+This file imports only the standard library until the framework itself has imported PyTorch: a copy of it runs in the
 processes of the command, beside copies of the solutions.
 """
 
@@ -32,11 +32,11 @@ COUNTS = "KDA_APPLY_COUNTS"
 
 
 APPLIED = "KDA_APPLY"
-"""The environment variable that says what is replaced, for whoever records what ran."""
+"""The environment variable that lists the replaced functions, for programs that record a run."""
 
 
 class FellBack(Exception):
-    """A call that the solution's kernels do not take: the op and its call, or why there is none."""
+    """The solution's kernels do not take a call. Arguments: the op and its call, or only the reason as text."""
 
     @property
     def reason(self) -> str:
@@ -54,7 +54,7 @@ def install(site: Path, counts: Path) -> None:
 
 
 class Finder(MetaPathFinder):
-    """Finds modules as the finders behind it do, and adds to the loading of some that functions are replaced."""
+    """Finds modules as the other finders do, and replaces functions after a module of the plan is loaded."""
 
     def __init__(self, plan: dict[str, Any], counts: Counts) -> None:
         self._package: str = plan["package"]
@@ -65,7 +65,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The specification of the package or of a module of the plan; None, so that others are asked, for the rest."""
+        """The specification of the package or of a module of the plan; for others None, so the next finder is asked."""
         if fullname != self._package and fullname not in self._modules:
             return None
         for finder in sys.meta_path:
@@ -79,7 +79,7 @@ class Finder(MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            if fullname == self._package:  # and not before: a program may only look whether there is one
+            if fullname == self._package:  # not in find_spec: a program may only check that the package exists
                 self._begin()
             execute(module)
             for entry in self._modules.get(fullname, ()):
@@ -106,7 +106,7 @@ class Finder(MetaPathFinder):
             self._modules.setdefault(entry["module"], []).append(entry)
 
     def _replace(self, module: ModuleType, entry: dict[str, str]) -> None:
-        """Put the solution in place, or write down why not: the command goes on either way."""
+        """Replace one function by its solution, or log why that failed; the command goes on in both cases."""
         name = entry["function"]
         try:
             self._demand_pinned(module, entry)
@@ -135,7 +135,7 @@ class Finder(MetaPathFinder):
 
 
 def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: Counts) -> str:
-    """Have every block that is made from now on leave what the solution does to it."""
+    """Make every later instance of the block's class leave its part of the work to the solution."""
     from . import deferred_gelu, deferred_slices  # they import PyTorch, as the module has done
 
     block, activation, slices = entry["block"], entry.get("activation", ""), entry.get("slices", "")
@@ -150,7 +150,7 @@ def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: C
         make(self, *args, **kwargs)
         if slices:
             deferred_slices.defer(self, entry["function"], call)
-        elif hasattr(self, activation):  # a quantised model's block may be built otherwise
+        elif hasattr(self, activation):  # the block of a quantised model may lack it
             deferred_gelu.defer(self, activation, call)
 
     kind.__init__ = made
@@ -160,10 +160,10 @@ def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: C
 def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., Any]:
     """A function that takes `original`'s place.
 
-    Outside of a trace it calls the solution, and `original` with the same arguments where the solution would take its
-    plain path or finds no meaning in them; nothing has been written by then. In a trace of torch.compile it is the
-    solution, whose custom op decides when the graph runs and then has no way back: there the plain path is taken.
-    CUDA graphs hold what was launched while they were captured, and their replays call nothing that could count.
+    Outside of a trace it calls the solution. If the solution would take its plain path or rejects the arguments, it
+    calls `original` with the same arguments; nothing has been written by then. Inside a trace of torch.compile it is
+    the solution. Its custom op decides only when the graph runs; it can then no longer call `original`, and takes the
+    plain path instead. Replays of CUDA graphs call no Python function, so they are not counted.
     """
     from torch.compiler import is_dynamo_compiling
 
@@ -180,14 +180,14 @@ def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., A
         return op.call(*call)
 
     def meaningless(*args: Any, **kwargs: Any) -> bool:
-        """Whether a ValueError was about the arguments, and not about something that went wrong with them."""
+        """Whether the solution rejects these arguments, so that its ValueError was no fault inside the call."""
         try:
             op.check_call(solution.kda_call(*args, **kwargs))
         except ValueError:
             return True
         return False
 
-    # A function that only ends in another one's op says by itself which of its calls do not.
+    # A function may use the op of another function. Its `kda_call` then says which calls do not reach that op.
     run = solution if op.name == name else also
 
     @functools.wraps(solution)
@@ -212,7 +212,7 @@ def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., A
 
 
 def _watch(op: Any, counts: Counts) -> None:
-    """Count what graphs call, which is all that still comes to `run`; once for all functions that end in the op."""
+    """Count calls of `op.run`, which only compiled graphs make; several functions may share the op, so wrap it once."""
     if "run" in vars(op):
         return
     run = op.run
@@ -223,4 +223,4 @@ def _watch(op: Any, counts: Counts) -> None:
         counts.add(Counted(op.name, "compiled") if reason is None else Counted(op.name, "plain", reason))
         return result
 
-    object.__setattr__(op, "run", watched)  # the dataclass is frozen, for everybody but this
+    object.__setattr__(op, "run", watched)  # a plain assignment fails: the dataclass is frozen

@@ -1,4 +1,4 @@
-"""Run a command with solutions in place of the functions that they replace, and say what became of their calls."""
+"""Run a command with solutions in place of upstream's functions, and report which calls they took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kda_tools.models.apply_hook import APPLIED, COUNTS
 
 
 class Calls(BaseModel):
-    """What became of the calls of one function, of all processes together."""
+    """How the calls of one function ended, summed over all processes."""
 
     function: str
     replaced: bool
@@ -40,7 +40,7 @@ class Report(BaseModel):
 
     command: list[str]
     exit_code: int
-    """The command's own; 128 and the signal's number where a signal ended it."""
+    """The command's exit code; 128 plus the signal's number if a signal ended it."""
     form: str
     releases: list[str]
     """Versions of the framework that its processes imported."""
@@ -71,9 +71,9 @@ def run(
     form: str,
     extra: Mapping[str, str],
 ) -> Report:
-    """Run the command to its end with `site` on its PYTHONPATH; its input and output are this process's own.
+    """Run the command to its end with `site` on its PYTHONPATH; it uses this process's input and output.
 
-    `extra` are environment variables for it, `counts` an empty folder, `functions` those of the plan by release.
+    `extra` holds more environment variables. `counts` is an empty folder. `functions`: release -> the plan's functions.
     """
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, **extra, "PYTHONPATH": path, COUNTS: str(counts)}
@@ -133,10 +133,10 @@ def _add(calls: Calls, counted: Counted, number: int) -> None:
 
 
 def demand_applied(done: Report, known: Sequence[str]) -> None:
-    """Refuse to let a run pass in which nothing could be replaced.
+    """Raise an error if nothing could be replaced in this run.
 
     Raises:
-        MissingRequirement: the release is not known, or no Python of the command imported the framework.
+        MissingRequirement: the release is not known, or the command succeeded but never imported the framework.
     """
     if done.refused:
         raise MissingRequirement(

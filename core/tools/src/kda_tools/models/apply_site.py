@@ -1,9 +1,9 @@
-"""The folder that `kda apply` puts before all others on a command's PYTHONPATH: hook, plan, and copies of solutions.
+"""Write the folder that `kda apply` puts first on a command's PYTHONPATH: hook, plan, and copies of the solutions.
 
-The plan is derived: an arm of a task that stands on a release imports the public functions from the modules where that
-release has them, and the lock file beside it has the sha256 of these modules. So a task that measures against a release
-can be applied to it, and nothing more is written down. Where a model calls no function, but several statements do what
-the op does, `baseline/sites.toml` of the task names the class (`chain_sites.py`).
+The plan is derived from the tasks. A task's upstream arm imports the public functions from the modules of one release,
+and the task's lock file has the sha256 of these modules. So a task that is measured against a release can be applied to
+it without further data. A model may run several statements instead of one function that the op replaces: then
+`baseline/sites.toml` of the task names the class (`chain_sites.py`).
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ class Replacement(NamedTuple):
     module: str
     function: str
     sha256: str
-    """Of the module's file."""
+    """sha256 of the module's file."""
     block: str = ""
-    """A class of the module, where not the function is replaced but what blocks of this class do."""
+    """A class of the module: not the function is replaced, but statements in blocks of this class."""
     activation: str = ""
     """The attribute of such a block that holds its GELU."""
     slices: str = ""
-    """Or the module's function that makes slices for its layers."""
+    """The module's function that makes slices for its layers; set instead of `activation`."""
 
 
 def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
-    """The tasks of `--ops`: each an op, a folder, or how a folder begins (`k03`); all of them without any.
+    """The tasks that `--ops` names, each by op, folder or the folder's prefix (`k03`); all tasks if it names none.
 
     Raises:
-        UsageError: names what is no task, with those that are nearest.
+        UsageError: a name is no task; the message has the nearest names.
     """
     names = [name.strip() for some in wanted for name in some.split(",") if name.strip()]
     if not names:
@@ -106,7 +106,7 @@ def replacements(tasks: Iterable[Task]) -> list[Replacement]:
 
 
 def sites(tasks: Iterable[Task]) -> list[Replacement]:
-    """Every class of every pinned release whose blocks do, in several statements, what a task has a solution for."""
+    """One entry for each class whose blocks run, as several statements, what a task has a solution for."""
     return [
         Replacement(task.op, site.release, site.module, site.op, site.sha256, site.class_, site.activation, site.slices)
         for task in tasks
@@ -118,7 +118,7 @@ def exact_only(tasks: Iterable[Task], plan: Iterable[Replacement]) -> list[Repla
     """Those of the plan whose solution can give upstream's bits.
 
     Raises:
-        UsageError: none can.
+        UsageError: there are none.
     """
     ops: set[str] = set()
     for task in tasks:
@@ -151,9 +151,9 @@ def _of_arm(task: Task, path: Path, pin: Pin) -> Iterable[Replacement]:
 
 
 def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Mapping[str, str]], runtime: bool) -> None:
-    """Fill `folder`: `solutions` has the text of every file of a solution by its path, for every op of the plan.
+    """Fill `folder` with everything that the command needs.
 
-    With `runtime` the solutions import kda_runtime, of which a copy goes with them.
+    `solutions`: op -> path of a file -> its text. With `runtime` kda_runtime is copied too, as the solutions import it.
     """
     package = folder / COPIED
     package.mkdir(parents=True)

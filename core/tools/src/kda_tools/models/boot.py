@@ -27,7 +27,7 @@ from kda_tools.models import standins
 
 EXTRA = "pip install 'kda-tools[models]', with Python 3.11 or later"
 NEEDED = ("diffusers", "addict")
-"""What SGLang's model modules import beside torch, and what nothing stands in for."""
+"""Packages that SGLang's model modules import beside torch and that have no stand-in."""
 RUNTIME = "sglang.multimodal_gen.runtime."
 
 
@@ -67,7 +67,7 @@ def load(dotted: str) -> Any:
     """The class or function of this dotted name.
 
     Raises:
-        UpstreamError: its module does not import, or lacks the name; says which name is missing, and who asks.
+        UpstreamError: its module does not import, or lacks the name; says what is missing, and which module needs it.
     """
     module, _, name = dotted.rpartition(".")
     try:
@@ -84,7 +84,7 @@ def load(dotted: str) -> Any:
 
 
 def _platform() -> None:
-    """The platform of the wheel itself; on the CPU one that says CUDA to layers, and CPU to everything else."""
+    """On a GPU keep the wheel's own platform; on the CPU use one that layers take for CUDA, and other code for CPU."""
     platforms = importlib.import_module(f"{RUNTIME}platforms")
     if torch.cuda.is_available():
         return

@@ -1,6 +1,6 @@
-"""Each model's class with random weights, and the inputs of one step.
+"""Build each model's class with random weights, and the inputs of one step.
 
-`INPUTS` has one function for each model, which takes the module, its configuration and a `Request`, and returns the
+`INPUTS` has one function for each key `build`. It takes the module, its configuration and a `Request`, and returns the
 arguments of its forward. They have the shapes that SGLang's pipelines give the class; their values are normal noise
 from the request's seed.
 """
@@ -19,7 +19,7 @@ from kda_tools.models.known_models import Model, Sizes
 
 Inputs = dict[str, Any]
 TIMESTEP = 500.0
-"""Of a thousand: the middle of the way."""
+"""The timestep of the inputs: the middle of a scale of a thousand."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Built:
 def build(model: Model, layers: dict[str, int], request: Request, values: bool = True) -> Built:
     """The class with `layers` blocks of each kind and random weights, in eval mode, and its inputs.
 
-    Without `values` the weights stay as they were made: of a fake tensor nothing else can be said.
+    Without `values` the weights are not filled, as fake tensors hold no values.
     """
     config = _configured(model, layers, request)
     default = torch.get_default_dtype()
@@ -259,7 +259,7 @@ def _joyimage_edit(module: Any, config: Any, request: Request) -> Inputs:
 
 
 HELIOS_HISTORY = (16, 2, 1)
-"""Latent frames of what was made before: far, nearer, the last one; in front of all of them stands the first frame."""
+"""Latent frames of the history: far, nearer, and the last one. The very first frame comes before all of them."""
 
 
 def _helios(module: Any, config: Any, request: Request) -> Inputs:
@@ -320,11 +320,12 @@ INPUTS: dict[str, Callable[[Any, Any, Request], Inputs]] = {
     "mova_audio": _mova,
     "hunyuan_vae": _hunyuan_vae,
 }
-"""By the known models's key `build`."""
+"""Key `build` of a known model -> the function that makes its inputs."""
 MOVING: dict[str, Callable[[int], int]] = {
     "qwen_edit": lambda tokens: tokens // 2,
     "joyimage_edit": lambda tokens: tokens // 2,
     "wan_i2v": lambda _: 16,
     "hunyuan_vae": lambda _: 0,
 }
-"""Of models whose `hidden_states` hold more than the latent: the picture's tokens, the picture's channels."""
+"""Key `build` -> `Built.moving` from the size of dimension 1, if this dimension holds more than the latent: the tokens
+or channels of an input picture. The decoder has 0, as it does not denoise."""

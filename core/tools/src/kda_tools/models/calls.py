@@ -1,4 +1,4 @@
-"""What a step calls the tasks' ops with, and which frozen row that is."""
+"""Record the inputs of a step's calls of the tasks' ops, and find the frozen rows with the same inputs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kda_judge.contract.tasks import Task
 from kda_tools.models.fitting import parameters, unknown
 
 Spec = tuple[tuple[int, ...], str] | None
-"""Shape and dtype of an input; None where the argument is None."""
+"""Shape and dtype of an input; None if the argument is None."""
 Signature = tuple[tuple[str, Spec], ...]
 MODULE_INPUTS = ("weight", "bias")
-"""What a module among the arguments stands for: `apply_group_norm_silu` takes the norm itself."""
+"""Inputs that are read from a module among the arguments: `apply_group_norm_silu`, for one, takes the norm module."""
 
 
 class Call(Strict):
@@ -29,7 +29,7 @@ class Call(Strict):
     """Input -> `4096x3072:bfloat16`; inputs that were None are left out."""
     count: Count
     row: str | None
-    """The frozen row with these inputs, a production one where there is one; None: a shape that no row has."""
+    """Id of the frozen row with these inputs, a production row if there is one; None: no row has this shape."""
     production: bool
 
 
@@ -45,8 +45,8 @@ class Fallback(Strict):
 def signature_of(task: Task, op: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Signature:
     """The inputs of a call, by the names of the task's contract.
 
-    `function` has upstream's signature: its first arguments are the op's inputs, in the contract's order. An op that
-    the contract does not list takes modules for the inputs of the only one that it lists.
+    `function` has upstream's signature: its first arguments are the op's inputs, in the contract's order. If the
+    contract does not list the op, its first op is used; a module argument then gives its `MODULE_INPUTS`.
     """
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -66,8 +66,8 @@ def _spec(value: Any) -> Spec:
 class Rows:
     """The frozen rows of tasks, found by op and inputs.
 
-    Of an op that writes into pools, how large a pool is, and how long the table that it looks positions up in, decides
-    nothing: rows are found whatever these are.
+    Some ops write into pools. For them, the number of rows of a pool and of a cos-sin table does not matter: a row is
+    found whatever these lengths are.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -91,7 +91,7 @@ class Rows:
         return f"{task.folder}:{op if op in task.config.ops else next(iter(task.config.ops))}"
 
     def find(self, task: Task, op: str, signature: Signature) -> tuple[str | None, bool]:
-        """Id of the row with these inputs, and whether it is a production row; (None, False) where there is none."""
+        """Id of the row with these inputs, and whether it is a production row; (None, False) if there is none."""
         return self._rows.get((self._op(task, op), self._key(task, op, signature)), (None, False))
 
     def _key(self, task: Task, op: str, signature: Signature) -> Signature:
@@ -102,7 +102,7 @@ class Rows:
 
 
 class Log:
-    """Counts the calls of one step. Calls made inside another one of them are part of it."""
+    """Counts the calls of one step. A call made inside another counted call is not counted."""
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, str, Signature]] = Counter()
@@ -113,7 +113,7 @@ class Log:
     def wrap(
         self, task: Task, op: str, call: Callable[..., Any], like: Callable[..., Any], solution: Any | None
     ) -> Callable[..., Any]:
-        """`call`, counted; a `solution` says, too, whether it would take its plain path. `like` names the arguments."""
+        """`call`, counted; with a `solution`, its reasons for the plain path too. `like` names the arguments."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
@@ -131,7 +131,7 @@ class Log:
         return counted
 
     def calls(self, rows: Rows) -> tuple[Call, ...]:
-        """Every kind of call, with the row that it is."""
+        """One entry for each op and inputs, with the matching row."""
         found = []
         for (folder, op, signature), count in sorted(self._calls.items(), key=str):
             row, production = rows.find(self._tasks[folder], op, signature)
@@ -148,7 +148,7 @@ class Log:
 
 
 def why_not(solution: Any, op: str, like: Callable[..., Any], args: Any, kwargs: Any) -> str | None:
-    """Why a solution takes its plain path for a call; on the CPU, why it would take it on a GPU."""
+    """Why a solution takes its plain path for a call; for CPU tensors, why it would on a GPU. None: it does not."""
     function = getattr(solution, op)
     if (reason := unknown(function, like, kwargs)) is not None:
         return reason

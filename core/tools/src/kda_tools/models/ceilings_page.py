@@ -1,4 +1,4 @@
-"""`diffusion/models/docs/ceilings.md`: what faster kernels could give each model's step, from recorded profiles."""
+"""Generate `diffusion/models/docs/ceilings.md`: what faster kernels could gain in each model's step, from profiles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ All of them are about GPU time. A step that waits for its host gains less, unles
 
 
 def publish(folder: Path, check: bool) -> list[str]:
-    """Write the page of the profiles in `folder`, if there are any; what changed, or with `check` what differs."""
+    """Write the page if `folder` holds profiles; returns what changed, or with `check` what differs."""
     records = record_log.read(log(folder), StepHotspots)
     if not records:
         return []

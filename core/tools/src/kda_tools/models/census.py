@@ -1,12 +1,12 @@
-"""Which calls of the tasks' ops one step makes, found without computing it: with the real sizes and all layers.
+"""Find which calls of the tasks' ops one step makes, with the real sizes and all layers, without computing it.
 
 The tensors are PyTorch's fake ones, which have shapes, dtypes and strides but no values, so a model of any size takes
-seconds on any machine. Where a model reads a value, it gets 0: of SGLang's models these are positions, which shape
-nothing, and the question whether a mask of padding holds anything.
+seconds on any machine. A model that reads a value gets 0. SGLang's models read positions, on which no shape depends,
+and whether a padding mask holds anything.
 
 As everywhere without a GPU, the fused ops outside of the tasks run in their native forms, which call no op of a task.
-Models also ask tensors whether they are on a GPU. First these say yes. Where the step then launches a kernel outside of
-the tasks, which finds no memory and ends the worker, it is tried once more, and they say no.
+Models also ask tensors whether they are on a GPU. At first the answer is yes. The step may then launch a kernel outside
+of the tasks, which finds no memory and ends the worker. In that case it is tried once more with the answer no.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def calls_of(
 
 
 def flow_of(model: Model, request: builders.Request, layers: dict[str, int], seams: Seams) -> tuple[int, ...]:
-    """What `dataflow.fused` leaves of one step with upstream's eager operations."""
+    """Bytes of every kernel that `dataflow.fused` finds in one step with upstream's eager operations."""
     with FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
         stepper = _stepped(model, request, layers, seams, "eager")
         seams.use("eager")
@@ -82,7 +82,7 @@ def _stepped(model: Model, request: builders.Request, layers: dict[str, int], se
 
 
 def by_row(found: Iterable[Sequence[Call]]) -> dict[tuple[str, str], int]:
-    """Task and row -> calls in a step, of the first step here that makes any."""
+    """(Task, row) -> calls in a step, from the first of these steps that calls the row."""
     known: dict[tuple[str, str], int] = {}
     for calls in found:
         counts: dict[tuple[str, str], int] = {}
@@ -94,7 +94,7 @@ def by_row(found: Iterable[Sequence[Call]]) -> dict[tuple[str, str], int]:
 
 
 def with_calls(text: str, counts: Mapping[str, int]) -> str:
-    """A `workloads.toml` whose rows have these calls a step; other rows stay as they are.
+    """The text of a `workloads.toml` with these calls a step, row id -> calls; other rows stay as they are.
 
     Raises:
         UsageError: there is no such row.

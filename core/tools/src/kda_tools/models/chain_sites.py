@@ -1,4 +1,4 @@
-"""Where models run what an op replaces without calling a function: `baseline/sites.toml` of a task.
+"""Read `baseline/sites.toml` of a task: places where a model runs an op's computation without calling a function.
 
     [[site]]
     op = "fused_gelu_tanh_cat"
@@ -8,9 +8,9 @@
     class = "MMSingleStreamBlock"
     activation = "mlp_act"
 
-The block's module `activation` is a tanh GELU, and `torch.cat` takes what it returns: `deferred_gelu` puts the op
-there. With `slices` instead, the name of a function of the module, the block's layers use what that function returns:
-`deferred_slices` puts the ops there, one site for each.
+The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
+A site may have `slices` instead, the name of a function of the module whose results the block's layers use:
+`deferred_slices` puts the op there. Each op has a site of its own.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Site(Strict):
     release: str
     """Version of the framework."""
     module: str
-    """Dotted."""
+    """Dotted name of the module."""
     sha256: str = Field(pattern=f"^{SHA256}$")
-    """Of the module's file."""
+    """sha256 of the module's file."""
     class_: str = Field(alias="class")
     activation: str = ""
     """The class's attribute that holds the GELU."""
@@ -59,10 +59,10 @@ class SiteFile(Strict):
 
 
 def sites_of(task: Task) -> tuple[Site, ...]:
-    """The task's sites; none where it has no such file.
+    """The task's sites; none if it has no such file.
 
     Raises:
-        UsageError: names the file and the key.
+        UsageError: the file is broken; names the file and the key.
     """
     path = task.path / FILE
     return validate(SiteFile, read_toml(path), path).site if path.is_file() else ()

@@ -1,10 +1,11 @@
-"""What a step would still have to move if it were fused as far as its dataflow allows; nothing is computed.
+"""Count the bytes that a step must still move if it is fused as far as its dataflow allows; nothing is computed.
 
-The step runs with PyTorch's fake tensors and with its eager operations, which hide nothing in a kernel. Products,
-convolutions and attention are barriers: no other operation is fused into them or across them. The others between two
-levels of barriers are taken to be one kernel, which reads what came from elsewhere once and writes what is read
-elsewhere once. An operation belongs to the first level that has its inputs, or to the last one that its readers allow:
-a GELU whose result is only concatenated behind the attention may wait until then. The less of these two counts.
+The step runs with PyTorch's fake tensors and its eager operations, so that no work is hidden inside a kernel. Products,
+convolutions and attention are barriers: no other operation is fused into them or across them. All other operations
+between two levels of barriers count as one kernel. It reads each value from outside once, and writes each value that is
+read outside once. An operation can run at the first level that has its inputs, or at the last one that its readers
+allow: a GELU whose result is only concatenated after the attention may wait until then. Both ways are counted for the
+whole step, and the smaller sum is the result.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from torch.utils._pytree import tree_leaves
 BARRIERS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "scaled_dot_product", "einsum")
 """How the names of operations begin that are bound by arithmetic."""
 NO_WORK = ("empty", "new_empty", "detach", "lift_fresh", "sym_", "is_", "local_scalar_dense")
-"""Of those that neither read nor write what tensors hold."""
+"""Prefixes of the names of operations that neither read nor write the values of tensors."""
 
 
 class Value(NamedTuple):
-    """A tensor's memory as one operation left it: the memory, and how often it had been written before."""
+    """The contents of a tensor's memory at one moment: which memory, and how often it has been written."""
 
     memory: int
     version: int
@@ -43,7 +44,7 @@ class View(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One that computes, with what it reads and writes."""
+    """An operation that computes something, with its inputs and outputs."""
 
     barrier: bool
     reads: tuple[View, ...]
@@ -57,7 +58,7 @@ class Dataflow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self._kept: list[Any] = []
-        """Memory that was seen: while it lives, no other gets its number."""
+        """All memory seen so far, kept alive so that its address is not used again."""
         self._versions: Counter[int] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +70,7 @@ class Dataflow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = {view.value.memory for view in reads}
         made = [tensor for tensor in _tensors(result) if self._view(tensor).value.memory not in known]
         if name.startswith(NO_WORK) or not (made or changed):
-            return result  # a view, or nothing but memory
+            return result  # a view, or memory without values
         for memory in {self._view(tensor).value.memory for tensor in (*made, *changed)}:
             self._versions[memory] += 1
         writes = tuple(map(self._view, (*made, *changed)))
@@ -77,7 +78,7 @@ class Dataflow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def hand_out(self, result: Any) -> None:
-        """What the step returns is read by whoever asked for it."""
+        """Note that the caller reads the step's result."""
         self.operations.append(Operation(True, tuple(map(self._view, _tensors(result))), ()))
 
     def _view(self, tensor: torch.Tensor) -> View:
@@ -108,7 +109,7 @@ def _first_levels(operations: Sequence[Operation]) -> list[int]:
 
 
 def _last_levels(operations: Sequence[Operation], first: Sequence[int]) -> list[int]:
-    """The level of each operation's first reader, or the one ahead of it where that is a barrier; barriers stay."""
+    """For each operation the level of its first reader, one less if the reader is a barrier; barriers keep theirs."""
     needed: dict[Value, int] = {}
     levels = list(first)
     for number in reversed(range(len(operations))):
@@ -123,7 +124,7 @@ def _last_levels(operations: Sequence[Operation], first: Sequence[int]) -> list[
 
 def _moved(operations: Sequence[Operation], levels: Sequence[int]) -> list[int]:
     made_at: dict[Value, int] = {}
-    """The level of what no barrier made."""
+    """Values that no barrier made -> level of the operation that made them."""
     moved: defaultdict[tuple[int, Value, bool], set[View]] = defaultdict(set)
     for one, level in zip(operations, levels, strict=True):
         for view in one.reads:
@@ -154,6 +155,6 @@ def _changed(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Of a tensor's elements; those along a stride of 0 are one."""
+    """Bytes of a tensor's elements; all elements along a dimension of stride 0 count once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return prod(sizes) * tensor.element_size()

@@ -1,10 +1,11 @@
-"""A tanh GELU that waits for the `torch.cat` behind it, so that an op can do both.
+"""Delay a tanh GELU until the `torch.cat` that follows it, so that one op can do both.
 
-In some models an op is no function but two statements: a module's GELU of one tensor, and `torch.cat` of another one
-and its result. `defer` puts a module in the GELU's place which only remembers its argument. When `torch.cat` gets what
-it returned, the op is called; when anything else of PyTorch does, the GELU is computed first, as if nothing had been.
+Some models call no function that an op could replace, but run two statements: a module's GELU of one tensor, then
+`torch.cat` of another tensor and the result. `defer` replaces the GELU by a module that only remembers its argument and
+returns a `Pending`. If `torch.cat` gets this object, the op is called. If any other PyTorch function gets it, the GELU
+is computed first, as in the original model.
 
-Imports PyTorch alone: `kda apply` copies this file beside the solutions.
+This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def chain(attn: torch.Tensor, mlp: torch.Tensor) -> torch.Tensor:
-    """What the two statements do: attn, and behind it the GELU of mlp, along the last dimension."""
+    """The two original statements: attn, then the GELU of mlp, concatenated along the last dimension."""
     return torch.cat((attn, torch.nn.functional.gelu(mlp, approximate="tanh")), dim=-1)
 
 
 class Pending:
-    """The GELU of `x`, which nobody has computed yet. PyTorch asks it what a call with it means."""
+    """The GELU of `x`, not yet computed. PyTorch functions that get one call `__torch_function__`."""
 
     def __init__(self, x: torch.Tensor, activation: torch.nn.Module, call: Call) -> None:
         self.x, self.activation, self.call = x, activation, call
@@ -41,7 +42,7 @@ class Pending:
 
     @staticmethod
     def _fused_cat(tensors: Any = (), dim: Any = 0, **others: Any) -> torch.Tensor | None:
-        """What the op makes of this `torch.cat`; None where it is another one than the op's."""
+        """The op's result for this `torch.cat`; None if the arguments are not those that the op replaces."""
         if others or len(tensors) != 2 or not isinstance(tensors[0], torch.Tensor):
             return None
         first, second = tensors
@@ -51,21 +52,21 @@ class Pending:
 
 
 class DeferredGelu(torch.nn.Module):
-    """In the place of a tanh GELU. For torch.compile it is that GELU."""
+    """A module in place of a tanh GELU. Under torch.compile it runs that GELU."""
 
     def __init__(self, activation: torch.nn.Module, call: Call) -> None:
         super().__init__()
         self.activation, self.call = activation, call
 
     def forward(self, x: torch.Tensor) -> Any:
-        """The GELU of x, later."""
+        """A `Pending` for the GELU of x."""
         if torch.compiler.is_compiling():
             return self.activation(x)
         return Pending(x, self.activation, self.call)
 
 
 def defer(block: torch.nn.Module, name: str, call: Call) -> None:
-    """Put `call` where `block` activates by its module `name` and appends the result to something.
+    """Use `call` for the block's GELU, its module `name`, and the `torch.cat` that follows.
 
     Raises:
         ValueError: the module is no tanh GELU; names it.
@@ -77,14 +78,14 @@ def defer(block: torch.nn.Module, name: str, call: Call) -> None:
 
 
 def original(block: torch.nn.Module, name: str) -> torch.nn.Module:
-    """The block's own module, whatever stands in its place."""
+    """The block's own activation, even if a `DeferredGelu` is in its place."""
     module = getattr(block, name)
     activation: torch.nn.Module = module.activation if isinstance(module, DeferredGelu) else module
     return activation
 
 
 def _computed(value: Any) -> Any:
-    """`value` with what is pending in it computed."""
+    """`value` with every `Pending` in it computed."""
     if isinstance(value, Pending):
         return value.activation(value.x)
     if isinstance(value, (list, tuple)):

@@ -1,10 +1,11 @@
-"""Slices of table + temb that nobody has added up yet, so that ops can add them where they use them.
+"""Delay the sum table + temb of modulation slices, so that ops can add the two when they use a slice.
 
 Wan's block makes six slices of one tensor and passes them to its layers, as shift, scale and gate. Here it gets
-`Slice`s instead, and the layers of `LAYERS` give them to an op. Where they cannot, they get the tensors, as if nothing
-had been. Nobody else in the block looks at a slice but for its dtype; the file of the class is pinned by its hash.
+`Slice` objects instead, and the layers of `LAYERS` give them to an op. If no op takes the call, the layer gets the
+tensors, as in the original model. Other code of the block only reads a slice's dtype, and the hash of the class's file
+is pinned.
 
-Imports PyTorch alone: `kda apply` copies this file beside the solutions.
+This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class Refused(Exception):
 
 
 def refuse(*_args: Any, **_kwargs: Any) -> Any:
-    """In an op's place: it takes no call."""
+    """An op that takes no call."""
     raise Refused
 
 
 class Slice(NamedTuple):
-    """The sum of line `number` of a table [1, K, D] and of every token's in temb [B, S, K, D]."""
+    """Row `number` of a table [1, K, D], to be added to the same row of every token in temb [B, S, K, D]."""
 
     table: torch.Tensor
     temb: torch.Tensor
@@ -40,7 +41,7 @@ class Slice(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the sum."""
+        """The dtype of the sum."""
         return torch.float32
 
     def tensor(self) -> torch.Tensor:
@@ -49,7 +50,7 @@ class Slice(NamedTuple):
 
 
 def put(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: str, call: Callable[..., Any]) -> None:
-    """Have the module's function `name` make slices that wait, and the layers of its blocks give them to an op."""
+    """Make the module's function `name` return `Slice` objects, and the layers of the blocks give them to an op."""
     make = getattr(module, name)
     if not hasattr(make, MADE_BY):
         setattr(module, name, _deferring(make))
@@ -68,7 +69,7 @@ def take_back(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) 
 
 
 def defer(block: torch.nn.Module, op: str, call: Callable[..., Any]) -> None:
-    """Have the block's layers give slices to the op, beside those that they give them to already."""
+    """Make the block's layers give their slices to this op too; ops that were added before stay."""
     calls = vars(block).setdefault(CALLS, {})
     calls[op] = call
     for layer in block.children():

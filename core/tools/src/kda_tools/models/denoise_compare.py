@@ -13,7 +13,7 @@ from kda_judge.evidence.stats import speedup
 from kda_tools.models.perf_dumps import Dump, Run, Settings, read_run
 
 FEWEST = 3
-"""Repeats: an interval needs processes to differ between, as the judge's needs generations."""
+"""Fewest repeats of a run: an interval is over several processes, as the judge's is over several generations."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Line:
     a_ms: float
     b_ms: float
     ratio: Interval | None
-    """Above 1 B is faster. None where a repeat took no time that could be read."""
+    """A's time over B's: above 1, B is faster. None if the time of some repeat is 0."""
 
 
 def compare(a: Path, b: Path) -> tuple[Run, Run, list[Line]]:
     """The two runs and the table.
 
     Raises:
-        UsageError: one is no run, or they are not two runs of the same thing.
+        UsageError: a folder is no run, a run cannot be compared, or the settings of the runs differ.
     """
     (one, before), (other, after) = read_run(a), read_run(b)
     for folder, run, dumps in ((a, one, before), (b, other, after)):
@@ -61,7 +61,7 @@ def _demand_same(one: Settings, other: Settings) -> None:
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
-    """Keys with dots for what lies deeper."""
+    """One flat dictionary; keys of nested dictionaries are joined by dots."""
     made: dict[str, object] = {}
     for key, value in values.items():
         made |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -72,7 +72,7 @@ def table(before: Sequence[Dump], after: Sequence[Dump]) -> list[Line]:
     """End to end, denoising, the median step of each repeat, then every stage in its order.
 
     Raises:
-        UsageError: repeats have other stages, or another number of steps.
+        UsageError: the repeats differ in stages or in the number of steps.
     """
     shapes = {(tuple(s.name for s in dump.steps), len(dump.denoise_steps_ms)) for dump in (*before, *after)}
     if len(shapes) != 1:

@@ -16,7 +16,7 @@ from kda_judge.contract.strict_models import Strict, read_toml, validate
 QUANTISED = ("-4bit", "-awq", "-gptq")
 """In a model's name these make SGLang take the diffusers backend, whatever --backend says."""
 WARMUP = {"0.5.12.post1": ["--warmup"], "0.5.23": ["--warmup-mode", "request"]}
-"""The release's way to say that a request is repeated and only its second run is counted."""
+"""Release -> its options for a warm-up: the request runs twice, and only the second run is counted."""
 
 
 class Preset(Strict):
@@ -37,7 +37,7 @@ class Preset(Strict):
     image: bool = False
     gated: bool = False
     only: str | None = None
-    """The one of the pinned releases that has the model, where the other has not."""
+    """The only pinned release that has the model; None: all have it."""
     says_what_it_loaded: bool = True
     """Whether the log has a line for the transformer that says which version of it was loaded."""
     config: dict[str, bool | int | float | str] = {}
@@ -56,7 +56,7 @@ class Choice(Strict):
     warmup: bool = True
     compiled: bool = True
     sync_steps: bool = False
-    """Whether SGLang synchronises around every step, without which its step times are the host's alone."""
+    """Whether SGLang synchronises with the GPU around every step; if not, its step times are only the host's."""
     profiled: bool = False
 
 
@@ -70,7 +70,7 @@ def find_preset(name: str) -> Preset:
     """The preset of this name.
 
     Raises:
-        UsageError: there is none; names those that are nearest.
+        UsageError: there is none; the message has the nearest names.
     """
     known = presets()
     if name not in known:
@@ -157,7 +157,7 @@ def arguments(preset: Preset, choice: Choice, version: str) -> list[str]:
 
 
 def write_config(preset: Preset, folder: Path) -> list[str]:
-    """The arguments that bring what only a configuration file can say; writes it into `folder`."""
+    """Write the preset's configuration file into `folder`; returns the arguments that name it, if it has one."""
     if not preset.config:
         return []
     path = folder / "config.json"

@@ -1,7 +1,7 @@
-"""Drive `sglang generate`: several times with one setting, and stop hard where it is not SGLang's own transformer.
+"""Run `sglang generate` several times with the same settings, and fail if the transformer is not SGLang's own.
 
-A run whose log holds one of `STOPS`, that writes no dump, no picture, or no line that says which transformer was loaded
-leaves no number behind: its folder keeps the log alone.
+A run fails if its log holds one of `STOPS` or lacks the line that says which transformer was loaded, or if it writes no
+dump or no picture. No number of a failed run is kept: its folder holds only the log.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ STOPS = (
     # a generation that failed may end with exit code 0
     "generation failed:",
 )
-"""Phrases of SGLang's log, in lower case, after which no number of the run counts."""
+"""Phrases in SGLang's log, in lower case, that make a run fail."""
 NATIVE = re.compile(r"native component .*: .* is loaded")
 LOADED = re.compile(r"loaded transformer\S*: \S+ \(sgl-diffusion version\)")
 """The proof that the transformer is SGLang's own."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"
 GRACE_S = 20
-"""Between asking SGLang to end and ending it."""
+"""Seconds to wait for SGLang to end after SIGTERM, and again after SIGKILL."""
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
@@ -64,7 +64,7 @@ class Plan:
 
 
 def make(plan: Plan, report: Callable[[str], None]) -> Run:
-    """Run every repeat, write the record, and give it back; `report` gets the log's lines as they come.
+    """Run every repeat, then write and return the record; `report` gets each log line as it comes.
 
     Raises:
         UsageError: the folder holds a run already.
@@ -94,7 +94,7 @@ def make(plan: Plan, report: Callable[[str], None]) -> Run:
 
 @contextmanager
 def _discarding(folder: Path) -> Iterator[None]:
-    """Whatever ends the block early leaves the log alone in the folder."""
+    """If the block ends by an exception, remove everything but the log from the folder."""
     try:
         yield
     except BaseException:
@@ -142,7 +142,7 @@ def _repeat(plan: Plan, number: int, dump: Path, report: Callable[[str], None]) 
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """The environment of SGLang: a token for gated models only, and the Hub offline where the model is a folder."""
+    """SGLang's environment: Hub tokens only for gated models, and the Hub offline if the model is a local folder."""
     values, choice = plan.settings.values, plan.settings.choice
     local = denoise_presets.is_local(choice.model_path or values.model)
     kept = {name: value for name, value in os.environ.items() if name not in SECRETS or (values.gated and not local)}
@@ -155,10 +155,10 @@ def environment(plan: Plan) -> dict[str, str]:
 def _watched(
     command: Sequence[str], env: dict[str, str], log: Path, report: Callable[[str], None]
 ) -> tuple[list[str], int]:
-    """The lines that the command printed, and its exit code; the log has them too, without any token.
+    """Run the command; returns its printed lines and its exit code. Tokens are hidden; the lines go to the log too.
 
     Raises:
-        ArmFailed: a line is one of `STOPS`; the command was ended.
+        ArmFailed: a line holds one of `STOPS` or names a native component; the command is ended.
     """
     secrets = [env[name] for name in SECRETS if env.get(name)]
     lines = []
@@ -192,7 +192,7 @@ def _watched(
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """End the command and its workers, which are a session of their own and hold the GPU."""
+    """End the command and its workers: they are one process group and hold the GPU."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
@@ -201,7 +201,7 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def stopped(line: str) -> str | None:
-    """The part of the line that says that something else than SGLang's own code runs, or None."""
+    """The phrase in the line that shows a failure or code other than SGLang's own; None if there is none."""
     lower = line.lower()
     for phrase in STOPS:
         if phrase in lower:

@@ -26,7 +26,7 @@ def trajectory(velocity: Velocity, start: torch.Tensor, steps: int) -> list[torc
 
 
 def relative(found: torch.Tensor, reference: torch.Tensor) -> float | None:
-    """Norm of the difference over the reference's norm; None where it is not finite."""
+    """Norm of the difference over the reference's norm; None if that is not finite."""
     value = float((found.double() - reference.double()).norm() / reference.double().norm().clamp_min(1e-300))
     return value if math.isfinite(value) else None
 

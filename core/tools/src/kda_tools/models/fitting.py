@@ -1,7 +1,7 @@
-"""Calls that a later release makes with arguments which a solution does not have.
+"""Fit calls of a later release to a solution that lacks some of its arguments.
 
-Such an argument at upstream's default means what it meant before it was added: it is dropped. With any other value the
-call is one that the solution does not know, and upstream's own function answers it.
+If such an argument has upstream's default value, it changes nothing, so it is dropped. With any other value the
+solution cannot answer the call, and upstream's own function does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def named(upstream: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The one of both whose signature names upstream's arguments: a decorator may have left `*args, **kwargs`."""
+    """The function whose signature names upstream's arguments: `function` if upstream shows only `*args, **kwargs`."""
     kinds = {parameter.kind for parameter in parameters(upstream).values()}
     anything = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     return function if kinds & anything else upstream
 
 
 def unknown(function: Callable[..., Any], upstream: Callable[..., Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Which argument keeps `function` from answering a call that upstream answers; None if nothing does."""
+    """Why `function` cannot answer a call that upstream can: it lacks an argument. None if it can."""
     known, theirs = parameters(function), parameters(upstream)
     for name, value in kwargs.items():
         if name not in known and not (name in theirs and value == theirs[name].default):
@@ -35,7 +35,7 @@ def unknown(function: Callable[..., Any], upstream: Callable[..., Any], kwargs: 
 
 
 def fitted(function: Callable[..., Any], upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` without arguments at upstream's defaults, or upstream for calls that it does not know."""
+    """`function`, called without extra arguments at their defaults; calls that it cannot answer go to `upstream`."""
     theirs, known = named(upstream, function), parameters(function)
     if set(parameters(theirs)) <= set(known):
         return function

@@ -1,4 +1,4 @@
-"""Times of a step on a GPU: two arms and upstream once more, interleaved in one process."""
+"""Time a step on a GPU in one process: upstream, the subject and upstream again, interleaved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kda_judge.arms.clocks import capturing
 from kda_tools.models.protocol import Timed
 
 SAMPLE_S = 0.1
-"""Steps are added until one sample lasts this long, up to `MOST_STEPS`."""
+"""Seconds that one sample should last; it takes as many steps as that needs, at most `MOST_STEPS`."""
 MOST_STEPS = 10
 WARM_UP = 2
 
@@ -21,14 +21,14 @@ WARM_UP = 2
 def interleaved(runner: Callable[[str], Callable[[int], None]], subject: str, samples: int, seed: int) -> Timed:
     """Samples of upstream, the subject and upstream again, in a new order for each.
 
-    `runner` makes the function that does so many steps with an arm; what it raises is why the mode is refused.
+    `runner(arm)` returns a function that does a given number of steps. If it raises, the mode is refused.
     """
     try:
         upstream = runner("upstream")
         runners = {"upstream": upstream, "subject": runner(subject), "again": upstream}
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001  # whatever capturing or compiling raises is the answer
+    except Exception as error:  # noqa: BLE001  # any error of capturing or compiling is the reason
         torch.cuda.synchronize()
         return Timed(refused=f"{type(error).__name__}: {str(error)[:300]}")
     for _ in range(WARM_UP):
@@ -65,7 +65,7 @@ def replayed(step: Callable[[], Any]) -> Callable[[int], None]:
 
 
 def _clock(run: Callable[[int], None], steps: int) -> float:
-    """Seconds of so many steps, from an idle GPU to an idle GPU; the arm is put in place before the clock starts."""
+    """Seconds for `steps` steps, from idle GPU to idle GPU; `run(0)` selects the arm before the clock starts."""
     run(0)
     torch.cuda.synchronize()
     begun = time.perf_counter()

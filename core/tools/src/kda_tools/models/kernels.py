@@ -1,4 +1,4 @@
-"""Time on the GPU of one step, from torch.profiler: each kernel counts for what it was launched inside of."""
+"""Sum the GPU time of one step by kind, from torch.profiler: a kernel counts for the range that launched it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kda_tools.models.step_record import Share
 from kda_tools.traces.kernel_classes import KernelClass, classify
 
 PREFIX = "kda::"
-"""Of the profiler's ranges that `Seams.use(annotate=True)` puts around the tasks' ops."""
+"""Prefix of the profiler ranges that `Seams.use(annotate=True)` puts around the tasks' ops."""
 KINDS = {
     KernelClass.ATTENTION: "attention",
     KernelClass.GEMM: "gemm",
     KernelClass.COPY: "copy",
     KernelClass.CAT: "copy",
 }
-"""Classes that a page shows by themselves; all others are `other`."""
+"""Class -> kind that a page shows; all other classes are `other`."""
 
 
 def profiled(step: Callable[[], Any], prefix: str = PREFIX) -> Share:
@@ -44,7 +44,7 @@ def profiled(step: Callable[[], Any], prefix: str = PREFIX) -> Share:
 def traced(step: Callable[[], Any], path: Path) -> None:
     """Write one step of a warm model to `path` as a Chrome trace for `kda model trace`, with shapes and stacks.
 
-    Both take time on the host, so nothing is to be timed by it.
+    Recording shapes and stacks slows the host down, so the trace must not be used for timing.
     """
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     second = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -70,8 +70,8 @@ def middle(several: Sequence[Share]) -> Share:
 def share(events: Iterable[Mapping[str, Any]], prefix: str = PREFIX) -> Share:
     """Sums of the kernels of a chrome trace.
 
-    A kernel belongs to the innermost range or op on the host that was open when it was launched, found by the
-    correlation number that both carry.
+    A kernel belongs to the innermost range or op that was open on the host when it was launched. The launch is found by
+    the correlation number that it shares with the kernel.
     """
     spans: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
     launches: dict[Any, tuple[Any, float]] = {}

@@ -1,4 +1,4 @@
-"""The models whose step can be run, as data: `diffusion/models/models.toml`."""
+"""Read `diffusion/models/models.toml`: the models whose step can be run."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from kda_tools import checkout_folder
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]
 FOLDER = Path("diffusion") / "models"
-"""In the checkout: the known models, the lists of upstream files, and `docs/` with the ledger and its pages."""
+"""Folder in the checkout with the known models, the lists of upstream files, and `docs/`: the ledger and its pages."""
 
 
 class Patterns(Strict):
@@ -36,7 +36,7 @@ class Sizes(Strict):
     audio: Size | None = None
     """Tokens of sound, of models that make some."""
     batch: Size = 1
-    """Clips at once, as guidance makes two of one; of `ltx2` alone."""
+    """Clips in one call, as guidance makes two of one; only `ltx2` may have more than 1."""
 
 
 class Model(Strict):
@@ -53,20 +53,20 @@ class Model(Strict):
     blocks: dict[str, Size] = {}
     """Key of the configuration -> blocks of that kind in the real model."""
     autocast: bool | dict[str, bool] = False
-    """Whether the pipeline runs the class under autocast; by release where they differ."""
+    """Whether the pipeline runs the class under autocast; a value for each release if they differ."""
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
     sizes: Sizes
-    """Of the production rows."""
+    """Sizes of the request that gives production rows."""
     more: tuple[Sizes, ...] = ()
-    """Other requests of the production rows: other texts, or what each of several GPUs holds."""
+    """More requests that give production rows: other text lengths, or the part that each of several GPUs holds."""
     tiny: Sizes
-    """For a machine without a GPU."""
+    """Sizes for a machine without a GPU."""
     tokens: Size
     """Tokens of the latent that `sizes` gives; for a decoder its elements of one channel."""
     source: str
     """Where the figures come from."""
     releases: tuple[str, ...] = ()
-    """Releases that have the class; all where none is named."""
+    """Releases that have the class; empty: all of them."""
 
     @property
     def layers(self) -> int:
@@ -123,7 +123,7 @@ class KnownModels(Strict):
         return self.model(name).releases or tuple(self.releases)
 
     def pin(self, name: str, release: str) -> Pin:
-        """The wheel of a release, or a UsageError where that release is not known or lacks the model."""
+        """The wheel of a release; a UsageError if the release is not known or lacks the model."""
         if release not in (known := self.releases_of(name)):
             raise UsageError(f"--release {release}: expected {' or '.join(known)} for {name}")
         return self.releases[release]

@@ -1,7 +1,7 @@
 """`kda model lock`: list the files of the pinned wheels that models read, with their sha256.
 
-A model's fast paths import modules and compile sources when they are first taken, on a GPU. So whole folders are
-listed, by the patterns of the known models, instead of what one run on one machine happened to read.
+A model's fast paths import modules and compile sources at their first use, on a GPU. So the patterns of the known
+models list whole folders, and not only the files that one run on one machine read.
 """
 
 import hashlib

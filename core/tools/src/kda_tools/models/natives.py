@@ -1,9 +1,9 @@
-"""SGLang's fused ops outside of the tasks, and their native forms: upstream's own where it has one.
+"""Switch SGLang's fused ops outside of the tasks to their native forms, upstream's own if there are any.
 
-On the CPU the native forms of `NATIVE` stand in every arm, since the fused ones are CUDA. Fusions that a request's
-quality mounts (0.5.23) are mounted as for its default, `lossless`, and not at all in the eager arm. There, too, every
-`BitExactFusionGate` is off, `can_use_*` says no, `try_*` gives None, and the functions of `EAGER` are replaced.
-`FUSED` names the functions that need none of that, and says why.
+On the CPU every arm uses the native forms of `NATIVE`, since the fused ops need CUDA. In 0.5.23 a request's quality
+says which fusions are mounted. Here they are those of its default, `lossless`; the eager arm has none. In the eager
+arm also every `BitExactFusionGate` is off, `can_use_*` returns False, `try_*` returns None, and the functions of
+`EAGER` are replaced. `FUSED` names the functions that need none of this, and says why.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ NATIVE: dict[str, dict[str, Callable[..., Any]]] = {
 ON_CPU: dict[str, dict[str, Callable[..., Any]]] = {
     "layernorm": {"can_use_fused_inplace_qknorm_rope": _as_in_the_first_release},
 }
-"""Questions that the kernels answer by the GPU's capability: on the CPU the eager form takes what all releases have."""
+"""As `NATIVE`, for questions that the kernels answer by the GPU's capability. On the CPU the answer is yes
+for calls that all releases support, as the eager form takes them."""
 
 
 def _none(*_: object, **__: object) -> None:
@@ -105,7 +106,7 @@ EAGER: dict[str, Callable[..., Any]] = {
 }
 """Function -> its form in the eager arm. A caller that gets None takes its own path."""
 TASKS_GUARD = "can_use_fused_inplace_qknorm_rope"
-"""Stays as it is: the op behind it is a task's, and eager in the eager arm."""
+"""A `can_use_*` function that is not replaced: it guards a task's op, which is eager in the eager arm."""
 LAYER = "layers that call it run `forward_native` in the eager arm"
 GATED = "a `BitExactFusionGate` is before it"
 INSIDE = "it asks a guard itself, or its callers do, which says no"
@@ -159,7 +160,7 @@ class Natives:
         """Look through all loaded modules of SGLang for functions that have an eager form; again after a first step."""
         facade = sys.modules.get(FACADE)
         for name in EAGER.keys() & set(facade._EXPORTS) if facade is not None else ():
-            getattr(facade, name)  # some functions import it when they are called, and shall find what is put there
+            getattr(facade, name)  # load it now: later imports must get the replaced form
         for module, holder in list(sys.modules.items()):
             if not module.startswith("sglang."):
                 continue
@@ -180,7 +181,7 @@ class Natives:
         ]
 
     def use(self, *, native: bool) -> None:
-        """Native forms everywhere, or the fused ones where this machine has them."""
+        """Use the native forms everywhere, or the fused ones if this machine can run them."""
         for (module, name), (fused, plain) in self._eager.items():
             setattr(sys.modules[module], name, plain if native else fused)
         for holder, name, fused, plain in self._forms:
@@ -191,7 +192,7 @@ class Natives:
         self._mount(not native)
 
     def _shut(self, wanted: bool) -> None:
-        """Turn off the gates before kernels that give eager's bits, or turn on again what was turned off here."""
+        """Turn off the gates of kernels that give eager's bits, or turn on again those that were turned off here."""
         kind = getattr(sys.modules.get(f"{FACADE}.sites.bitexact_gate"), "BitExactFusionGate", None)
         if not wanted:
             for gate in self._gates:

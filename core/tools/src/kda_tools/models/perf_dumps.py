@@ -1,7 +1,7 @@
-"""What SGLang writes about a request (`--perf-dump-path`), and what a run of several of them is on disk.
+"""Read the perf dumps that SGLang writes for a request (`--perf-dump-path`), and the folders of recorded runs.
 
-A run is a folder: `run.json` with everything that was the same, one dump for each repeat, the log, and one image or
-clip as proof. `run.json` is written last and names the sha256 of the dumps; a folder without it is no run.
+A run is a folder: `run.json` with what all repeats share, one dump for each repeat, the log, and one image or clip as
+proof. `run.json` is written last and has the sha256 of every dump; a folder without it is no run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stage(BaseModel):
 
 
 class Step(BaseModel):
-    """One denoise step, host time; synchronised only where SGLang was asked for it."""
+    """One denoise step, host time; synchronised with the GPU only if SGLang was asked to."""
 
     step: int
     duration_ms: float = Field(ge=0, allow_inf_nan=False)
@@ -40,7 +40,7 @@ class Snapshot(BaseModel):
 
 
 class Dump(BaseModel):
-    """SGLang's own format, as 0.5.12.post1 and 0.5.23 write it; what else is in it is left alone."""
+    """A dump in SGLang's own format, as 0.5.12.post1 and 0.5.23 write it; its other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -55,7 +55,7 @@ class Dump(BaseModel):
     def denoise_ms(self) -> float:
         """Sum of the stages that denoise: those named `...DenoisingStage` or `...RefinementStage`.
 
-        A stage that comes before, `...BeforeDenoisingStage`, has the same ending and is none of them.
+        The stage `...BeforeDenoisingStage` has the same ending, but comes before the denoising and does not count.
         """
         return sum(stage.duration_ms for stage in self.steps if denoises(stage.name))
 
@@ -96,7 +96,7 @@ class Settings(Strict):
     choice: Choice
     release: str
     commit: str
-    """SGLang's: `wheel VERSION`, or the commit of the checkout that it was installed from, `+dirty` where changed."""
+    """SGLang's commit: `wheel VERSION`, or the commit of the installed checkout, with `+dirty` if it has changes."""
     gpu: str
     """Names of the GPUs."""
     driver: str
@@ -120,7 +120,7 @@ class Run(Strict):
 
 
 def sha256(path: Path) -> str:
-    """Of the file's bytes."""
+    """The sha256 of the file's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What `kda model step` and its workers say to each other: one JSON file each way."""
+"""Messages between `kda model step` and its workers: one JSON file as request and one as answer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Request(WorkerRequest):
     seed: Count
     arm: StepArm
     exports: dict[str, str]
-    """Task folder -> package of its export, of the arm `portable`."""
+    """Task folder -> folder of its export, a package; only for the arm `portable`."""
     check: bool
-    """Also look at calls, outputs, memory and the profile: the first worker's work."""
+    """Whether to record calls, outputs, memory and the profile too; only the first worker does."""
     denoise: Count
     """Steps of the denoising; 0: none."""
     modes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Request(WorkerRequest):
 
 
 class Timed(Strict):
-    """One mode, timed in one process; a reason instead of samples where it does not run."""
+    """Times of one mode in one process; a reason instead of samples if the mode does not run."""
 
     refused: str | None = None
     samples: dict[str, tuple[float, ...]] = {}
@@ -61,7 +61,7 @@ class Answer(WorkerAnswer):
     flow: tuple[Count, ...] = ()
     """Bytes of every kernel that `dataflow.fused` leaves."""
     as_on_gpu: bool = False
-    """Of a census: what the model calls for tensors on a GPU is among the calls."""
+    """Whether the calls of a census are those for tensors on a GPU."""
     fallbacks: tuple[Fallback, ...] = ()
     difference: dict[str, Amount] = {}
     drift: Drift | None = None
@@ -72,4 +72,4 @@ class Answer(WorkerAnswer):
     mounted: tuple[str, ...] = ()
     timed: dict[str, Timed] = {}
     seconds: dict[str, Amount] = {}
-    """What the process did, and how long that took."""
+    """Part of the work -> seconds that it took."""

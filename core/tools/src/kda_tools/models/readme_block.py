@@ -12,9 +12,9 @@ from kda_tools.models.step_record import Samples, StepRecord, log
 from kda_tools.publish.report import NONE, STALE, STALE_MEANS, interval, line
 
 NAME = "steps"
-"""Of the generated block."""
+"""Name of the generated block."""
 PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
-"""Of all recorded steps, with a section for each run."""
+"""The page of all recorded steps, with a section for each run."""
 NOTHING = (
     "No step of a model is recorded on a GPU yet, so milliseconds are missing here; "
     "`kda model step MODEL --record` adds them. The pictures below are of single kernels.\n"

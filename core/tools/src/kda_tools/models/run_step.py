@@ -27,14 +27,14 @@ from kda_tools.models.step_record import Mode, StepArm, StepRecord
 from kda_tools.models.worker_process import answers_of
 
 FEWEST_PROCESSES = 3
-"""Of a measurement: what a process draws at its start is part of the noise."""
+"""Fewest processes of a measurement: processes differ from their start on, which is part of the noise."""
 MODES = ("eager", "graph", "compile")
 WORKER = "kda_tools.models.worker"
 TINY_LAYERS = 2
 NOT_COMPUTED: dict[str, Any] = {"exports": {}, "check": False, "denoise": 0, "modes": (), "samples": 1, "seed": 0}
-"""Of a request that only looks at shapes."""
+"""Fields of a request that only looks at shapes."""
 DENOISE, TINY_DENOISE = 50, 2
-"""Denoising steps, and what they and the layers are without a GPU, where no number is given."""
+"""Default numbers of denoising steps: on a GPU, and without one."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Plan:
 
 
 def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None] = lambda _: None) -> StepRecord:
-    """Run one model's step with upstream's ops and with the arm's; `show` is told what every process spent its time on.
+    """Run one model's step with upstream's ops and with the arm's; `show` gets lines on the progress of each process.
 
     Raises:
         UsageError: an unknown model, release or mode, or too few processes.
@@ -204,13 +204,13 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
     for sizes in (model.sizes, *model.more):
         try:
             found.append(asked(sizes, Census.AS_ON_GPU))
-        except (ArmFailed, MissingRequirement):  # it launched a kernel outside of the tasks, which found no memory
+        except (ArmFailed, MissingRequirement):  # a kernel outside of the tasks was launched and found no memory
             found.append(asked(sizes, Census.AS_ON_CPU))
     return found
 
 
 def find_flow(name: str, release: str, layers: int | None, known: KnownModels, folder: Path, command: str) -> StepFlow:
-    """What a step with so many layers (None: all) has to move, fused as far as its dataflow allows.
+    """The bytes that a step with `layers` layers (None: all) has to move if fused as far as its dataflow allows.
 
     Raises:
         UsageError: an unknown model or release.
@@ -241,7 +241,7 @@ def find_flow(name: str, release: str, layers: int | None, known: KnownModels, f
 
 def ask(request: Request) -> Answer:
     """The answer of one worker in a fresh process. Raises what `answers_of` does."""
-    # The same is found on every machine.
+    # GPUs are hidden, so that every machine gives the same answer.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if request.census or request.flow else None
     (found,) = answers_of(WORKER, Answer, [request], env=hidden)
     return found
@@ -260,7 +260,7 @@ def deciding_hash(files: Sequence[str], model: Strict | None) -> str:
 
 
 def solution_hashes(tasks: Sequence[Task], calls: Sequence[Call]) -> dict[str, str]:
-    """Task folder -> sha256 of its solution with what it imports of kda_runtime, where `calls` has one of it."""
+    """Task folder -> sha256 of its solution and the parts of kda_runtime it imports, for every task in `calls`."""
     called = {call.task for call in calls}
     found = {}
     for task in tasks:

@@ -1,11 +1,12 @@
-"""The places in SGLang's loaded modules that hold the tasks' ops, and the arms that can be put there.
+"""Find the places in SGLang's loaded modules that hold the tasks' ops, and put one of several arms there.
 
-`upstream`  the release's own functions. On the CPU, where they cannot run, the tasks' eager modules stand for them.
-`solution`  the tasks' solutions; `portable`: their exports, which need torch and triton alone; `exact`: the solutions'
-            ops that can give upstream's bits, set to them, and upstream's own functions for the others.
+`upstream`  the release's own functions. On the CPU these cannot run, and the tasks' eager modules replace them.
+`solution`  the tasks' solutions. With `portable`: their exports, which need only torch and triton. With `exact`: the
+            solutions' ops that can give upstream's bits, set to do so, and upstream's own functions for the others.
 `eager`     upstream's native PyTorch paths: layers run `forward_native`, no fusion is mounted, the ops are eager.
-`plain`     as `upstream`, but the tasks' ops are eager; `rounded`: the same, with one more rounding of every output
-            of these ops. What these two are apart is what a single rounding of them does to a model.
+`plain`     as `upstream`, but the tasks' ops are eager.
+`rounded`   as `plain`, with one more rounding of every output of these ops. The difference between `plain` and
+            `rounded` shows what a single rounding of these outputs does to a model.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kda_tools.project.export.sources import exact_ops
 
 ARMS = ("upstream", "solution", "eager", "plain", "rounded")
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-"""How far, relatively, a rounding to the nearest may move a number."""
+"""Dtype -> the largest relative change of a number by one rounding to nearest."""
 
 
 @dataclass
@@ -45,13 +46,13 @@ class Seam:
     signature: Callable[..., Any]
     """A function with upstream's arguments by their names."""
     places: set[tuple[str, str]] = field(default_factory=set)
-    """Modules, and the names there."""
+    """(module, name in it) of every place that holds the op."""
     site: Site | None = None
-    """Where the op is no function: blocks of a model, and their activation."""
+    """The class of blocks that run the op as several statements; None if the op is a function."""
 
 
 class Seams:
-    """All seams of a release; `use` puts an arm there."""
+    """All seams of a release; `use` puts an arm into all of them."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Seams:
                 raise UsageError(f"{task.folder}: its {name} has no {op}, which upstream's arm has")
         signature = named(upstream, getattr(solution, op))
         bits = not self._exact or self._gives_bits(task, getattr(solution, op))
-        if upstream is deferred_slices.refuse:  # the chain's own ops are seams of other tasks
+        if upstream is deferred_slices.refuse:  # upstream runs statements; their ops are seams of other tasks
             arms = dict.fromkeys((*ARMS, "original"), upstream) | ({"solution": getattr(solution, op)} if bits else {})
             return Seam(task, op, arms, solution, signature, site=site)
         plain = fitted(getattr(eager, op), upstream)
@@ -110,7 +111,7 @@ class Seams:
         return Seam(task, op, arms, solution, signature, site=site)
 
     def _gives_bits(self, task: Task, solution: Any) -> bool:
-        """Have a solution's op give upstream's bits; False where it cannot."""
+        """Set a solution's op to give upstream's bits; False if it cannot."""
         with suppress(UsageError):
             if getattr(solution, "kda_op", None) and solution.kda_op.name in exact_ops(task):
                 solution.kda_op.set_exact()
@@ -118,9 +119,10 @@ class Seams:
         return False
 
     def find_places(self) -> None:
-        """Look through all loaded modules of SGLang; again after a class was imported, and after its first step.
+        """Find every place of the ops in SGLang's loaded modules; call it again after a class is imported and has run.
 
-        A facade keeps what it was asked for. So it is asked now, lest it keep what some arm put there.
+        SGLang's facade module loads a name at its first use and then keeps it. So each op's name is read here, while
+        it still gives upstream's function, and not later, when an arm may be in its place.
         """
         self.natives.find()
         facade = sys.modules.get(natives.FACADE)
@@ -130,7 +132,7 @@ class Seams:
             if facade is not None and seam.op in facade._EXPORTS:
                 getattr(facade, seam.op)
             held = list(seam.arms.values())
-            seam.places |= {  # those that are known stay, whatever is in place there now
+            seam.places |= {  # known places stay, whatever function they hold now
                 (known, name)
                 for known, module in list(sys.modules.items())
                 if known.startswith("sglang.")
@@ -145,7 +147,7 @@ class Seams:
         self.natives.attach(model)
 
     def use(self, arm: str, log: Log | None = None, annotate: bool = False) -> None:
-        """Put `arm` everywhere; counted by `log`, and named in a profile with `annotate`."""
+        """Put `arm` into every place. `log` counts the calls; with `annotate` a profile has a range for each call."""
         if arm not in ARMS:
             raise UsageError(f"arm {arm!r}: expected one of {', '.join(ARMS)}")
         self.natives.use(native=arm == "eager")
@@ -190,7 +192,7 @@ class Seams:
                 defer(block, name, call)
 
     def _rounding(self, task: Task, op: str, call: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, each of whose floating-point outputs is moved by as much as one rounding to its dtype may move it."""
+        """`call` with noise on each floating-point output, as large as the error of one rounding to its dtype."""
         contract = task.config.ops.get(op)
         inplace = [name for name in contract.outputs if name in contract.inputs] if contract else []
         signature = inspect.signature(like)
@@ -223,7 +225,7 @@ def _annotated(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def solutions_of(tasks: Sequence[Task], exports: Mapping[str, str]) -> dict[str, ModuleType]:
-    """Task folder -> its solution; where `exports` names a folder for it, the package there.
+    """Task folder -> its solution, or the exported package if `exports` names a folder for the task.
 
     Raises:
         MissingRequirement: an export is not there.

@@ -1,7 +1,7 @@
-"""What SGLang's model classes ask of the framework around them, answered for one process on a GPU or on the CPU.
+"""Stand-ins for what SGLang's model classes import from the framework around them, for one process on a GPU or CPU.
 
-A name that a step really calls is answered in full here. A name that is only imported gets a placeholder, which says
-its name when somebody calls it; `TOUCHED` keeps a list of those for the record.
+A name that a step really calls is implemented in full here. A name that is only imported gets a placeholder. Calling a
+placeholder raises an error with its name; `TOUCHED` lists all placeholders for the record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kda_judge.contract.errors import MissingRequirement
 TOUCHED: set[str] = set()
 """Placeholders that a class imported."""
 HALF_OF_SGLANG = "sglang.srt."
-"""Modules below it that are not in the lock file become placeholders: the language-model half of SGLang."""
+"""Prefix of the language-model half of SGLang: its modules that are not in the lock file become placeholders."""
 ABSENT = frozenset(
     {
         *("aiohttp", "av", "cache_dit", "cloudpickle", "cv2", "fastapi", "flashinfer", "ftfy", "imageio", "orjson"),
@@ -42,7 +42,7 @@ ABSENT = frozenset(
         ),
     }
 )
-"""Packages of servers and pipelines: where one is not installed, SGLang's modules get a placeholder, others none."""
+"""Packages of servers and pipelines. If one is not installed, only SGLang's modules get a placeholder."""
 
 FLASHINFER: Mapping[str, str] = {"0.5.12.post1": "0.6.11.post1", "0.5.23": "0.7.2"}
 """Release -> the version of flashinfer-python that its wheel requires."""
@@ -58,7 +58,7 @@ class _Named(abc.ABCMeta):
 
 
 class _Placeholder(metaclass=_Named):
-    """Survives an import and a class statement; whoever makes one really needs what it stands for."""
+    """Can be imported and subclassed; creating an instance is an error, as the step then needs the real class."""
 
     def __new__(cls, *_: object, **__: object) -> _Placeholder:
         if cls.__dict__.get("_kda_placeholder"):
@@ -93,7 +93,7 @@ def _lenient(module: str) -> Callable[[str], Any]:
 
 
 class Finder(judge.Finder):
-    """The judge's finder with this room's stand-ins, and placeholders for the language-model half of SGLang."""
+    """The judge's finder with the stand-ins of this file, and placeholders for the language-model half of SGLang."""
 
     def __init__(self, root: Any, version: str) -> None:
         super().__init__(root, version)
@@ -102,7 +102,7 @@ class Finder(judge.Finder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """An extracted file, a stand-in, or a placeholder; a ModuleNotFoundError names what is none of them."""
+        """An extracted file, a stand-in or a placeholder; for any other module a ModuleNotFoundError with its name."""
         try:
             return super().find_spec(fullname, path, target)
         except ModuleNotFoundError:
@@ -112,10 +112,10 @@ class Finder(judge.Finder):
 
 
 class Absent(importlib.abc.MetaPathFinder):
-    """Last on `sys.meta_path`: packages of `ABSENT` that nobody can import, for SGLang's own modules alone."""
+    """Last finder on `sys.meta_path`: gives SGLang's own modules placeholders for `ABSENT` packages not installed."""
 
     def __init__(self, flashinfer: str | None = None) -> None:
-        """With a version of `flashinfer`, whoever imports its kernels is told to install it: a step calls them."""
+        """With a version of `flashinfer`, importing its kernels raises an error that says to install it."""
         self._flashinfer = flashinfer
 
     def find_spec(
@@ -131,7 +131,7 @@ class Absent(importlib.abc.MetaPathFinder):
         """
         if fullname.partition(".")[0] not in ABSENT:
             return None
-        frame = sys._getframe(1)  # other libraries probe for packages: to them these are absent
+        frame = sys._getframe(1)  # find the importer: other libraries probe for packages and must not find these
         while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "importlib":
             frame = frame.f_back
         asks = str(frame.f_globals.get("__name__", ""))
@@ -160,7 +160,7 @@ def direct_register_custom_op(
     fake_impl: Callable[..., Any] | None = None,
     **_: object,
 ) -> None:
-    """Define `sglang::op_name`, its implementation where this process runs, and its fake."""
+    """Define `sglang::op_name`, its implementation for this machine's device, and its fake."""
     _library.define(op_name + torch.library.infer_schema(op_func, mutates_args=mutates_args))
     _library.impl(op_name, op_func, "CUDA" if torch.cuda.is_available() else "CPU")
     if fake_impl is not None:
@@ -199,7 +199,7 @@ def answers() -> Mapping[str, Mapping[str, object]]:
 
 
 def _quantization(name: str) -> Any:
-    """The base class is real; the methods, which import half of SGLang, are left out."""
+    """The real base class; placeholders for the methods, which would import half of SGLang."""
     package = "sglang.multimodal_gen.runtime.layers.quantization"
     if name == "QuantizationConfig":
         return importlib.import_module(f"{package}.configs.base_config").QuantizationConfig
@@ -219,7 +219,7 @@ def rotate_in_place(
     """Flashinfer's `apply_rope_with_cos_sin_cache_inplace` in PyTorch: float32, rounded once.
 
     query and key are [tokens, heads * head_size]; cos_sin_cache is [positions, width], cosines first. The first `width`
-    elements of each head are turned.
+    elements of each head are rotated.
     """
     width = cos_sin_cache.shape[-1]
     cos, sin = cos_sin_cache[positions][:, None].float().chunk(2, -1)
@@ -244,15 +244,15 @@ def jit(name: str, *modules: str) -> Any:
         try:
             return getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
-            if not module.startswith(error.name or "?"):  # the module is there, and lacks another one
+            if not module.startswith(error.name or "?"):  # this module exists, but one that it imports does not
                 raise
     raise MissingRequirement(f"none of {', '.join(modules)} is in the lock file")
 
 
 def other_packages() -> Mapping[str, Mapping[str, object]]:
-    """Stand-ins for compiled packages that are not installed: their ops by the JIT kernels of the same wheel.
+    """Stand-ins for compiled packages that are not installed: their ops run the JIT kernels of the same wheel.
 
-    Where flashinfer is installed, the norms are its own, as sgl_kernel's are on a GPU.
+    If flashinfer is installed, the norms on a GPU are flashinfer's, as they are in sgl_kernel.
     """
     real: Any = importlib.import_module("flashinfer.norm") if _on_gpu_with("flashinfer") else None
 
@@ -316,7 +316,7 @@ def other_packages() -> Mapping[str, Mapping[str, object]]:
 
 
 def install_other_packages() -> tuple[str, ...]:
-    """Put `other_packages` where the real ones are not installed; the names of those that are stand-ins."""
+    """Install `other_packages` for packages that are missing here; returns the names of these packages."""
     placed = []
     for name, attributes in other_packages().items():
         top = name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""What `kda model flow --record` leaves behind: one JSON line in `diffusion/models/docs/flows.jsonl`."""
+"""The record that `kda model flow --record` writes: one JSON line in `diffusion/models/docs/flows.jsonl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hotspots of an upstream step: a line of `diffusion/models/docs/hotspots.jsonl` for each profile that was kept.
+"""Record the hotspots of an upstream step: a line of `diffusion/models/docs/hotspots.jsonl` for each kept profile.
 
 Limits are not recorded. They are derived from the tasks' ledgers, so that a page shows a better limit as soon as one is
 recorded.
@@ -24,7 +24,7 @@ from kda_tools.traces.trace_read import TraceFile
 
 
 class StepHotspots(StepFacts):
-    """One profile of upstream's step, by the run of `kda model step` that kept it; microseconds a step."""
+    """One profile of upstream's step, with the facts of the run that kept it; times in microseconds a step."""
 
     gpu: str
     noisy: tuple[str, ...]
@@ -37,15 +37,15 @@ class StepHotspots(StepFacts):
 
 @dataclass(frozen=True)
 class StepCeiling:
-    """What a step's GPU time becomes; microseconds."""
+    """A step's GPU time in microseconds: as measured, and with faster kernels."""
 
     gpu_us: float
     at_limit_us: float
-    """Every kernel that is bound by bytes takes what its bytes do."""
+    """Time if every kernel that is bound by bytes runs at the device limit."""
     fused_us: float | None
-    """In their place are the kernels of `dataflow.fused`; None: nobody looked for them."""
+    """Time if the kernels of `dataflow.fused` replace those that are bound by bytes; None: no flow is recorded."""
     without_us: float
-    """None of them is left."""
+    """Time if all kernels that are bound by bytes are gone."""
 
 
 def log(folder: Path) -> Path:
@@ -84,7 +84,7 @@ def read_trace(trace: Path, step: StepRecord, root: Path) -> StepHotspots:
 
 
 def ceiling(found: StepHotspots, limits: Mapping[str, CopyLimit], flows: Iterable[StepFlow] = ()) -> StepCeiling | None:
-    """The ceilings of one profile; None where no limit of its GPU is known."""
+    """The ceilings of one profile; None if no limit of its GPU is known."""
     limit = limits.get(found.gpu)
     if limit is None:
         return None

@@ -1,6 +1,6 @@
-"""What a run of `kda model step` leaves behind: one JSON line in `diffusion/models/docs/steps.jsonl`.
+"""The record of a run of `kda model step`: one JSON line in `diffusion/models/docs/steps.jsonl`.
 
-Samples and per-step errors are kept; intervals and the verdict on the numerics can be computed again from them.
+It holds samples and per-step errors, so intervals and the verdict on the numerics can be computed again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kda_tools.models.known_models import Sizes
 SCHEMA_VERSION: Final = 1
 StepArm = Literal["upstream", "solution", "portable", "exact"]
 BOUND: Final = 1.5
-"""How much further from eager the solution may end than the larger of upstream and one rounding of each output."""
+"""Largest allowed ratio of the solution's error to eager to the larger of upstream's and of one rounding per output."""
 Samples = tuple[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], ...]
 """One tuple for each process: microseconds of one step."""
 Errors = tuple[float | None, ...]
-"""One number for each denoising step; None where it is not finite."""
+"""One error for each denoising step; None if it is not finite."""
 
 
 class Mode(Strict):
@@ -33,15 +33,15 @@ class Mode(Strict):
     """Why the class does not run this way; the other fields are then empty."""
     upstream: Samples = ()
     subject: Samples = ()
-    """Sample i of a process was taken right beside sample i of `upstream`."""
+    """The arm's samples; sample i of a process was measured next to sample i of `upstream`."""
     again: Samples = ()
     """Upstream a second time: A/A."""
     speedup: Interval | None = None
     noise: Interval | None = None
-    """A/A: upstream over upstream, 1 but for noise."""
+    """The A/A ratio, upstream over upstream; it differs from 1 only by noise."""
 
     def wrong(self) -> str | None:
-        """That the intervals do not follow from the samples; None where they do."""
+        """An error text if the intervals do not follow from the samples; None if they do."""
         if self.refused is not None:
             return None
         expected = (stats.speedup(self.upstream, self.subject), stats.speedup(self.upstream, self.again))
@@ -58,7 +58,7 @@ class Share(Strict):
 
 
 class Profile(Strict):
-    """Steps of either arm under torch.profiler, eager, in turn: of each kind the median."""
+    """Medians by kind over several eager steps of both arms, profiled in turn by torch.profiler."""
 
     upstream: Share
     subject: Share
@@ -70,7 +70,7 @@ class Curve(Strict):
     relative: Errors
     """Norm of the difference over the norm of the second arm's latent."""
     psnr_db: Errors
-    """Peak signal to noise; the peak is the second arm's range. None where the latents are equal."""
+    """Peak signal to noise in dB; the peak is the range of the second arm's latent. None if the latents are equal."""
 
 
 class Drift(Strict):
@@ -83,9 +83,10 @@ class Drift(Strict):
     rounding: Curve
     """What one more rounding of each output of the tasks' ops does: `rounded` against `plain`."""
     ratio: Amount | None
-    """Last step: solution to eager over the larger of upstream to eager and `rounding`. None: nothing to divide by."""
+    """At the last step: the error of solution to eager over the larger of upstream to eager and `rounding`. None if the
+    divisor is 0 or an error is not finite."""
     within: bool
-    """Whether that is at most `BOUND`; also where the solution ends where eager does."""
+    """Whether `ratio` is at most `BOUND`; also true if the divisor is 0 and the solution ends exactly at eager."""
 
 
 class StepRecord(Strict):
@@ -99,7 +100,7 @@ class StepRecord(Strict):
     model: str
     release: str
     arm: StepArm
-    """What stands against upstream; `upstream`: nothing, the run shows what upstream's step is made of."""
+    """The arm that is compared with upstream; `upstream`: none, the run only shows the parts of upstream's step."""
     sizes: Sizes
     tiny: bool
     """Whether the sizes are not those of production."""
@@ -110,11 +111,12 @@ class StepRecord(Strict):
     commit: Annotated[str, Field(pattern="^([0-9a-f]{40}|unknown)$")]
     dirty: bool
     hashes: dict[str, Digest]
-    """Task folder -> its solution with what it imports of kda_runtime; `models` -> this room and the model's entry."""
+    """Task folder -> hash of its solution and the parts of kda_runtime it imports; `models` -> hash of the files of the
+    tools that run the step, and of the model's entry."""
     wheel: str
     """Package, version and sha256."""
     files: Digest
-    """Of the lock file that lists what was read of it."""
+    """sha256 of the lock file that lists the wheel's files that may be read."""
     versions: dict[str, str]
     machine: Machine
     standins: tuple[str, ...]
@@ -129,7 +131,7 @@ class StepRecord(Strict):
     """Relative error of one step's output, by pair of arms."""
     drift: Drift | None
     modes: dict[str, Mode]
-    """Empty where nothing was timed: there was no GPU."""
+    """Name of a mode -> its times; empty without a GPU, as nothing is timed."""
     profile: Profile | None
     peak_bytes: dict[str, Count]
     """Arm -> most memory that PyTorch held during an eager step."""
@@ -138,7 +140,7 @@ class StepRecord(Strict):
     node: str | None = None
     """Name of the machine within a fleet."""
     attempt: Annotated[int, Field(gt=0)] | None = None
-    """Which try this is, where a fleet repeats what was lost."""
+    """Number of the attempt, if a fleet repeats lost runs."""
 
 
 def log(folder: Path) -> Path:

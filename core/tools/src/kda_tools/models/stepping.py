@@ -1,4 +1,4 @@
-"""One model in this process: a step of it with any arm, its denoising, and what the arms' outputs are apart."""
+"""Run one model in this process: a step, and a denoising, each with the arm that is in place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stepper:
         self.call: Callable[..., Any] = built.module
 
     def step(self, **changed: Any) -> torch.Tensor:
-        """The model's output; of several, the first."""
+        """Run one step, with `changed` inputs; returns the model's output, or the first of several."""
         with self._around():
             output = self.call(**{**self.built.inputs, **changed})
         found: torch.Tensor = output[0] if isinstance(output, (tuple, list)) else output
@@ -65,7 +65,7 @@ class Stepper:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that a process may still take, on the GPU or of the machine."""
+    """Free memory in bytes, on the GPU or, without one, of the machine."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""What share of the recorded models' steps a task is."""
+"""Say which share of the recorded models' step times a task has."""
 
 from __future__ import annotations
 

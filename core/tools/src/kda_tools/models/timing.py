@@ -16,7 +16,7 @@ MODES = ("eager", "graph", "compile")
 
 
 def timed(mode: str, stepper: Stepper, seams: Seams, subject: str, samples: int, seed: int) -> Timed:
-    """Samples of one mode; a reason where the class, or an arm, does not run that way."""
+    """Samples of one mode, or the reason why the class or an arm does not run in it."""
     try:
         return interleaved(partial(_runner, mode, stepper, seams), subject, samples, seed)
     finally:

@@ -50,7 +50,7 @@ def _calls(calls: Iterable[Call]) -> Table:
 
 
 def row_of(call: Call) -> str:
-    """The row whose inputs a call has, and whether production makes it."""
+    """The row that has the call's inputs, with a note if it is no production row."""
     return f"{call.row}{'' if call.production else ' (no production row)'}" if call.row else "a new shape"
 
 
@@ -64,7 +64,7 @@ def print_step(record: StepRecord) -> None:
 
 
 def heading(record: StepRecord) -> str:
-    """Which model, of which release, how much of it, on what."""
+    """The model, its release, layers and sizes, and the device."""
     layers = f"{record.layers} of {record.layers_of_model} layers, " if record.layers_of_model else ""
     where = record.machine.before.name if record.machine.before else "CPU"
     sizes = record.sizes
@@ -115,7 +115,7 @@ def timings(record: StepRecord) -> list[str]:
 
 
 def on_gpu(record: StepRecord) -> list[str]:
-    """GPU time of a step by what its kernels were launched for, most first; peak memory; what disturbed the run."""
+    """Lines with the GPU time of a step by kind, longest first, then peak memory, then what disturbed the run."""
     lines = []
     if (profile := record.profile) is not None:
         before, after = profile.upstream, profile.subject
@@ -144,7 +144,7 @@ def _error(value: float | None) -> str:
 
 
 def _signal(curve: Curve) -> str:
-    """Of the last step."""
+    """PSNR after the last step, as text."""
     if (value := curve.psnr_db[-1]) is not None:
         return f"{value:.1f} dB"
     return "equal" if curve.relative[-1] == 0 else "not finite"

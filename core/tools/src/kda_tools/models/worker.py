@@ -1,6 +1,6 @@
-"""One fresh process of `kda model step`: `python -m kda_tools.models.worker REQUEST ANSWER`, both JSON files.
+"""The worker process of `kda model step`: `python -m kda_tools.models.worker REQUEST ANSWER`, both JSON files.
 
-It imports what it needs, and waits for a line of input before it takes the GPU.
+It first imports what it needs, then waits for a line of input before it uses the GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kda_tools.models.timing import timed
 from kda_tools.models.worker_process import await_turn, tell, work
 
 PROFILES = 3
-"""Of a step of each arm, in turn."""
+"""Number of profiles of a step of each arm; the arms take turns."""
 
 
 def answer(request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""Fresh worker processes: each is asked by one JSON file, answers by another one, and works when its turn has come."""
+"""Run worker processes: each reads a JSON request, waits for its turn, works, and writes a JSON answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WorkerRequest(Strict):
 
 
 class WorkerAnswer(Strict):
-    """What a worker found; `error` alone where it could not."""
+    """The result of a worker; only `error` and `kind` are set if it failed."""
 
     error: str | None = None
     kind: str | None = None
@@ -51,10 +51,10 @@ def answers_of(
 ) -> Iterator[Found]:
     """The answers of `python -m WORKER` in fresh processes.
 
-    All import at once, which takes longest, and work one by one. `show` is told what each one does next.
+    All workers import at the same time, which takes longest, and then work one by one. `show` gets each phase's name.
 
     Raises:
-        KdaError: of the class and with the message that the worker found; ArmFailed where it died.
+        KdaError: the error of a worker, with its class and message; ArmFailed if a worker died.
     """
     with tempfile.TemporaryDirectory(prefix="kda-model-") as folder, ExitStack() as running:
         started = [
@@ -73,7 +73,7 @@ def answers_of(
 
 
 def work(request: type[Asked], answer: type[Found], do: Callable[[Asked], Found]) -> None:
-    """A worker's main function: write what `do` found, or its error, to the file; the exit status says nothing."""
+    """A worker's main function: write the answer of `do`, or its error, to the file; the exit status shows no error."""
     try:
         found = do(request.model_validate_json(Path(sys.argv[1]).read_bytes()))
     except KdaError as error:
@@ -88,12 +88,12 @@ def await_turn() -> None:
 
 
 def tell(phase: str) -> None:
-    """In a worker: name what is done next, for whoever waits."""
+    """In a worker: name its next phase to the process that started it."""
     print(f"{PHASE}{phase}", file=sys.stderr, flush=True)
 
 
 def causes(stderr: bytes) -> str:
-    """What a process that died said last, behind what it named first: of errors that led to others, the first."""
+    """The last lines that a dead process wrote; before them its first error, as later errors may follow from it."""
     lines = stderr.decode(errors="replace").strip().splitlines()
     first = [line for line in lines[:-3] if CAUSE.search(line)][:1]
     return " | ".join([*first, *lines[-3:]])

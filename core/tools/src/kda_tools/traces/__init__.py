@@ -1,1 +1,1 @@
-"""Traces of torch.profiler: where the GPU's time went, what covers it, and which of it is worth a task."""
+"""Read traces of torch.profiler: where the GPU's time went, what already covers it, and what is worth a task."""

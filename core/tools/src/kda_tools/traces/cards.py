@@ -1,7 +1,7 @@
-"""Draft task cards: what a new hotspot of a trace is called with, what the device allows, and what it would bring.
+"""Draft task cards for new hotspots of a trace: their inputs, the device limit, and what a task would gain.
 
-A card is data, a TOML file of the schema `Card`, from which `kda new --from-trace` makes a task's folder. It is a
-draft: what it computes, and which bytes really have to move, is for a person to say.
+A card is a TOML file of the schema `Card`, from which `kda new --from-trace` makes a task's folder. It is a draft: a
+person has to say what the hotspot computes, and which bytes really have to move.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass, short_n
 from kda_tools.traces.trace_profile import Profile, Tensor
 
 LEAST_SHARE = 0.01
-"""Of the GPU's time, for a card."""
+"""Smallest share of the GPU's time for a card, 0 to 1."""
 MOST_UNATTRIBUTED = 0.05
-"""Of the GPU's time: beyond it the ranking would be of what happens to be known."""
+"""Largest unattributed share of the GPU's time, 0 to 1; with more, the ranking would only show what is known."""
 SIZES = {
     **dict.fromkeys(("double", "long", "long int", "c10::complex<float>"), 8),
     **dict.fromkeys(("float", "int", "unsigned int"), 4),
@@ -62,17 +62,17 @@ class CardRow(Strict):
     calls_per_step: Amount
     us_per_call: Amount
     share: Amount
-    """Of the GPU's time."""
+    """Share of the GPU's time, 0 to 1."""
     bytes: Count | None = None
-    """Of a call, by `bytes_rule`; None where a dtype or the shapes are unknown."""
+    """Bytes of a call by `bytes_rule`; None if a dtype or the shapes are unknown."""
     limit_us: Amount | None = None
-    """What the device needs for these bytes."""
+    """Microseconds that the device needs to move these bytes."""
     phase: str | None = None
-    """Of an inventory of several traces: which one."""
+    """Name of the phase, if the card is from an inventory of several traces."""
 
 
 class PhaseShare(Strict):
-    """What the operator takes in one phase of an inventory; as the keys of the card, which are of the largest share."""
+    """The operator's figures in one phase of an inventory. The same keys of `Card` are for the largest share."""
 
     phase: str
     share: Amount
@@ -100,15 +100,15 @@ class Card(Strict):
     calls_per_step: Amount
     us_per_step: Amount
     share: Amount
-    """Of the GPU's time."""
+    """Share of the GPU's time, 0 to 1."""
     saved_us_per_step: Amount | None = None
-    """What a kernel at its limit takes off the GPU's time, summed over rows whose limit is known; None without any."""
+    """GPU time that a kernel at its limit saves, summed over rows with a known limit; None if no row has one."""
     step_speedup_at_most: Amount | None = None
-    """Amdahl: step / (step - saved). Less where the GPU waits for the host or runs other work at the same time."""
+    """Amdahl's law: step / (step - saved). The real speedup is less if the GPU waits for the host or overlaps work."""
     limit_source: str
     bytes_rule: str
     model: str | None = None
-    """Of an inventory, as the next two."""
+    """Name of the model; this field and the next two are only set for a card from an inventory."""
     phase: str | None = None
     phases: tuple[PhaseShare, ...] = ()
     row: tuple[CardRow, ...]
@@ -144,9 +144,9 @@ def card(
     moved_by: MovedBy | None = None,
     rule: str = BYTES_RULE,
 ) -> Card:
-    """The draft for one hotspot; a missing limit leaves out what follows from it.
+    """The draft for one hotspot; without a limit, the fields that need one are None.
 
-    `moved_by` gives the bytes of a call where `rule` says more than BYTES_RULE; None from it: BYTES_RULE decides.
+    `moved_by` returns the bytes of a call by a better `rule` than BYTES_RULE; if it returns None, BYTES_RULE is used.
     """
     made, saved = [], None
     for row in rows(spot):
@@ -191,11 +191,11 @@ def card(
 
 
 def bytes_moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None, driver: int = 0) -> int | None:
-    """Bytes of a call by BYTES_RULE; None where shapes or a dtype are unknown. `driver`: what it reports of a copy."""
+    """Bytes of a call by BYTES_RULE; None if shapes or a dtype are unknown. `driver`: bytes that the driver reports."""
     kernel = spot.costs[0].source.kernel
     if driver:
         return driver * (2 if "DtoD" in kernel else 1)
-    opaque = re.search(r"OpaqueType<(\d+)u?>", kernel)  # of a list of tensors the kernel alone names the element's size
+    opaque = re.search(r"OpaqueType<(\d+)u?>", kernel)  # in a list of tensors only the kernel's name has the size
     sizes = []
     for tensor in inputs or ():
         width = SIZES.get(tensor.dtype) or (int(opaque[1]) if opaque and not tensor.dtype else None)
@@ -213,7 +213,7 @@ def bytes_moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None, driver: int = 
 
 
 def empty_folder(folder: Path) -> None:
-    """Make the folder of `write`, and refuse one that holds something: before the trace is read, not after it.
+    """Make the folder for `write`, or refuse one that is not empty; to be called before the trace is read.
 
     Raises:
         UsageError: the folder holds something, or cannot be made.

@@ -139,7 +139,7 @@ class Finding:
 
 
 def load(root: Path) -> tuple[Entry, ...]:
-    """Every entry of the checkout at `root`, by file and place, with the kernels of the tasks' solutions.
+    """Every entry of the checkout at `root`, in the order of files and lines, with the kernels of the tasks' solutions.
 
     Raises:
         UsageError: no catalogue, a file that breaks the schema, an id used twice, a task that does not exist, or a
@@ -161,7 +161,7 @@ def load(root: Path) -> tuple[Entry, ...]:
     for folder in dict.fromkeys(entry.task for entry in found.values() if entry.task is not None):
         of_task = [entry for entry in found.values() if entry.task == folder]
         for name, pattern in own_kernels(next(root.glob(f"*/{folder}/config.toml")).parent / "solution").items():
-            # Of several entries: the one whose expressions find the kernel already.
+            # If the task has several entries: the first whose patterns already match the kernel.
             entry = next((one for one in of_task if any(re.search(p, name) for p in one.fast)), of_task[0])
             found[entry.id] = found[entry.id].model_copy(update={"fast": (*found[entry.id].fast, pattern)})
     return tuple(found.values())

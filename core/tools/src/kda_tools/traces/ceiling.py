@@ -1,7 +1,7 @@
-"""The ceiling of a step: what it gains when every kernel that is bound by bytes runs at its device limit.
+"""Compute the ceiling of a step: the gain if every kernel that is bound by bytes runs at its device limit.
 
-Nothing is said of fusions. A trace holds no outputs and no addresses, so it cannot show which kernel reads what another
-one wrote; tensors of one shape need not be one tensor.
+Fusions are not counted. A trace holds no outputs and no addresses, so it cannot show which kernel reads what another
+one wrote; two tensors of the same shape may be different tensors.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class SpotRow(Strict):
     """Calls with the same inputs."""
 
     bytes: Count | None
-    """Of a call, by BYTES_RULE; None: unknown."""
+    """Bytes of a call by BYTES_RULE; None: unknown."""
     us_per_call: Amount
     calls: Amount
-    """Of a step."""
+    """Calls per step."""
 
 
 class Spot(Strict):
@@ -41,11 +41,11 @@ class Spot(Strict):
 
     @property
     def us(self) -> float:
-        """Of a step."""
+        """Microseconds per step."""
         return sum(row.us_per_call * row.calls for row in self.rows)
 
     def limited(self, limit: CopyLimit) -> SpotCeiling:
-        """What it gains where every call takes what its bytes do."""
+        """The hotspot beside its limit: the gain if every call takes only the time that its bytes need."""
         known = [(row, limit.us(row.bytes)) for row in self.rows if row.bytes]
         return SpotCeiling(
             name=self.name,
@@ -73,13 +73,13 @@ class SpotCeiling:
     limit_us: float
     """The device limit of the rest: that of a call's bytes by BYTES_RULE, times the calls."""
     gain_us: float
-    """Sum of max(time - limit, 0) over calls with the same inputs. Faster than its limit is what moves less than
-    BYTES_RULE says."""
+    """Sum of max(time - limit, 0) over groups of calls with the same inputs. A call can be faster than its limit if it
+    moves fewer bytes than BYTES_RULE says."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """All of them, those that gain most first; microseconds a step."""
+    """All hotspots beside their limits, largest gain first; microseconds a step."""
 
     spots: tuple[SpotCeiling, ...]
     gpu_us: float
@@ -90,16 +90,16 @@ class Ceiling:
 
     @property
     def gain_us(self) -> float:
-        """Of a step."""
+        """Microseconds per step that all hotspots gain."""
         return sum(spot.gain_us for spot in self.spots)
 
     @property
     def unknown_us(self) -> float:
-        """Of a step."""
+        """Microseconds per step whose bytes are unknown."""
         return sum(spot.unknown_us for spot in self.spots)
 
     def data(self) -> dict[str, Any]:
-        """For `--json`, with the rule by which bytes are counted."""
+        """The data for `--json`, with the rule by which bytes are counted."""
         return {**asdict(self), "gain_us": self.gain_us, "unknown_us": self.unknown_us, "bytes_rule": BYTES_RULE}
 
 
@@ -120,7 +120,7 @@ def ceiling(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: 
 
 
 def bound_by_bytes(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]]) -> Iterator[Spot]:
-    """Those of the hotspots that are."""
+    """The hotspots that are bound by bytes."""
     for spot, found in judged:
         if spot.kind in BOUND_BY_BYTES:
             rows = tuple(

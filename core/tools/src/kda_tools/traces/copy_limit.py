@@ -1,9 +1,9 @@
-"""How fast a GPU moves bytes, from what the tasks' ledgers have measured.
+"""Find how fast a GPU can move a number of bytes, from the measurements in the tasks' ledgers.
 
 Every recorded row holds its device limit: how long the judge's own stream took for as many bytes, on that GPU, in that
-run. Out of the newest clean run of each task these are the measured points (bytes, us). A time is kept when no point
-that moves as many bytes or more took less: it is a limit. Between two points the limit is interpolated on logarithms;
-below the smallest it is that point's time, which is a kernel's fixed cost; beyond the largest it grows with the bytes.
+run. The newest clean run of each task gives the measured points (bytes, us). A point is kept only if no other point
+moved as many bytes or more in as little time or less. Between two points the limit is interpolated on logarithms. Below
+the smallest point it is that point's time, a kernel's fixed cost. Beyond the largest it grows in proportion.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CopyLimit:
 
 
 def copy_limit(gpu: str, tasks: Iterable[Task]) -> CopyLimit | None:
-    """The limit of the GPU of this name; None where no clean run was recorded on it."""
+    """The limit of the GPU with this name; None if no clean run was recorded on it."""
     points: list[tuple[int, float]] = []
     runs = []
     for task in tasks:

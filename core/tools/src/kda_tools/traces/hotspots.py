@@ -10,7 +10,7 @@ from kda_tools.traces.trace_profile import UNATTRIBUTED, Cost, Profile, Tensor
 
 @dataclass(frozen=True)
 class Hotspot:
-    """What one operator costs in modules of one class, or one kernel where no operator is known.
+    """The cost of one operator in modules of one class, or of one kernel if no operator is known.
 
     `name` is the operator, else the Python frame, else the kernel; `module` is the innermost module's class, or "".
     """
@@ -38,7 +38,7 @@ class Row:
     us: float
     calls: int
     moved: int
-    """Bytes that the driver reports of copies and fills; 0 when there are kernels, too."""
+    """Bytes that the driver reports for copies and fills; 0 if the calls also launch kernels."""
 
 
 def hotspots(profile: Profile) -> list[Hotspot]:
@@ -66,7 +66,7 @@ def rows(spot: Hotspot) -> list[Row]:
 
 
 def _rows(costs: tuple[Cost, ...] | list[Cost]) -> list[Row]:
-    """Calls per inputs: of kernels that one call launches, the most frequent one counts the calls."""
+    """Group the calls by inputs. If one call launches several kernels, the most frequent one counts the calls."""
     shapes: dict[tuple[Tensor, ...] | None, list[Cost]] = {}
     for cost in costs:
         shapes.setdefault(cost.source.inputs, []).append(cost)

@@ -62,18 +62,18 @@ BY_NAME = [
         ),
     )
 ]
-"""First match wins: what a fused kernel is named for first need not be what it is."""
+"""(class, pattern for a name). The first match in this order wins, not the first word in the name of a fused kernel."""
 BY_MODULE = [
     (KernelClass.NORM, re.compile(r"(RMS|Layer|Group)_?Norm", re.IGNORECASE)),
     (KernelClass.ROPE, re.compile(r"rotary|rope", re.IGNORECASE)),
     (KernelClass.ACTIVATION, re.compile(r"gelu|silu", re.IGNORECASE)),
     (KernelClass.MODULATION, re.compile(r"modulat|ada_?ln", re.IGNORECASE)),
 ]
-"""For pointwise and reduction kernels, whose names say nothing: of the innermost module."""
+"""(class, pattern for the innermost module), for pointwise and reduction kernels, whose own names say nothing."""
 FUNCTOR = re.compile(
     r"(?:elementwise|reduce)_kernel.*?\b(?!gpu_kernel_impl)(\w+(?:Functor\w*|_kernel_cuda|KernelImpl|Ops|_kernel_impl))"
 )
-"""In the name of a pointwise kernel: what it computes."""
+"""Finds the part of a pointwise kernel's name that says what it computes."""
 
 
 @cache

@@ -17,8 +17,8 @@ GLOBAL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(
 def own_kernels(solution: Path) -> dict[str, str]:
     """Name of each kernel that the solution in this folder can launch -> an expression for its name in a trace.
 
-    A Triton kernel is a `@triton.jit` function that no other one uses; it keeps its name. The CuTe DSL adds a prefix
-    and the arguments to the name of a `@cute.kernel`. A CUDA C++ kernel has its parameters behind its name.
+    A Triton kernel is a `@triton.jit` function that no other one uses; a trace shows its plain name. The CuTe DSL adds
+    a prefix and the arguments to the name of a `@cute.kernel`. A CUDA C++ kernel has its parameters after its name.
 
     Raises:
         UsageError: a file is no Python.
@@ -45,7 +45,7 @@ def own_kernels(solution: Path) -> dict[str, str]:
 
 
 def _names(function: ast.FunctionDef) -> Iterator[str]:
-    """What the function's body uses of the module; of a recursion, not itself."""
+    """All names that the function uses, without its own, which a recursion uses."""
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id != function.name:
             yield node.id

@@ -1,4 +1,4 @@
-"""What of a trace's events is needed, as columns: a few bytes per event instead of an object."""
+"""Collect the needed fields of a trace's events in columns: a few bytes per event instead of an object."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kda_judge.contract.errors import UsageError
 from kda_tools.traces.trace_read import Arguments, Event, TraceFile
 
 NONE = -1
-"""Stands for no name, no shape, no place."""
+"""The number for a missing name, shape, place or correlation."""
 STEP = "ProfilerStep#"
 """How torch.profiler names the range of a step."""
 GRAPH_LAUNCHES = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 
 
 class Scope(IntEnum):
-    """What a range on the host is; of two equal ranges the outer one has the smaller number."""
+    """Kind of a range on the host. Of two ranges with the same times, the outer one has the smaller number."""
 
     ANNOTATION = 0
     FRAME = 1
@@ -44,12 +44,12 @@ LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 SIZES = msgspec.json.Decoder(list[list[Size | list[Size]] | str | float | None])
-"""Of shapes and of strides: a list for each tensor, and a list of them for a list of tensors."""
+"""Decodes shapes or strides: one list for each tensor, and a list of lists for a list of tensors."""
 TYPES = msgspec.json.Decoder(list[str | list[str]])
 
 
 class Names:
-    """Strings, or other values, by number."""
+    """Gives each distinct value a number, counted from 0."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -213,12 +213,13 @@ class _Gathering:
 
 
 def tensors(shape: tuple[bytes, bytes, bytes]) -> list[tuple[tuple[int, ...], str, tuple[int, ...] | None]]:
-    """(dims, dtype, strides) of every tensor that an operator was given, those of lists one by one; None: not recorded.
+    """(dims, dtype, strides) of every tensor argument of an operator; strides are None if they were not recorded.
 
-    Kineto writes a number as `[]` of type "Scalar" and an absent argument as `[]` of type "", which are left out.
+    The tensors of a list are listed one by one. Kineto writes a number as `[]` of type "Scalar" and an absent argument
+    as `[]` of type ""; these are left out.
 
     Raises:
-        msgspec.ValidationError: they are not as the format has them.
+        msgspec.ValidationError: the text does not fit the format.
     """
     dims, types, strides = (
         SIZES.decode(shape[0]) if shape[0] else [],
@@ -253,7 +254,7 @@ def _element(kind: str) -> str:
 
 
 def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements lie one behind the other; strides of dimensions of length 1 do not matter."""
+    """Whether the elements follow each other without gaps; strides of dimensions of length 1 do not matter."""
     size = 1
     for length, stride in reversed(list(zip(shape, strides, strict=True))):
         if length != 1 and stride != size:

@@ -20,7 +20,7 @@ LAUNCHERS = re.compile(r"^<|(^|/)(torch|triton|cutlass|nvidia_cutlass_dsl|tvm_ff
 
 
 class Place(NamedTuple):
-    """Numbers into `TraceEvents`, `Places.modules`; NONE: nothing of the kind is around the launch."""
+    """The ranges around a launch, as indices of `TraceEvents` and `Places.modules`; NONE: there is no such range."""
 
     operator: int = NONE
     call: int = NONE
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Correlation -> where its launch was, and when that call had returned."""
+    """For each correlation, the place of its launch (`of`) and the time when the launch call returned (`returned`)."""
 
     def __init__(self, events: TraceEvents) -> None:
         self.modules: list[str] = []
@@ -92,7 +92,7 @@ class Places:
 def _in_order(
     thread: HostThread, correlations: np.ndarray, launched: np.ndarray
 ) -> Iterator[tuple[float, float, int, int | None, int]]:
-    """(start, length, name, kind, shape) of ranges and (start, 0, NONE, None, correlation) of launches, outer first."""
+    """Ranges (start, length, name, kind, shape) and launches (start, 0, NONE, None, correlation), outer first."""
     launch = len(Scope)  # sorts behind every range that begins with it
     count = len(launched)
     start = np.concatenate([np.asarray(thread.start), launched])

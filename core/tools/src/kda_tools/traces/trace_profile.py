@@ -1,4 +1,4 @@
-"""What the GPU's time went to: a trace as sums over kernels and where they were launched from."""
+"""Sum a trace up: GPU time by kernel and by the place that launched it, idle time, and gaps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Attribution(str, Enum):
     FRAME = "frame"
     """No operator, but a module or a Python frame, as of a Triton kernel launched directly."""
     ANNOTATION = "annotation"
-    """Only ranges that somebody named: it is known where, not what."""
+    """The launch lies only in ranges that the user named: they say where it is, not what it does."""
     GRAPH = "CUDA graph"
     """A graph launches all of its kernels at once; nothing says which operator each belongs to."""
     BARE = "bare launch"
     """Nothing is recorded around its launch."""
     NO_LAUNCH = "no launch"
-    """The trace has no launch with its correlation: it began before the trace, or the trace lacks CPU activities."""
+    """The trace has no launch with the kernel's correlation: it was before the trace, or CPU activities are missing."""
 
 
 LONGEST_GAPS = 10
@@ -38,7 +38,7 @@ UNATTRIBUTED = (Attribution.GRAPH, Attribution.BARE, Attribution.NO_LAUNCH)
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operator's input; strides None where none were recorded, dtype "" where a list of tensors hides it."""
+    """An operator's input. `strides` is None if not recorded; `dtype` is "" if a list of tensors hides it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,7 +47,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Source:
-    """What the time of a trace is summed over. `inputs` None: no shapes were recorded."""
+    """The key by which GPU time is summed: a kernel and the place of its launch. `inputs` None: no shapes recorded."""
 
     kernel: str
     kind: KernelClass
@@ -66,16 +66,16 @@ class Cost:
     us: float = 0.0
     launches: int = 0
     calls: int = 0
-    """Of the operator: one call may launch a kernel several times."""
+    """Calls of the operator; one call may launch a kernel several times."""
     moved: int = 0
     """Bytes of copies and fills, as the driver reports them."""
 
 
 class Gap(NamedTuple):
-    """An idle time of the GPU, and how much of it the host is to blame for."""
+    """An idle time of the GPU, and the part of it that the host caused."""
 
     at_us: float
-    """Since the window's start."""
+    """Start of the gap, in microseconds since the window's start."""
     us: float
     host_us: float
     known: bool
@@ -88,15 +88,15 @@ class Gap(NamedTuple):
 class Profile:
     """A trace's sums, in microseconds over the whole window of `steps` steps.
 
-    - The window reaches from the first profiler step's start to the end of the last one or of the last GPU event,
-      whichever is later; without such steps from the first GPU event's start to the last one's end.
-    - gpu_us: sum over kernels, copies and fills; what overlaps counts twice.
+    - The window begins at the first profiler step. It ends with the last profiler step or the last GPU event, whichever
+      is later. Without profiler steps it goes from the first GPU event's start to the last one's end.
+    - gpu_us: sum over kernels, copies and fills; overlapping work counts twice.
     - busy_us: length of the union of their intervals. idle share = 1 - busy / span.
-    - host_us: the part of idle time in which the kernel that ends it had not been launched: for a gap [a, b) ended by a
-      kernel whose launch call returned at t, min(max(t - a, 0), b - a). Behind the last kernel nothing was launched, so
-      all of that time counts. host-bound share = host / span.
-    - unknown_us: gaps ended by a kernel whose launch the trace lacks. What is left of idle time was launched and waited
-      for the driver, an event or another stream.
+    - host_us: the part of idle time before the launch of the kernel that ends it: for a gap [a, b) ended by a kernel
+      whose launch call returned at t, min(max(t - a, 0), b - a). After the last kernel nothing was launched, so all of
+      that time counts. host-bound share = host / span.
+    - unknown_us: gaps ended by a kernel whose launch the trace lacks. In the rest of idle time a kernel was launched
+      and waited for the driver, an event or another stream.
     - communication_us: union of the communication kernels; exposed_us: the part in which nothing else ran.
     """
 
@@ -111,7 +111,7 @@ class Profile:
     host_us: float
     unknown_us: float
     before_us: float
-    """GPU time that began before the window: left out of everything else."""
+    """Time of GPU events that began before the window; they count nowhere else."""
     streams: int
     communication_us: float
     exposed_us: float
@@ -120,21 +120,21 @@ class Profile:
     """The longest ones, longest first."""
 
     def share(self, us: float) -> float:
-        """Of the GPU's time, 0 to 1."""
+        """`us` as a share of the GPU's time, 0 to 1."""
         return us / self.gpu_us if self.gpu_us else 0.0
 
     @property
     def step_us(self) -> float:
-        """Span of a step."""
+        """Microseconds of one step: the window's length over the steps."""
         return self.span_us / self.steps
 
     @property
     def idle_us(self) -> float:
-        """Of the window."""
+        """Microseconds of the window in which the GPU ran nothing."""
         return self.span_us - self.busy_us
 
     def attributed_us(self, how: Attribution) -> float:
-        """GPU time traced back that way."""
+        """GPU time of the kernels with this attribution."""
         return sum(cost.us for cost in self.costs if cost.source.attribution is how)
 
     @property
@@ -146,7 +146,7 @@ class Profile:
 class _Event(NamedTuple):
     start: float
     end: float
-    us: float  # as recorded: end - start has lost digits where the clock counts from the epoch
+    us: float  # as recorded; end - start is less exact if the clock counts from the epoch
     name: int
     kind: int
     stream: int
@@ -155,7 +155,7 @@ class _Event(NamedTuple):
 
 
 def profile(events: TraceEvents, steps: int | None = None) -> Profile:
-    """Sum a trace up. `steps`: how many it holds; None takes the profiler's own ranges, or one step without any.
+    """Sum a trace up. `steps`: how many it holds; None: as many as the profiler marked, or one if it marked none.
 
     Raises:
         UsageError: no GPU event takes any time.

@@ -1,9 +1,9 @@
 """Read a Chrome trace of any size, event by event, in little memory.
 
 A trace is one JSON document that may be gigabytes long. It is read in pieces of `PIECE` bytes, plain or gzip. A piece
-is cut where one event ends and the next begins, and decoded by msgspec, which skips every key that is not asked for.
-A candidate for such a place is `},` with a `{` behind it. It may also lie inside a string or a nested list, so the
-decoder is the proof: text that begins at an event and parses as a list of whole values ends at one.
+is cut between two events and decoded by msgspec, which skips every key that is not needed. A candidate for a cut is
+`},` followed by `{`. Such text may also be inside a string or a nested list, so the decoder decides: text that begins
+at an event and parses as a list of whole values ends with an event.
 """
 
 import gzip
@@ -38,7 +38,7 @@ Microseconds = Annotated[float, msgspec.Meta(ge=-1e20, le=1e20)]
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """What is wanted of an event's `args`; lists stay the text that they are."""
+    """The needed part of an event's `args`; lists stay undecoded JSON text."""
 
     correlation: Number | None = None
     device: Number | None = None
@@ -69,7 +69,7 @@ class Device(msgspec.Struct):
 
 
 class Header(msgspec.Struct):
-    """What stands around the events."""
+    """The part of the document outside the events."""
 
     devices: list[Device] = msgspec.field(name="deviceProperties", default_factory=list)
 
@@ -87,7 +87,7 @@ class TraceFile:
 
     @property
     def sha256(self) -> str:
-        """Of the bytes read so far."""
+        """The sha256 of the bytes read so far."""
         return self._digest.hexdigest()
 
     def batches(self) -> Iterator[list[Event]]:
@@ -95,7 +95,7 @@ class TraceFile:
 
         Raises:
             UsageError: no such file, a gzip stream that is cut off or damaged, no JSON, no `traceEvents`, an event
-                whose fields are of another type than the format's, or a file that ends inside of its events.
+                with a field of a wrong type, or a file that ends inside its events.
         """
         try:
             with self.path.open("rb", buffering=0) as raw:
@@ -161,7 +161,7 @@ class TraceFile:
         raise self._unreadable("the file ends inside of its events: it was cut off")
 
     def _around(self, text: bytes) -> bool:
-        """Whether `text` is what stands before or behind the events; keeps the devices that it names."""
+        """Whether `text` is the document's part before or after the events; keeps the devices that it names."""
         try:
             header = msgspec.json.decode(text, type=Header)
         except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""A profile as plain text for the terminal, and as data for `--json`. Times are microseconds a step."""
+"""Show a profile as plain text, with times in microseconds a step, and make its data for `--json`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def card_lines(made: Sequence[Card], names: Sequence[str]) -> Iterator[str]:
 
 
 def ceiling_lines(found: Ceiling, top: int) -> Iterator[str]:
-    """The hotspots that are bound by bytes, by what each gains at its limit, and what all of them give the step."""
+    """A table of the hotspots that are bound by bytes, largest gain at the limit first, and the step's ceiling."""
     head = ("at the device limit", "module", "class", "status", "us a step", "bytes unknown", "limit", "gain", "step")
     body: list[tuple[str, ...]] = []
     for spot in found.spots[:top]:
@@ -153,7 +153,7 @@ def ceiling_lines(found: Ceiling, top: int) -> Iterator[str]:
 
 
 def _speedup(us: float, gain: float) -> str:
-    """Amdahl; work that overlaps may gain more than there is."""
+    """The speedup by Amdahl's law; "unknown" if overlapping work gains more than the whole time."""
     return f"{us / (us - gain):.4f}" if gain < us else "unknown"
 
 
@@ -171,7 +171,7 @@ def _cut(name: str) -> str:
 
 
 def data(profile: Profile, judged: Judged, made: Iterable[Card] | None, highest: Ceiling | None) -> dict[str, Any]:
-    """Everything, for machines: names whole, times in microseconds over the whole window, shares from 0 to 1."""
+    """All data for `--json`: full names, times in microseconds over the whole window, shares from 0 to 1."""
     window = ("file", "sha256", "gpu", "steps", "recorded_steps", "span_us", "gpu_us", "busy_us", "idle_us", "host_us")
     rest = ("unknown_us", "before_us", "streams", "communication_us", "exposed_us", "unattributed_us")
     return {

@@ -27,7 +27,7 @@ HEAD = """# Drafts of rows, of a trace: docs/card.toml says which. Nothing reads
 
 
 def with_shapes(prompt: str, card: Card) -> str:
-    """The card of a task, with its section on shapes replaced by the trace's, or with one at its end."""
+    """`prompt` with its section on shapes replaced by the card's; without one, the card's comes at the end."""
     section = "\n".join(_section(card)) + "\n\n"
     if SHAPES.search(prompt) is None:
         return f"{prompt.rstrip()}\n\n{section}".rstrip() + "\n"
