@@ -284,10 +284,13 @@ def test_a_line_that_was_cut_short_and_too_many_reasons(tmp_path) -> None:
     counts = Counts(tmp_path)
     for number in range(5000):
         counts.add(Counted("f", "fell_back", f"shape {number}"))
+    counts.add(Counted("g", "taken"))
     (log,) = tmp_path.glob("*.jsonl")
     with log.open("a") as file:
         file.write('{"event": "repl')
-    assert gather(tmp_path).calls.total() == 5000
+    calls = gather(tmp_path).calls
+    assert calls.total() == 5001
+    assert calls[Counted("g", "taken")] == 1, "reasons leave counters to functions"
 
 
 def test_a_changed_file_of_the_release_is_left_alone(tmp_path) -> None:

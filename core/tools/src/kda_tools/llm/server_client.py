@@ -36,6 +36,10 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
+class ErrorAnswer(MissingRequirement):
+    """A server answers, with an error."""
+
+
 def ask(url: str, path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
     """The answer to GET, or to POST with a `body`.
 
@@ -50,7 +54,7 @@ def ask(url: str, path: str, body: Mapping[str, object] | None = None, timeout_s
             return found
     except urllib.error.HTTPError as error:
         reply = error.read(300).decode(errors="replace").strip()
-        raise MissingRequirement(
+        raise ErrorAnswer(
             f"{url}{path}: expected an answer, got HTTP {error.code}: {reply or 'nothing more'}"
         ) from None
     except (OSError, HTTPException) as error:
@@ -107,8 +111,10 @@ def alive(url: str) -> bool:
     """Whether a server answers, even with an error."""
     try:
         ask(url, "/health", timeout_s=5.0)
-    except MissingRequirement as error:
-        return "got HTTP" in str(error)
+    except ErrorAnswer:
+        return True
+    except MissingRequirement:
+        return False
     return True
 
 

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SLOTS = 4096
-"""Most counters of one process; when few are left, all new reasons share the reason `OTHERS`."""
+"""Most counters of one process."""
+RESERVED = 512
+"""So many of these are left to functions, of which there are dozens: then all new reasons share the reason `OTHERS`."""
 OTHERS = "other reasons"
 
 
@@ -59,7 +61,7 @@ class Counts:
         if (known := self._slots.get(counted)) is not None:
             return known
         with self._lock:
-            if len(self._slots) >= SLOTS - 64:  # the rest is for functions; a reason may hold any shape
+            if counted.reason and len(self._slots) >= SLOTS - RESERVED:  # a reason may hold any shape
                 counted = counted._replace(reason=OTHERS)
             if counted not in self._slots:
                 self._write({"event": "counter", "slot": len(self._slots), "counted": counted})
