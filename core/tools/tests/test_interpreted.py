@@ -22,8 +22,8 @@ def interpret(*tests, options=()):
 
 @every_task
 def test_kernels_of(task):
-    """Every fourth case. `nox -s tests-ptx` runs all cases as compiled code, in a third of the time."""
-    interpret(task.path / "tests" / "test_kernel.py", options=("-p", "core.tools.tests.every_fourth"))
+    """Every eighth case. `nox -s tests-ptx` runs all cases as compiled code, in a third of the time."""
+    interpret(task.path / "tests" / "test_kernel.py", options=("-p", "core.tools.tests.every_eighth"))
 
 
 def test_calls_that_take_a_kernel():

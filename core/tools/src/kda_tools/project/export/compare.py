@@ -21,8 +21,8 @@ from kda_judge.contract.workloads import Workload, shrink
 from kda_judge.evidence.gpu_state import has_gpu
 from kda_tools.project.export.sources import exact_ops
 
-SAMPLE = 8
-"""Most rows of an op from its frozen rows, and again from its grid, evenly spread."""
+SAMPLE = {"cuda": 8, "cpu": 4}
+"""Device -> most rows of an op from its frozen rows, and as many again from its grid, evenly spread."""
 LARGEST = 1 << 28
 """Most elements of a row's inputs, all together; larger rows are left out."""
 
@@ -102,7 +102,7 @@ def _sample(task: Task, device: str) -> Iterator[Workload]:
             if device == "cpu":
                 mine = [shrink(row, task.config.cpu.keep, task.config.cpu.shrink) for row in mine]
             mine = [row for row in mine if sum(spec.span for spec in row.inputs.values()) <= LARGEST]
-            yield from mine[:: max(-(-len(mine) // SAMPLE), 1)]
+            yield from mine[:: max(-(-len(mine) // SAMPLE[device]), 1)]
 
 
 def _demand_equal(where: str, one: Any, other: Any) -> None:

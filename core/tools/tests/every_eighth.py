@@ -1,4 +1,4 @@
-"""A pytest plugin that keeps the first, fifth, ninth case of each test function, and so on."""
+"""A pytest plugin that keeps the first, ninth, seventeenth case of each test function, and so on."""
 
 
 def pytest_collection_modifyitems(items):
@@ -6,5 +6,5 @@ def pytest_collection_modifyitems(items):
     for item in tuple(items):
         name = item.nodeid.partition("[")[0]
         seen[name] = seen.get(name, -1) + 1
-        if seen[name] % 4:
+        if seen[name] % 8:
             items.remove(item)
