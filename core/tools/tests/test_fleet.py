@@ -27,7 +27,7 @@ from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Repeat
 from kda_judge.session import Request
-from kda_tools.fleet import interference, plan_pieces, ray_pool, run_fleet
+from kda_tools.fleet import interference, piece_jobs, plan_pieces, ray_pool, run_fleet
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
@@ -44,6 +44,7 @@ from kda_tools.lab.adversaries import page
 from kda_tools.lab.adversaries.table import ADVERSARIES
 from kda_tools.lab.grid import grid_record
 from kda_tools.lab.tune import run_sweep
+from kda_tools.models import known_models, run_step
 from kda_tools.project.export import portable as export
 from kda_tools.publish import joined_runs
 from kda_tools.publish.report import publishable
@@ -141,6 +142,26 @@ def test_a_sweep_is_split_by_rows_whose_candidates_stay_together() -> None:
     assert len(pieces) >= 2
     one = plan(order(Job.TUNE, "group_norm_silu", rows=(pieces[0].items[0],)), 2)
     assert [piece.items for piece in one] == [(pieces[0].items[0],)]
+
+
+def test_a_step_of_every_model_with_every_release_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = plan(order(Job.MODEL, "flux", "hunyuan-vae"), 4)
+    known = known_models.load_models()
+    assert [(piece.subject, piece.items) for piece in pieces] == [
+        (name, (release,)) for name in ("flux", "hunyuan-vae") for release in known.releases_of(name)
+    ]
+    assert len({piece.id for piece in pieces}) == len(pieces) > 2
+    asked: list[run_step.Plan] = []
+
+    def run(plan: run_step.Plan, *_: object) -> Any:
+        asked.append(plan)
+        return SimpleNamespace(model_copy=lambda update: SimpleNamespace(model_dump_json=lambda: json.dumps(update)))
+
+    monkeypatch.setattr(run_step, "run", run)
+    question = Question(order=order(Job.MODEL, "flux"), piece=pieces[1], node="n")
+    answer = piece_jobs.model(question, pieces[1])
+    assert (asked[0].model, asked[0].release) == ("flux", known.releases_of("flux")[1])
+    assert json.loads(answer.line or "") == {"node": "n", "attempt": 1}
 
 
 def test_a_name_that_is_none(task: Task) -> None:

@@ -109,9 +109,8 @@ def model(question: Question, piece: Piece) -> Answer:
     from kda_tools.models.known_models import folder, load_models
     from kda_tools.models.run_step import Plan, run
 
-    known = load_models()
-    plan = Plan(piece.subject, known.releases_of(piece.subject)[0], command=question.order.command)
-    record = run(plan, known, folder())
+    (release,) = piece.items
+    record = run(Plan(piece.subject, release, command=question.order.command), load_models(), folder())
     return Answer(line=record.model_copy(update={"node": question.node, "attempt": question.attempt}).model_dump_json())
 
 

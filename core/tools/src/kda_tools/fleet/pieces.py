@@ -31,7 +31,7 @@ class Job(str, Enum):
     ADVERSARIES = "adversaries"
     """By adversary."""
     MODEL = "model"
-    """By model."""
+    """By model and release."""
 
 
 class Order(Strict):
@@ -61,7 +61,7 @@ class Piece(Strict):
     subject: str
     """Op or model; empty for adversaries."""
     items: tuple[str, ...] = ()
-    """Row ids or adversaries. Empty: all rows that were asked for."""
+    """Row ids, adversaries, or a model's release. Empty: all rows that were asked for."""
 
 
 class Question(Strict):

@@ -50,7 +50,10 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
     if order.job is Job.ADVERSARIES:
         return _numbered("", cut(order.names, workers))
     if order.job is Job.MODEL:
-        return tuple(Piece(id=name, subject=name) for name in order.names)
+        from kda_tools.models.known_models import load_models
+
+        pairs = [(name, release) for name in order.names for release in load_models().releases_of(name)]
+        return tuple(Piece(id=f"{name} {release}", subject=name, items=(release,)) for name, release in pairs)
     tasks = [find_task(name) for name in order.names]
     if order.job is Job.BENCH:
         found = [piece for task in tasks for piece in _bench(order, task)]
