@@ -196,7 +196,7 @@ def test_profile_from_the_command_to_the_page(checkout, on_cpu, kda, monkeypatch
 
     short = digest_md(find_task("axpy"))
     assert short is not None
-    assert short.splitlines()[4] == "**Of 2 profiled rows, what limits the solution: memory throughput on 2.**"
+    assert short.splitlines()[4] == "**What limits the solution on 2 profiled rows: memory throughput on 2.**"
     assert "registers per thread" not in short
     page = full_md(find_task("axpy"))
     assert page is not None

@@ -113,7 +113,8 @@ def _conclusions(task: Task, latest: Sequence[ProfileRecord]) -> str:
             if arm == SUBJECT:
                 kind = bound(kernels).partition(",")[0].partition(":")[0]
                 kinds[kind] = kinds.get(kind, 0) + 1
-    counted = ", ".join(f"{HELD.get(kind, kind)} on {count}" for kind, count in kinds.items())
+    several = len(latest) > 1
+    counted = ", ".join(f"{HELD.get(kind, kind)}{f' on {count}' * several}" for kind, count in kinds.items())
     arms = list(dict.fromkeys(arm for record in latest for arm in record.arms))
     head = ["row", *(f"what limits {arm}" for arm in arms), *(f"{arm} us" for arm in arms), "profiled"]
     lines = []
@@ -123,8 +124,8 @@ def _conclusions(task: Task, latest: Sequence[ProfileRecord]) -> str:
         times = [_round(_sum(one, "duration_us"), 2) if one else NONE for one in found]
         since = ", the solution has changed since" if is_outdated(task, record.provenance) else ""
         lines.append([record.row, *held, *times, f"{record.utc[:10]}{since}"])
-    rows = f"{len(latest)} profiled row{'s'[: len(latest) != 1]}"
-    conclusion = f"**Of {rows}, what limits the solution: {counted or 'nothing that ncu names'}.**"
+    rows = f"{len(latest)} profiled rows" if several else "the profiled row"
+    conclusion = f"**What limits the solution on {rows}: {counted or 'nothing that ncu names'}.**"
     return f"{conclusion}\n\n{CONCLUSIONS}\n{_table(head, lines)}"
 
 
