@@ -52,7 +52,8 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
     if order.job is Job.MODEL:
         from kda_tools.models.known_models import load_models
 
-        pairs = [(name, release) for name in order.names for release in load_models().releases_of(name)]
+        known = load_models()
+        pairs = [(name, release) for name in order.names for release in known.releases_of(name)]
         return tuple(Piece(id=f"{name} {release}", subject=name, items=(release,)) for name, release in pairs)
     tasks = [find_task(name) for name in order.names]
     if order.job is Job.BENCH:
