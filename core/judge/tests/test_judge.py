@@ -17,6 +17,7 @@ import torch
 from core.judge.tests.conftest import listen_to_interrupts
 from core.judge.tests.processes import until, workers_of
 from kda_judge.arms.arm_process import ArmProcess
+from kda_judge.arms.arm_worker import Worker
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.bench import run
 from kda_judge.contract.tasks import Task
@@ -366,6 +367,15 @@ def test_interrupt_ends_the_workers_and_keeps_what_was_measured(toy):
     assert workers_of(toy) == []
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [("bfloat16", torch.bfloat16), ("int32", torch.float64), ("float8_e4m3fn", torch.float64)]
+)
+def test_what_was_expected_before_is_remembered_as_small_as_an_output(dtype, kept):
+    values = torch.tensor([1.0, 3.0, 448.0], dtype=torch.float64)
+    assert checker.rounded(values, dtype).dtype is kept
+    assert torch.equal(checker.rounded(values, dtype).double(), values)
+
+
 @pytest.mark.parametrize(("reserved", "returned"), [(34, []), (36, [True])])
 def test_memory_that_the_oracle_used_is_for_the_arms(monkeypatch, reserved, returned):
     """More than a 32nd of the GPU's 160."""
@@ -377,6 +387,39 @@ def test_memory_that_the_oracle_used_is_for_the_arms(monkeypatch, reserved, retu
     checker.give_back("cuda:0")
     checker.give_back("cpu")
     assert given == returned
+
+
+@pytest.mark.parametrize(("reserved", "given_back"), [(34, 0), (36, 1)])
+def test_memory_that_an_arm_has_cached_is_for_the_oracle(reserved, given_back):
+    """PyTorch keeps the memory of an eager chain's intermediate results, ten times the output's."""
+    calls: list[bool] = []
+    cuda = SimpleNamespace(
+        memory_reserved=lambda: reserved, memory_allocated=lambda: 30, empty_cache=lambda: calls.append(True)
+    )
+    worker = object.__new__(Worker)
+    worker._torch, worker._spare_bytes = SimpleNamespace(cuda=cuda), 5
+    worker._give_back()
+    assert len(calls) == given_back
+
+
+@pytest.mark.parametrize("at", ["verify", "audit"])
+def test_a_row_that_the_gpu_has_no_memory_for_does_not_end_the_run(toy, monkeypatch, at):
+    judge_of = checker.ask_oracle
+    phases: list[str] = []
+
+    def oracle(reference, op, row, values):
+        if row.id.startswith("out") and phases[-1] == at:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.88 GiB. GPU 0 has less. Of the")
+        return judge_of(reference, op, row, values)
+
+    monkeypatch.setattr(checker, "ask_oracle", oracle)
+    record = bench(toy, "solution", "*", lambda _, phase: phases.append(phase.split()[0]))
+    found = {row.id: (row.verdict, row.reason) for row in record.rows}
+    assert found["inplace-64x16"][0] is Verdict.CORRECT
+    assert found["out-64x16"][0] is Verdict.ERROR
+    assert "this GPU has too little memory to judge the row: CUDA out of memory. Tried to" in found["out-64x16"][1]
+    assert not record.partial
+    assert workers_of(toy) == []
 
 
 def test_an_interrupt_blames_no_arm(toy, monkeypatch):

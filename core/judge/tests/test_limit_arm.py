@@ -95,9 +95,13 @@ EVERY_WORD = """
 import torch
 from kda_judge.arms import limit_arm
 
+limit_arm.FEW = 100
 for reads, writes in ((5000, 5000), (6400, 5000), (5000, 9004), (9000, 8)):
     source, tried = torch.arange(1, reads + 1, dtype=torch.int32), 0
-    for programs, turns, constants in list(limit_arm.streams(reads, writes, 1))[::7]:
+    found = list(limit_arm.streams(reads, writes, 1))
+    apart = [one for one in found if one[2]["APART"]]
+    assert bool(apart) == (reads != writes)
+    for programs, turns, constants in found[::7] + apart[::5]:
         target = torch.zeros(writes + 1, dtype=torch.int32)
         missing = source.clone()
         sizes = (min(reads, writes), reads, writes, turns)
@@ -185,8 +189,33 @@ def test_few_streams_are_plain():
     for sizes in ((2**24, 2**24), (2**25, 2**24), (2**12, 2**13)):
         found = [constants for _, _, constants in limit_arm.streams(*sizes, 132)]
         plain = [(one["BLOCK"], one["num_warps"]) for one in found if limit_arm.is_plain(one)]
-        assert plain == list(limit_arm.SHAPES)
+        small = min(sizes) < 2**20
+        assert plain == list(limit_arm.SHAPES) + list(limit_arm.SMALL_SHAPES) * small
         assert len(found) >= 2 * len(plain)
+
+
+def test_a_small_sum_is_also_streamed_by_as_many_programs_as_a_kernel_may_have():
+    """Eight rows of 2048 bfloat16 numbers are summed: with tiles of 512 words two programs read all, in 1.5 times the
+    time of a kernel with eight programs."""
+    reads, writes = 8 * 1024, 1024
+    programs = {count for count, _, _ in limit_arm.streams(reads, writes, 132)}
+    assert {2, 8, 64} <= programs
+    assert max(count for count, _, one in limit_arm.streams(2**24, 2**21, 132) if one["BLOCK"] >= 512) > 2**10
+    assert not [one for _, _, one in limit_arm.streams(2**24, 2**21, 132) if one["BLOCK"] < 512 or one["APART"]]
+
+
+def test_trials_of_a_slow_stream_make_few_calls(monkeypatch):
+    """A stream of 500 us, ten times in each of eight replays, would cost a hundred trials four seconds."""
+    monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
+    monkeypatch.setattr(limit_arm, "more_than_l2", Cache)
+    made = []
+
+    def slow(count):
+        made.append(count)
+        return 500 * count
+
+    assert limit_arm.fastest([slow] * 100) == 0
+    assert made.count(limit_arm.FEWEST_CALLS) > 3 * made.count(limit_arm.TRIAL_CALLS)
 
 
 def test_bulk_copies_keep_tiles_on_their_way():

@@ -1,4 +1,7 @@
-"""The float64 oracles and the contract of a row. Bytes moved are the usual: inputs read once, outputs written once."""
+"""The float64 oracles and the contract of a row. Bytes moved are the usual: inputs read once, outputs written once.
+
+They work in place on their own float64 tensors: of the largest rows one such tensor takes 7 GB.
+"""
 
 import torch
 
@@ -23,8 +26,8 @@ def fused_norm_scale_shift(
     eps: float = 1e-5,
 ) -> tuple[torch.Tensor]:
     """What y shall be: norm(x) * (1 + scale) + shift, [B, S, D] float64."""
-    normed = _norm(x.double(), weight, bias, norm_type, eps)
-    return (normed * (1 + _per_token(scale, x)) + _per_token(shift, x),)
+    normed = _norm(x.to(torch.float64, copy=True), weight, bias, norm_type, eps)
+    return (normed.mul_(1 + _per_token(scale, x)).add_(_per_token(shift, x)),)
 
 
 def fused_scale_residual_norm_scale_shift(
@@ -44,8 +47,10 @@ def fused_scale_residual_norm_scale_shift(
     decides y where r has a large offset: at 4160 two neighbours in bfloat16 are 32 apart. r is one multiply-add that is
     rounded to float32 first, as in upstream's compiled kernel; float64 holds the product of two inputs exactly.
     """
-    gated = x.double() if gate is None else _per_token(gate, x) * x.double()
-    total = residual.double() + gated
+    total = x.to(torch.float64, copy=True)
+    if gate is not None:
+        total *= _per_token(gate, x)
+    total += residual
     (y,) = fused_norm_scale_shift(total.float().to(x.dtype), weight, bias, scale, shift, norm_type, eps)
     return y, total
 
@@ -93,14 +98,17 @@ def _check_operand(name: str, shape: tuple[int, ...], x: tuple[int, ...]) -> Non
 def _norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, norm_type: str, eps: float
 ) -> torch.Tensor:
-    """[B, S, D] float64. Upstream's RMSNorm leaves out the bias; its LayerNorm takes weight and bias only together."""
+    """[B, S, D] float64, in place of x. Upstream's RMSNorm leaves out the bias; its LayerNorm takes both or none."""
     layer = norm_type == "layer"
-    wide = x - x.mean(dim=-1, keepdim=True) if layer else x
-    normed = wide / torch.sqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    if layer:
+        x -= x.mean(dim=-1, keepdim=True)
+    x /= torch.sqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps)
     if weight is None or (layer and bias is None):
-        return normed
-    normed *= weight.double()
-    return normed + bias.double() if layer and bias is not None else normed
+        return x
+    x *= weight.double()
+    if layer and bias is not None:
+        x += bias.double()
+    return x
 
 
 def _per_token(operand: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

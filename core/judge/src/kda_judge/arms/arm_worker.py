@@ -43,6 +43,8 @@ from kda_judge.contract.tensor_spec import ITEM_SIZE, span
 HELD_BYTES, HELD_SHARE = 4 << 30, 1 / 64
 """Most bytes of earlier outputs that a worker keeps, and the largest share of a GPU's memory that these take. Nine
 workers may keep as much, and guards of the same size besides."""
+SPARE_SHARE = 1 / 64
+"""Share of a GPU's memory that a worker may hold unused after a call that is verified."""
 
 
 @dataclass
@@ -96,10 +98,10 @@ class Worker:
         torch.set_grad_enabled(False)
         self._memory = Memory(spec.device)
         self._copy = torch.Tensor.copy_
-        self._held_bytes = HELD_BYTES
+        self._held_bytes, self._spare_bytes = HELD_BYTES, 0
         if spec.device.startswith("cuda"):
             total = torch.cuda.get_device_properties(spec.device).total_memory
-            self._held_bytes = min(HELD_BYTES, int(total * HELD_SHARE))
+            self._held_bytes, self._spare_bytes = min(HELD_BYTES, int(total * HELD_SHARE)), int(total * SPARE_SHARE)
         for name, method in vars(type(self)).items():  # an arm that patches the class changes nothing here
             if callable(method) and name != "__init__":
                 setattr(self, name, MethodType(method, self))
@@ -166,7 +168,15 @@ class Worker:
                 answer = self._hand_back(result)
                 made = tuple(item for item in _items(result) if isinstance(item, self._torch.Tensor))
                 row.held = _newest(row.held, self._held_bytes) + made
+        del result
+        self._give_back()
         return answer.model_copy(update={"overrun": guards.broken()})
+
+    def _give_back(self) -> None:
+        """Free what this arm has cached beyond `SPARE_SHARE`: the oracle and the other arms need memory, too."""
+        cuda = self._torch.cuda
+        if self._spare_bytes and cuda.memory_reserved() - cuda.memory_allocated() > self._spare_bytes:
+            cuda.empty_cache()
 
     def wall(self, count: int, canary: int | None) -> Timed:
         """Time `count` back-to-back calls; call number `canary` runs on the canary set."""

@@ -36,10 +36,16 @@ EVEN = 64
 SHAPES = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
 """Elements of a tile, and warps: 1 to 8 vectors of 16 bytes per thread. A norm's program holds a row of up to 32 KB,
 and reads all of it before it writes."""
+SMALL_SHAPES = ((128, 1), (256, 1), (256, 2), (512, 2))
+"""The same for streams with fewer than `FEW` of the smallest tiles above per multiprocessor. Work in smaller parts is
+spread over more multiprocessors, and is done sooner."""
+FEW = 4
 HINTS = ("", "evict_first")
 """Cache hints of loads and stores. Evict-first helps beyond L2; data of other kernels may keep such lines out of it."""
 PERSISTENT = (0, 4, 8)
 """Programs per multiprocessor that take tiles in turn, which helps where the L2 holds everything; 0: one per tile."""
+WIDEST = 2**30
+"""Most words whose places the stream counts in 32 bits."""
 LINE = 32
 """Words of a line of 128 bytes, which the bulk copies move whole."""
 BULK = ((64, 4, 3), (128, 3, 3), (128, 4, 2), (256, 3, 1), (256, 4, 1))
@@ -50,7 +56,8 @@ SHARED_BYTES = 224 << 10
 """Shared memory of a multiprocessor since Hopper, less what programs need for other things."""
 MOST_TILES = 4
 """Most tiles that a program copies in a turn, so that all turns read and write in the op's ratio."""
-TRIAL_CALLS = 10
+TRIAL_CALLS, FEWEST_CALLS = 10, 2
+"""Calls in the graph of a trial, and for streams that take long the fewest."""
 TRIAL_US, MOST_REPLAYS, TRIALS = 200, 20, 3
 """Microseconds of a trial, its most replays, and the number of trials, of which the shortest counts."""
 FINALISTS, FINAL_US, MOST_FINAL_CALLS, ROUNDS = 8, 3000, 300, 5
@@ -170,6 +177,26 @@ def _turn(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _either(  # type: ignore[no-untyped-def]
+    dst, src, zero, both, reads, writes, p, BLOCK: tl.constexpr, READ: tl.constexpr, HINT: tl.constexpr
+):
+    """Turn p: copy one tile, or once all are copied, only read (if READ) or only write a further tile."""
+    lane = tl.arange(0, BLOCK)
+    copies = tl.cdiv(both, BLOCK)
+    if p < copies:
+        at = p * BLOCK + lane
+        loaded = tl.load(src + at, mask=at < both, other=0, eviction_policy=HINT)
+        tl.store(dst + at, loaded ^ zero, mask=at < both, eviction_policy=HINT)
+    else:
+        at = both + (p - copies) * BLOCK + lane
+        if READ:
+            kept = tl.load(src + at, mask=at < reads, other=0, eviction_policy=HINT) & zero
+            tl.store(dst + lane, kept, mask=(kept != 0) & (lane < writes))  # never, which the compiler cannot know
+        else:
+            tl.store(dst + at, ~lane ^ zero, mask=at < writes, eviction_policy=HINT)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _stream(  # type: ignore[no-untyped-def]
     dst,
     src,
@@ -184,14 +211,23 @@ def _stream(  # type: ignore[no-untyped-def]
     WRITTEN: tl.constexpr,
     HINT: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    APART: tl.constexpr,
+    WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Read the first `reads` words of src and write the first `writes` of dst; the first `both` of these are a copy."""
+    """Read the first `reads` words of src and write the first `writes` of dst; the first `both` of these are a copy.
+
+    With APART a program does one of the three, and COPIED is 1.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    p = tl.program_id(0).to(tl.int64)
-    if PERSISTENT:
+    p = tl.program_id(0)
+    if WIDE:
+        p = p.to(tl.int64)
+    if APART:
+        _either(dst, src, zero, both, reads, writes, p, BLOCK, READ > 0, HINT)
+    elif PERSISTENT:
         for turn in range(p, turns, tl.num_programs(0)):
             _turn(dst, src, zero, both, reads, writes, turn, BLOCK, COPIED, READ, WRITTEN, HINT)
     else:
@@ -289,9 +325,9 @@ def more_than_l2() -> torch.Tensor:
     return torch.empty(2 * torch.cuda.get_device_properties().L2_cache_size, dtype=torch.uint8, device="cuda")
 
 
-def trial(stream: Op, other: torch.Tensor) -> float:
-    """Microseconds of `TRIAL_CALLS` calls in a CUDA graph, after `other` has filled the L2, as another arm does."""
-    graph = Graph(stream, [()] * TRIAL_CALLS, {})
+def trial(stream: Op, other: torch.Tensor, calls: int = TRIAL_CALLS) -> float:
+    """Microseconds of `calls` calls in a CUDA graph, after `other` has filled the L2, as another arm does."""
+    graph = Graph(stream, [()] * calls, {})
     graph.replay(1)
     times = min(max(round(TRIAL_US / graph.replay(1)[1]), 1), MOST_REPLAYS)
 
@@ -311,11 +347,13 @@ def fastest(streams: Sequence[Op]) -> int:
     an arm in samples, so the fastest streams are timed again.
     """
     other = more_than_l2()
-    times = [trial(stream, other) for stream in streams]
+    # Ten calls of a large row take milliseconds, and so does each of a hundred trials.
+    calls = max(FEWEST_CALLS, min(round(TRIAL_US * TRIAL_CALLS / trial(streams[0], other)), TRIAL_CALLS))
+    times = [trial(stream, other, calls) / calls for stream in streams]
     finalists = sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
     graphs = {}
     for number in finalists:
-        count = max(TRIAL_CALLS, min(round(FINAL_US * TRIAL_CALLS / times[number]), MOST_FINAL_CALLS))
+        count = max(TRIAL_CALLS, min(round(FINAL_US / times[number]), MOST_FINAL_CALLS))
         graphs[number] = Graph(streams[number], [()] * count, {})
     found: dict[int, list[float]] = {number: [] for number in finalists}
     for _ in range(ROUNDS):
@@ -335,18 +373,38 @@ def lines(tensor: torch.Tensor, words: int, block: int) -> TensorDescriptor:
 def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, dict[str, int | str]]]:
     """Grids, turns and constants to try with `_stream` for these numbers of words."""
     both = min(reads, writes)
+    parts = (both, reads - both, writes - both)
+    wide = {"APART": False, "WIDE": max(reads, writes) > WIDEST}
     for share, (block, warps), hint, each in itertools.product(shares(reads, writes), SHAPES, HINTS, PERSISTENT):
-        parts = zip((both, reads - both, writes - both), share, strict=True)
-        turns = max(-(-words // (tiles * block)) for words, tiles in parts if tiles)
+        turns = _turns(parts, share, block)
         programs = each * multiprocessors or turns
         if programs < turns or not each:
-            names = dict(zip(("COPIED", "READ", "WRITTEN"), share, strict=True))
-            yield programs, turns, {**names, "BLOCK": block, "HINT": hint, "PERSISTENT": each > 0, "num_warps": warps}
+            yield programs, turns, _constants(share, block, warps) | wide | {"HINT": hint, "PERSISTENT": each > 0}
+    if both >= FEW * multiprocessors * SHAPES[0][0]:
+        return
+    for share, (block, warps) in itertools.product(shares(reads, writes), SMALL_SHAPES):
+        turns = _turns(parts, share, block)
+        yield turns, turns, _constants(share, block, warps) | wide | {"HINT": "", "PERSISTENT": False}
+    for block, warps in (*SMALL_SHAPES, *SHAPES) if reads != writes else ():
+        turns = sum(-(-words // block) for words in parts)
+        share = (1, int(reads > writes), int(writes > reads))
+        yield turns, turns, _constants(share, block, warps) | wide | {"APART": True, "HINT": "", "PERSISTENT": False}
+
+
+def _turns(parts: tuple[int, int, int], share: tuple[int, int, int], block: int) -> int:
+    """Turns until the words that are copied, only read and only written are done, with a `share` of tiles in each."""
+    return max(-(-words // (tiles * block)) for words, tiles in zip(parts, share, strict=True) if tiles)
+
+
+def _constants(share: tuple[int, int, int], block: int, warps: int) -> dict[str, int | str]:
+    names: dict[str, int | str] = dict(zip(("COPIED", "READ", "WRITTEN"), share, strict=True))
+    return names | {"BLOCK": block, "num_warps": warps}
 
 
 def is_plain(constants: Mapping[str, int | str]) -> bool:
     """Whether these constants of `streams` are plain: one tile a turn, one program for each turn, no hints."""
-    return (constants["COPIED"], constants["HINT"], constants["PERSISTENT"]) == (1, "", False)
+    names = ("COPIED", "HINT", "PERSISTENT", "APART")
+    return tuple(constants[name] for name in names) == (1, "", False, False)
 
 
 def bulk_streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, int, dict[str, int]]]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 REDRAWN = 64
 """`redraw` changes one part in this many of an input."""
+ROUNDED = ("float32", "float16", "bfloat16")
+"""Dtypes in which a draw's expected outputs are remembered."""
 SPARE = 1 / 32
 """Share of a GPU's memory that the judge may hold unused: the oracle needs many times what an arm does."""
 
@@ -39,6 +41,13 @@ def give_back(device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def rounded(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    """In `dtype`, if it is one of `ROUNDED`."""
+    import torch
+
+    return values.to(getattr(torch, dtype)) if dtype in ROUNDED else values
+
+
 class Checker:
     """Draws inputs, asks the oracle, and notes what is wrong with the arms' outputs."""
 
@@ -46,7 +55,7 @@ class Checker:
         self._setup = setup
         self.random = random.Random()  # seeded by the system: arms must not foresee the draws
         self.previous: tuple[torch.Tensor, ...] | None = None
-        """The expected outputs of the draw before: an arm may have remembered its results."""
+        """The expected outputs of the draw before, rounded: an arm may have remembered its results."""
         self._drawn = ""
 
     def seed(self) -> int:
@@ -63,6 +72,11 @@ class Checker:
             give_back(self._setup.device)
         notes.oracle_dtype = str(expected[0].dtype).removeprefix("torch.")
         return values, expected
+
+    def remember(self, case: Case, expected: tuple[torch.Tensor, ...]) -> None:
+        """Keep a draw's expected outputs as an arm would return them: float64 takes up to four times the memory."""
+        specs = [output_spec(case.op, case.row, name) for name in case.op.outputs]
+        self.previous = tuple(rounded(one, spec.dtype) for one, spec in zip(expected, specs, strict=True))
 
     def redraw(self, case: Case, old: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """`old` with one stretch of every input drawn again: an arm that looks at a few elements sees no change."""
@@ -120,7 +134,7 @@ class Checker:
                 for output, one, other in zip(case.op.outputs, ours, outputs, strict=False) if name != subject else ():
                     known = notes.arms[name].distance
                     known[output] = further(known.get(output), distance(output, one, other))
-        self.previous = expected
+        self.remember(case, expected)
         self.hold_to_yardstick(case, notes, values, expected, errors)
 
     def _called(self, notes: ArmNotes, arm: ArmProcess, how: Mapping[str, Any]) -> Called | None:

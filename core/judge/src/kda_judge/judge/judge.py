@@ -16,7 +16,7 @@ from kda_judge.arms.arm_process import ArmProcess, Fault, Refusal, processes
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import Chosen, Counted, Ready
 from kda_judge.contract.workloads import Workload
-from kda_judge.evidence.run_record import LIMIT_ARM
+from kda_judge.evidence.run_record import LIMIT_ARM, Verdict
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.idle_arms import alone
 from kda_judge.judge.open_row import Case, footprint, traffic
@@ -85,7 +85,7 @@ class Judge:
             self.notes[row.id] = RowNotes(row, traffic(op, row, self._setup.reference), footprint(op, row), arms)
         notes = self.notes[row.id]
         slices = generation == 0 and self._checker.takes_slices(row)
-        with self._open(notes, slices, cold=measure and settings.cold) as case:
+        with self._within_memory(notes), self._open(notes, slices, cold=measure and settings.cold) as case:
             self._progress(row.id, "verify")
             if measure and self._setup.device != "cpu":
                 self._warm(case, notes)
@@ -127,7 +127,7 @@ class Judge:
         if not notes.worth_measuring(settings):
             return
         self._progress(row.id, "audit")
-        with self._open(notes) as case:
+        with self._within_memory(notes), self._open(notes) as case:
             for family in settings.families:
                 self._checker.verify(case, notes, self._checker.seed(), Family(family))
             named = (settings.subject, *settings.against)
@@ -142,6 +142,22 @@ class Judge:
                         counted, _ = arm.ask("profile", Counted, count=count)
                         notes.arms[name].kernels[kind] = counted.kernels / count
         notes.complete = True
+
+    @contextmanager
+    def _within_memory(self, notes: RowNotes) -> Iterator[None]:
+        """Let the row end in ERROR, and the others go on, where the GPU has too little memory for what the judge needs.
+
+        That is about ten times the bytes of the row's tensors, besides what every arm allocates.
+        """
+        import torch
+
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            subject = notes.arms[self._setup.settings.subject]
+            words = f"this GPU has too little memory to judge the row: {str(error).split('. Of the ')[0]}"
+            subject.fault = subject.fault or Fault(Verdict.ERROR, words)
+            torch.cuda.empty_cache()
 
     # ---- workers ----------------------------------------------------------------------------
 

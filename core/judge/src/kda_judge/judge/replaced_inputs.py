@@ -49,7 +49,8 @@ def replace_under_way(checker: Checker, case: Case, notes: RowNotes, arm: ArmNot
     for trial in range(REPLACE_TRIALS):
         # All of the inputs and a part of them in turn; once one kind was right, only the other is tried.
         whole = trial % 2 == 1 if bool(right[True]) == bool(right[False]) else not right[True]
-        old, checker.previous = checker.draw(case, notes, Family.NORMAL, checker.seed())
+        old, before = checker.draw(case, notes, Family.NORMAL, checker.seed())
+        checker.remember(case, before)
         new, expected = checker.draw(case, notes, Family.NORMAL, checker.seed()) if whole else checker.redraw(case, old)
         checker.write(case, old)
         written = [0.0]
