@@ -3,9 +3,15 @@
 import pytest
 
 SCRIPT = r"""
+import gc
+import threading
+import weakref
+from collections import defaultdict
 from dataclasses import replace
 from struct import pack
+from kda_runtime import cubin
 from kda_runtime.cubin import Address, CubinLaunch
+from kda_runtime.plans import plain_entry
 
 CUBIN = b"\x7fELF\0.nv.info.cubin$kernel_0\0.text.cubin$kernel_0\0.rela.text.cubin$kernel_0\0"
 error = ctypes.c_int.in_dll(stub, "stub_error")
@@ -64,6 +70,24 @@ print("entry misses:", entry(x, 0.25) is MISS, entry(x[1:], 0.5) is MISS)
 devices = 2
 say("elsewhere", plain.bind(), Y, X)
 
+# The plain entry binds at its first call, and nothing that it leaves behind keeps the launch.
+devices, binds, bind = 1, [], CubinLaunch.bind
+CubinLaunch.bind = lambda self, device=None: (binds.append(device), bind(self, device))[1]
+launch = replace(plain)
+entry = plain_entry(Chain((launch,), ((0, 1),), (0,)), [x], ())
+y, z = say("plain entry", lambda: (entry(x), entry(x)))
+print(f"plain entry gives: args {y.data_ptr():x} -7 {x.data_ptr():x}, args {z.data_ptr():x} -7 {x.data_ptr():x}")
+print("binds:", len(binds))
+say("addresses", lambda: [launch.run_at(Y, X) for _ in range(2)])
+torch.cuda.current_device = lambda: 1
+say("addresses elsewhere", lambda: [launch.run_at(Y, X) for _ in range(2)])
+torch.cuda.current_device = lambda: 0
+print("binds of devices:", binds)
+CubinLaunch.bind, seen = bind, weakref.ref(launch)
+del launch, entry
+gc.collect()
+print("launch is gone:", seen() is None)
+
 @triton.jit
 def three(a, b, c):
     tl.store(a, tl.load(c))
@@ -74,13 +98,58 @@ real = torch.empty_like
 torch.empty_like = lambda like, device=None: real(like, device="cpu")
 step = Launch.make(three, (1,), x, x, x, num_warps=1)
 say("at addresses", Chain((step,), ((0, 1, 2),), (0,), (torch.empty(8, device="meta"),)).run_at, Y, X)
+
+# The launch from Python, by what it asks of the driver.
+slow, calls, both = plain._slow(0x7a, 0), defaultdict(list), threading.Barrier(2, timeout=60)
+contexts = {"cuCtxGetCurrent": 1}
+
+def fake(name, *given):
+    mine = calls[threading.current_thread().name]
+    if name == "cuLaunchKernelEx":
+        config, kernel, params, _ = given
+        both.wait()  # both threads have put their addresses in
+        values = [ctypes.c_uint64.from_address(param).value for param in params]
+        mine.append((config._obj.stream, *map(hex, values)))
+        both.wait()
+    elif name == "cuCtxGetCurrent":
+        given[0]._obj.value = contexts[name]
+    else:
+        mine.append(name)
+
+class Switch:
+    def __init__(self, device):
+        self.device = device
+
+    def __enter__(self):
+        calls[threading.current_thread().name].append(f"to {self.device}")
+
+    def __exit__(self, *raised):
+        pass
+
+def two(what, **streams):
+    calls.clear()
+    threads = [
+        threading.Thread(target=slow, args=(Y + 16 * i, X + i), name=name) for i, name in enumerate(streams)
+    ]
+    torch._C._cuda_getCurrentRawStream = lambda device: streams[threading.current_thread().name]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"{what}:", *(calls[name] for name in streams))
+
+cubin._call, torch.cuda.device = fake, Switch
+two("two threads", one=1, two=2)
+contexts["cuCtxGetCurrent"], torch.cuda.current_device = None, lambda: 1
+two("two threads elsewhere without a context", one=3, two=3)
+print("one address too few:", raises(ValueError, slow, Y))
 """
 
 
 @pytest.fixture(scope="module", params=["native", "triton"])
 def launched(stub, request):
     lines = stub.run(SCRIPT, KDA_LAUNCH=request.param)
-    makes = {"native": ("Launch", "Entry"), "triton": ("partial", "function")}
+    makes = {"native": ("Launch", "Entry"), "triton": ("function", "function")}
     assert (lines["how"], lines["entry is"]) == makes[request.param]
     return lines
 
@@ -130,6 +199,7 @@ def test_errors_name_the_kernel_and_what_was_expected(launched):
     assert launched["other parameters"] == (
         "kernel one: expected parameters of [8, 4, 8] bytes, its cubin has [8, 4, 8, 4]"
     )
+    assert launched["one address too few"] == "zip() argument 2 is shorter than argument 1"
     assert launched["no kernel"] == "expected a cubin with one kernel, got ['a', 'b']"
 
 
@@ -153,3 +223,32 @@ def test_chain_at_addresses_has_scratch_of_its_own(launched):
     y, scratch, x = launched["at addresses"].split(" args ")[1].split()[:3]
     assert (y, x) == ("7f0000001000", "7f0000002000")
     assert scratch not in (y, x)
+
+
+def test_plain_entry_binds_at_its_first_call(launched):
+    first, second = launched["plain entry gives"].split(", ")
+    assert launched["plain entry"] == f"{GEOMETRY} {first}, {GEOMETRY} {second}"
+    assert launched["binds"] == "1"
+
+
+def test_launch_is_bound_once_for_each_device(launched):
+    assert launched["addresses"].count("args 7f0000001000 -7 7f0000002000") == 2
+    assert launched["addresses elsewhere"].count("args 7f0000001000 -7 7f0000002000") == 2
+    assert launched["binds of devices"] == "[None, 0, 1]"
+
+
+def test_forgotten_launch_goes(launched):
+    """Also from the C launcher, whose objects Python does not look for cycles in."""
+    assert launched["launch is gone"] == "True"
+
+
+def test_two_threads_do_not_mix_their_addresses_and_streams(launched):
+    minus_seven = hex(2**32 - 7)
+    one = (1, "0x7f0000001000", minus_seven, "0x7f0000002000")
+    two = (2, "0x7f0000001010", minus_seven, "0x7f0000002001")
+    assert launched["two threads"] == f"{[one]} {[two]}", "and no thread leaves its device"
+
+
+def test_python_launch_changes_the_device_and_makes_a_context_where_it_has_to(launched):
+    before = "['to 0', 'cuDevicePrimaryCtxRetain', 'cuCtxSetCurrent', (3,"
+    assert launched["two threads elsewhere without a context"].count(before) == 2

@@ -42,6 +42,31 @@ y = {name}.triton_one_pass_rms_norm(x, w)
 torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (128,), w, 1e-6))
 """
 
+BINDS = """
+import torch
+from exported import dsl
+from exported._kda import cubin
+from exported._kda.launch import Chain
+from exported._kda.plans import plain_entry
+from exported.cluster import ClusterLaunch
+from exported.plans import Config
+loaded, checked, launched = [], [], []
+cubin._loaded = lambda *given: loaded.append(given) or 7
+cubin._call = lambda name, *given: name == "cuLaunchKernelEx" and launched.append(1)
+dsl.code = lambda *_: b""
+torch.cuda.current_device = lambda: 0
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+torch._C._cuda_getCurrentRawStream = lambda _: 5
+cubin.CubinLaunch._check_params = lambda *_: checked.append(1)
+x, weight = torch.zeros(2, 8, 4, 16, dtype=torch.float16), torch.zeros(8, dtype=torch.float16)
+config = Config("cluster", 8, 1, blocks=8)
+launch = ClusterLaunch((torch.float16,) * 3, (16, 8, 8, 4, 2), 0.5, config, Chain((), ()))
+entry = plain_entry(Chain((launch,), ((0, 1, 2, 3),), (0,)), (x, weight, weight), ())
+for _ in range(3):
+    entry(x, weight, weight)
+print(len(loaded), len(checked), len(launched))
+"""
+
 
 def python(script, folder):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(folder)}
@@ -91,6 +116,15 @@ def test_imports_nothing_else(runtime, absent, tmp_path):
     folders = [tmp_path, *([ROOT / "core" / "runtime" / "src"] if runtime else [])]
     done = python(WITHOUT_KDA.format(names=absent.split()) + CALL.format(name="exported"), ":".join(map(str, folders)))
     assert done.returncode == 0, done.stderr
+
+
+def test_binds_a_kernel_of_the_dsl_once(tmp_path):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    (task,) = (task for task in TASKS if task.op == "group_norm_silu")
+    export(task, tmp_path / "exported", "plain", runtime=False)
+    done = python(WITHOUT_KDA.format(names=["kda_runtime"]) + BINDS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1 1 3\n", "loaded, parameters checked, launched"
 
 
 def test_with_the_runtime_it_carries_no_copy(tmp_path):

@@ -16,7 +16,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import AddressSpace, BFloat16, Float16, Float32, Int32, Int64, Uint16, Uint32, Uint64
 
-from kda_runtime.cubin import Address, CubinLaunch
+from kda_runtime.cubin import Address, Bindable, CubinLaunch
 from kda_runtime.cute_compile import cute_cubin
 from kda_runtime.launch import Binary, Chain, Run
 
@@ -198,7 +198,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class CuteLaunch:
+class CuteLaunch(Bindable):
     """One launch of a CuTe DSL kernel, in the manner of `kda_runtime.launch.Launch`.
 
     The kernel takes addresses, numbers, eps and constants. `function`, which launches it, takes them as plain tuples.
@@ -236,6 +236,7 @@ class CuteLaunch:
         """The launch of this machine code."""
         blocks, cluster, numbers, shared_bytes = self.shape()
         addresses = [Address.ALIGNED] * 2 + [Address.ANY] * (2 + self.scratch)
+        other = self.otherwise  # a name of its own, because what is bound must not refer to this object
         return CubinLaunch(
             name=self.name,
             cubin=cubin,
@@ -245,7 +246,7 @@ class CuteLaunch:
             cluster=cluster,
             dynamic_shared_bytes=shared_bytes,
             dependent=self.config.pdl,
-            otherwise=lambda *addresses: self.otherwise.run_at(*addresses[:4]),  # without scratch
+            otherwise=lambda *addresses: other.run_at(*addresses[:4]),  # without scratch
         )
 
     @property
@@ -270,14 +271,6 @@ class CuteLaunch:
         """Compile for a CUDA device (default: the current one): a function of the addresses."""
         major, minor = torch.cuda.get_device_capability(device)
         return self.with_code(code(type(self), self.constants, f"sm_{major}{minor}a")).bind(device)
-
-    def run(self, *tensors: torch.Tensor) -> None:
-        """Launch on the current stream of their device."""
-        self.bind(tensors[0].device.index)(*(tensor.data_ptr() for tensor in tensors))
-
-    def run_at(self, *addresses: int) -> None:
-        """The same for the addresses of tensors on the current device."""
-        self.bind()(*addresses)
 
 
 @functools.cache

@@ -97,8 +97,10 @@ def test_call_is_one_launch(bound):
     assert launch.name == "cluster_kernel"
     assert launch.cubin.endswith(b"sm_90a")
     assert entry(normal(2, 8, 64), weight, bias, 4, 0.5) is MISS
+    entry(x, weight, bias, 4, 0.5)
+    assert bound[1][0] is launch, "what was bound is launched again"
     bind(*chain.launches, device=0)(1, 2, 3, 4)
-    assert bound[1][1:] == (0, (1, 2, 3, 4))
+    assert bound[2][1:] == (0, (1, 2, 3, 4))
 
 
 def test_tensors_are_launched_by_their_addresses(bound):

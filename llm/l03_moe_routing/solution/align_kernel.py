@@ -17,7 +17,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import AddressSpace, Int32, Int64, Uint32, Uint64, const_expr
 
-from kda_runtime.cubin import PORTABLE_BLOCKS, Address, CubinLaunch
+from kda_runtime.cubin import PORTABLE_BLOCKS, Address, Bindable, CubinLaunch
 from kda_runtime.cute_compile import cute_cubin
 from kda_runtime.launch import Binary, Run
 
@@ -259,7 +259,7 @@ def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, strea
 
 
 @dataclass(frozen=True)
-class AlignLaunch:
+class AlignLaunch(Bindable):
     """One launch of the kernel, in the manner of `kda_runtime.launch.Launch`.
 
     Its tensors are sorted_token_ids, expert_ids, num_tokens_post_pad and topk_ids.
@@ -320,14 +320,6 @@ class AlignLaunch:
         """Compile for a CUDA device (default: the current one): a function of the addresses."""
         major, minor = torch.cuda.get_device_capability(device)
         return self.with_code(code(self.constants, f"sm_{major}{minor}a")).bind(device)
-
-    def run(self, *tensors: torch.Tensor) -> None:
-        """Launch on the current stream of their device."""
-        self.bind(tensors[0].device.index)(*(tensor.data_ptr() for tensor in tensors))
-
-    def run_at(self, *addresses: int) -> None:
-        """The same for the addresses of tensors on the current device."""
-        self.bind()(*addresses)
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kda_runtime.cubin import CubinLaunch
+
 from ..baseline import eager
 from ..solution import launches, moe_align, moe_align_block_size, moe_topk_sum, topk, topk_softmax, why_not
 from .cases import ALIGN, SUM, TOPK, align_arguments, check, normal, sum_arguments, topk_arguments
@@ -224,6 +226,20 @@ def test_a_device_without_room_for_sixteen_blocks_takes_eight(monkeypatch):
     assert planned(16).narrow() == planned(8)
     assert planned(16).with_code(b"").otherwise.__self__ == planned(8)
     assert planned(8).with_code(b"").otherwise is None
+
+
+def test_a_cluster_is_bound_once(monkeypatch):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from ..solution import align_kernel
+
+    bound = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(align_kernel, "code", lambda *_: b"")
+    monkeypatch.setattr(CubinLaunch, "bind", lambda self, device: bound.append(self) or (lambda *_: None))
+    chain = moe_align.plan(moe_align.Call(*[torch.zeros(8, dtype=torch.int32)] * 5, 5, 4, *[False] * 4))
+    for _ in range(2):
+        chain.run(*[torch.zeros(8, dtype=torch.int32)] * 4)
+    assert [launch.name for launch in bound] == ["align_kernel"]
 
 
 def test_why_not_takes_keywords():

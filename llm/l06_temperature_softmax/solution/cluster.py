@@ -22,7 +22,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import AddressSpace, BFloat16, Float16, Float32, Int32, Int64, Uint16, Uint32, const_expr
 
-from kda_runtime.cubin import Address, CubinLaunch
+from kda_runtime.cubin import Address, Bindable, CubinLaunch
 from kda_runtime.cute_compile import cute_cubin
 from kda_runtime.launch import Binary, Chain, Run
 
@@ -249,7 +249,7 @@ def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, block
 
 
 @dataclass(frozen=True)
-class ClusterLaunch:
+class ClusterLaunch(Bindable):
     """One launch of the kernel, on p, logits and temperatures, if any; in the manner of `launch.Launch`."""
 
     dtypes: tuple[torch.dtype, torch.dtype | None]
@@ -312,14 +312,6 @@ class ClusterLaunch:
         """Compile for a CUDA device (default: the current one): a function of the addresses."""
         major, minor = torch.cuda.get_device_capability(device)
         return self.with_code(code(self.constants, f"sm_{major}{minor}a")).bind(device)
-
-    def run(self, *tensors: torch.Tensor) -> None:
-        """Launch on the current stream of their device."""
-        self.bind(tensors[0].device.index)(*(tensor.data_ptr() for tensor in tensors))
-
-    def run_at(self, *addresses: int) -> None:
-        """The same for the addresses of tensors on the current device."""
-        self.bind()(*addresses)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kda_runtime.checks import given
+from kda_runtime.cubin import CubinLaunch
 from kda_runtime.launch import Launch
 
 from ..baseline import eager
@@ -102,6 +103,20 @@ def test_every_block_of_a_cluster_has_a_share(vocabulary, blocks, tiles, share):
     assert launch.with_code(b"").grid == (5 * blocks, 1, 1)
     assert share * blocks * 4 >= vocabulary
     assert launch.tiles * 256 >= share
+
+
+def test_a_cluster_is_bound_once(monkeypatch):
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+    from ..solution import cluster
+
+    bound = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(cluster, "code", lambda *_: b"")
+    monkeypatch.setattr(CubinLaunch, "bind", lambda self, device: bound.append(self) or (lambda *_: None))
+    (launch,) = planned(5, 128256, plans.Config("cluster", 8, 16))
+    for _ in range(2):
+        launch.run(*[torch.zeros(1)] * 3)
+    assert [one.name for one in bound] == ["softmax_cluster_kernel"]
 
 
 @pytest.mark.parametrize("vocabulary", [1001, 4 * 20 * 256 * 16 + 4])

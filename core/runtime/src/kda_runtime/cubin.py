@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -39,8 +39,37 @@ class Address(Enum):
     ANY = "any"
 
 
+class Bindable:
+    """A launch that `run` and `run_at` bind at the first call on a device only: that takes longer than a launch.
+
+    What is bound must not refer to this object, or the C launcher's objects, which know no cycles, would never go.
+    """
+
+    def bind(self, device: int | None = None) -> Run:
+        """Load it on a CUDA device (default: the current one): a function of the addresses."""
+        raise NotImplementedError
+
+    def run(self, *tensors: torch.Tensor) -> None:
+        """Launch on the current stream of their device."""
+        self._on(tensors[0].device.index)(*[tensor.data_ptr() for tensor in tensors])
+
+    def run_at(self, *addresses: int) -> None:
+        """The same for the addresses of tensors on the current device."""
+        self._on(torch.cuda.current_device())(*addresses)
+
+    @functools.cached_property
+    def _bound(self) -> dict[int, Run]:
+        return {}
+
+    def _on(self, device: int) -> Run:
+        run = self._bound.get(device)
+        if run is None:
+            run = self._bound[device] = self.bind(device)
+        return run
+
+
 @dataclass(frozen=True)
-class CubinLaunch:
+class CubinLaunch(Bindable):
     """One launch of the only kernel in a cubin, of blocks in one dimension."""
 
     name: str
@@ -65,8 +94,8 @@ class CubinLaunch:
         function = _loaded(self.cubin, index, self.cluster, self.dynamic_shared_bytes)
         self._check_params(function)
         if self.otherwise is not None and not self._has_room(function, index):
-            return functools.partial(self._leave, index)
-        slow = functools.partial(self._launch, function, index)
+            return functools.partial(_leave, self.otherwise, index)
+        slow = self._slow(function, index)
         try:
             from kda_runtime import native
         except ImportError:  # a plain export leaves the C launcher out
@@ -77,17 +106,9 @@ class CubinLaunch:
         bound: Run = module.bind((*self._described(function, index, slow), native.current_device()))
         return bound
 
-    def run(self, *tensors: torch.Tensor) -> None:
-        """Launch on the current stream of their device."""
-        self.bind(tensors[0].device.index)(*(tensor.data_ptr() for tensor in tensors))
-
-    def run_at(self, *addresses: int) -> None:
-        """The same for the addresses of tensors on the current device."""
-        self.bind()(*addresses)
-
     def _described(self, function: int, device: int, slow: Run) -> tuple[object, ...]:
         """The launch as `native.c` takes it, without the function that gives the current device."""
-        places = [i for i, param in enumerate(self.params) if isinstance(param, Address)]
+        places = self._places
         return (
             self.name,
             function,
@@ -98,7 +119,7 @@ class CubinLaunch:
             self.dependent,
             False,
             device,
-            b"".join(self._packed([0] * len(places))),
+            self._template,
             bytes(map(_size, self.params)),
             bytes(places),
             bytes(self.params[place] is Address.ALIGNED for place in places),
@@ -106,11 +127,15 @@ class CubinLaunch:
             *NO_HOOKS,
         )
 
-    def _packed(self, addresses: Sequence[int]) -> list[bytes]:
-        """The parameters, 8 bytes each."""
-        rest = iter(addresses)
-        values = (next(rest).to_bytes(8, "little") if isinstance(p, Address) else p for p in self.params)
-        return [value.ljust(8, b"\0") for value in values]
+    @property
+    def _places(self) -> list[int]:
+        """Which parameters are pointers."""
+        return [i for i, param in enumerate(self.params) if isinstance(param, Address)]
+
+    @property
+    def _template(self) -> bytes:
+        """The parameters, 8 bytes each, with zeros for the pointers."""
+        return b"".join((b"" if isinstance(p, Address) else p).ljust(8, b"\0") for p in self.params)
 
     def _check_params(self, function: int) -> None:
         """Raise ValueError unless the kernel's parameters have the sizes of `params`."""
@@ -123,24 +148,39 @@ class CubinLaunch:
         if found != expected:
             raise ValueError(f"kernel {self.name}: expected parameters of {expected} bytes, its cubin has {found}")
 
-    def _launch(self, function: int, device: int, *addresses: int) -> None:
-        """Launch from Python, on the current stream of a device."""
-        pointers = [param for param in self.params if isinstance(param, Address)]
-        crooked = [a for p, a in zip(pointers, addresses, strict=True) if p is Address.ALIGNED and a % ALIGNMENT]
-        if not crooked:
-            with torch.cuda.device(device):
-                _make_context(device)
-                self._reach_driver(function, device, self._packed(addresses))
-        elif self.otherwise is not None:
-            self._leave(device, *addresses)
-        else:
-            raise ValueError(f"kernel {self.name}: expected an address divisible by 16, got {crooked[0]:#x}")
+    def _slow(self, function: int, device: int) -> Run:
+        """A launch from Python, on the current stream of a device.
 
-    def _leave(self, device: int, *addresses: int) -> None:
-        """Have `otherwise` do the work."""
-        assert self.otherwise is not None
-        with torch.cuda.device(device):
-            self.otherwise(*addresses)
+        What does not depend on the call is made here. A call only copies it: two threads may launch at once.
+        """
+        words, pointers = ctypes.c_uint64 * len(self.params), ctypes.c_void_p * len(self.params)
+        kernel, shared, template = ctypes.c_void_p(function), self._config(device), self._template
+        places = [(place, ALIGNMENT - 1 if self.params[place] is Address.ALIGNED else 0) for place in self._places]
+        name, otherwise, is_empty = self.name, self.otherwise, 0 in self.grid
+
+        def reach_driver(values: ctypes.Array[ctypes.c_uint64]) -> None:
+            _make_context(device)
+            config, start = _Config.from_buffer_copy(shared), ctypes.addressof(values)
+            config.stream = torch._C._cuda_getCurrentRawStream(device)
+            params = pointers(*range(start, start + ctypes.sizeof(values), 8))
+            _call("cuLaunchKernelEx", ctypes.byref(config), kernel, params, None)
+
+        def launch(*addresses: int) -> None:
+            values = words.from_buffer_copy(template)
+            for (place, low_bits), address in zip(places, addresses, strict=True):
+                if address & low_bits:
+                    if otherwise is None:
+                        raise ValueError(f"kernel {name}: expected an address divisible by 16, got {address:#x}")
+                    return _leave(otherwise, device, *addresses)
+                values[place] = address
+            if is_empty:
+                return None  # the driver calls an empty grid an error
+            if torch.cuda.current_device() == device:
+                return reach_driver(values)
+            with torch.cuda.device(device):
+                return reach_driver(values)
+
+        return launch
 
     def _has_room(self, function: int, device: int) -> bool:
         """Whether the device can hold a cluster of this launch. Every device with clusters can hold up to 8 blocks."""
@@ -150,14 +190,6 @@ class CubinLaunch:
         with torch.cuda.device(device), beside_capture():
             _call("cuOccupancyMaxActiveClusters", ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config))
         return count.value > 0
-
-    def _reach_driver(self, function: int, device: int, values: Sequence[bytes]) -> None:
-        if 0 in self.grid:
-            return  # the driver calls an empty grid an error
-        config = self._config(device)
-        held = [ctypes.create_string_buffer(value, 8) for value in values]
-        params = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
-        _call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), params, None)
 
     def _config(self, device: int) -> _Config:
         attributes = (_Attribute * 2)()
@@ -173,6 +205,12 @@ class CubinLaunch:
         )
         made.held = attributes  # keeps them alive: the structure has only their address
         return made
+
+
+def _leave(otherwise: Run, device: int, *addresses: int) -> None:
+    """Have `otherwise` do the work."""
+    with torch.cuda.device(device):
+        otherwise(*addresses)
 
 
 def _size(param: Address | bytes) -> int:
