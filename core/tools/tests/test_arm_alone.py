@@ -1,14 +1,17 @@
 """One arm alone in its process, on the CPU: the toy task and k01 in Triton's interpreter."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from core.judge.tests.processes import is_running
 from kda_judge.arms.arm_import import callable_of
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.contract.errors import MissingRequirement
+from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.contract.workloads import Workload
 from kda_judge.session import Request, Session, arm_spec, frozen_rows, open_session
@@ -122,6 +125,20 @@ def test_missing_tool_says_where_it_looked_and_what_helps(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingRequirement, match=r"ncu: not found on PATH nor in .*/cuda/bin, .*/none\. Install it"):
         cuda_tools.find("ncu", "Install it")
+
+
+def test_a_process_that_hangs_is_ended_with_what_left_its_group(tmp_path):
+    """As ninja's compilers do."""
+    pids = tmp_path / "pids"
+    script = (
+        "import subprocess, time\nfrom kda_tools.lab.inspect.arm_alone import end_with_starter\nend_with_starter()\n"
+        "made = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(pids)!r}, 'w').write(str(made.pid))\ntime.sleep(600)"
+    )
+    environment = {"PYTHONPATH": import_path(), arm_alone.STARTER: str(os.getpid())}
+    with pytest.raises(MissingRequirement, match="no end after 8 s"):
+        cuda_tools.run_tool([sys.executable, "-c", script], environment, timeout_s=8)
+    assert not is_running(int(pids.read_text()))
 
 
 def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path):

@@ -53,11 +53,25 @@ def test_an_arm_that_fails_is_named_and_the_others_go_on(toy, filled):
 
 @pytest.fixture
 def hanging(toy):
-    """The file that holds the ids of the processes whose arm hangs."""
+    """The file with the ids of the processes whose arm hangs, and of those that these started, as a compiler does."""
     pids = toy.path / "pids"
-    hangs = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
+    hangs = (
+        "import os, subprocess, time\n"
+        "made = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n{{made.pid}}\\n')\ntime.sleep(600)\n"
+    )
     (toy.path / "solution" / "__init__.py").write_text(hangs)
     return pids
+
+
+def at_work(hanging):
+    """Whether an arm hangs."""
+    return hanging.exists() and hanging.read_text().endswith("\n")
+
+
+def left(hanging):
+    """The processes that run on."""
+    return [int(pid) for pid in hanging.read_text().split() if is_running(int(pid))]
 
 
 def test_a_process_that_hangs_fails_after_a_while(toy, filled, hanging, monkeypatch):
@@ -69,12 +83,33 @@ def test_a_process_that_hangs_fails_after_a_while(toy, filled, hanging, monkeypa
 
 def test_an_interrupt_drops_what_waits_and_ends_what_runs(filled, hanging):
     def interrupt(_):
-        assert until(hanging.exists, seconds=60)
+        assert until(lambda: at_work(hanging), seconds=60)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         filled(interrupt)
-    assert not any(is_running(int(pid)) for pid in hanging.read_text().split())
+    assert not left(hanging)
+
+
+def test_more_interrupts_change_nothing(filled, hanging, monkeypatch):
+    """While it ends what runs, a process gets `timeout`'s second SIGINT, or an impatient user's."""
+    wait, calls = warm_caches.wait, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) <= 2:
+            raise KeyboardInterrupt
+        return wait(*arguments)
+
+    def interrupt(_):
+        assert until(lambda: at_work(hanging), seconds=60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warm_caches, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        filled(interrupt)
+    assert len(calls) > 2
+    assert not left(hanging)
 
 
 def test_processes_end_with_who_started_them(toy, hanging):
@@ -84,9 +119,9 @@ def test_processes_end_with_who_started_them(toy, hanging):
         "fill([open_session(Request(task=find_task('axpy'), device='cpu'))], 2, print)"
     )
     with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": import_path()}) as process:
-        assert until(lambda: hanging.exists() and hanging.read_text().endswith("\n"), seconds=60)
+        assert until(lambda: at_work(hanging), seconds=60)
         process.send_signal(signal.SIGKILL)
-    assert until(lambda: not any(is_running(int(pid)) for pid in hanging.read_text().split()))
+    assert until(lambda: not left(hanging))
 
 
 def test_without_a_gpu_nothing_is_begun(toy, monkeypatch, capsys):

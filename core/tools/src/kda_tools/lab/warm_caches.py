@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from functools import partial
@@ -42,17 +42,17 @@ def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None
     """
     jobs = [job for work in (_streams, _calls) for session in sessions for job in work(session)]
     failed = 0
+    names: dict[Future[Ran], str] = {}
     with ThreadPoolExecutor(processes) as pool:
-        names = {pool.submit(work): name for name, work in jobs}
         try:
+            for name, work in jobs:
+                names[pool.submit(work)] = name
             for number, future in enumerate(as_completed(names), start=1):
                 wrong = _wrong(future)
                 failed += bool(wrong)
                 show(f"[{number}/{len(jobs)}] {names[future]}{wrong}")
         except BaseException:
-            running = [future for future in names if not future.cancel()]
-            while wait(running, POLL_S).not_done:
-                _kill_started()
+            _end(names)
             raise
     return failed
 
@@ -66,12 +66,22 @@ def _wrong(ended: Future[Ran]) -> str:
     return f": exit code {ran.code}{ran.tail}" if ran.code else ""
 
 
-def _kill_started() -> None:
-    """Kill the processes below this one that are in other sessions."""
+def _end(futures: Collection[Future[Ran]]) -> None:
+    """Drop what waits and end what runs, also if more interrupts come: `timeout -s INT` may send two."""
+    try:
+        running = [future for future in futures if not future.cancel()]
+        while wait(running, POLL_S).not_done:
+            _end_started()
+    except KeyboardInterrupt:
+        _end(futures)
+
+
+def _end_started() -> None:
+    """End the processes below this one that are in other sessions. By SIGTERM: a killed supervisor ends nothing."""
     for process in trees([os.getpid()])[os.getpid()]:
         with suppress(OSError):
             if os.getsid(process) != os.getsid(0):
-                os.kill(process, signal.SIGKILL)
+                os.kill(process, signal.SIGTERM)
 
 
 def _streams(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:

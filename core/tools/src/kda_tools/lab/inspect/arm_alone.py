@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda_judge.arms.arm_import import callable_of, import_arm, tensors_first
 from kda_judge.arms.input_values import Family, make
-from kda_judge.arms.process_tree import die_with_parent
+from kda_judge.arms.process_tree import die_with_parent, supervise
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tensor_spec import TensorSpec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 STARTER = "KDA_STARTER"
-"""Environment variable with the id of the starting process; its direct child ends when that process ends."""
+"""Environment variable with the id of the starting process: its direct child ends with it, and takes its tree along."""
 
 
 class Visit(Strict):
@@ -105,11 +105,16 @@ def _call(op: Callable[[], Any], cuda: bool, marked: bool) -> None:
 
 
 def end_with_starter() -> None:
-    """Have this process killed when its starter ends. Below a tool no starter is set: a tool may fork in any thread."""
+    """Return in a child whose supervisor ends it, and all that it starts, with the starter, or on SIGTERM.
+
+    A compiler's processes may be in groups of their own, as those of ninja are. Below a tool no starter is set: a tool
+    may fork in any thread.
+    """
     if starter := os.environ.get(STARTER):
-        die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)  # nothing is started yet; from `supervise` on the signal is SIGTERM
         if os.getppid() != int(starter):
             sys.exit("the process that started this one has ended")
+        supervise(os.open(os.devnull, os.O_RDONLY))
 
 
 def main(arguments: list[str]) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kda_judge.arms.arm_process import STOP_S
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.workloads import Workload
@@ -119,6 +120,9 @@ def run_tool(command: Sequence[str], environment: dict[str, str], timeout_s: flo
                 f"{name}: no end after {timeout_s:.0f} s; run it on fewer rows, and look whether the GPU is free"
             ) from None
         finally:
+            process.terminate()  # a supervisor then ends all below it, also what left its group
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
