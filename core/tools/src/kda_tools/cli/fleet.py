@@ -58,7 +58,8 @@ def run(
             metavar="N",
             min=1,
             max=MOST,
-            help="bench: only rows that recorded runs lack, at most N in a piece; recorded parts join.",
+            help="bench: only rows that recorded runs lack, at most N in a piece; recorded parts join. A stopped piece "
+            "loses all its rows, and small ones start more processes: for example 6.",
         ),
     ] = None,
     record: Annotated[
