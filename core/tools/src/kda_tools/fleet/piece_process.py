@@ -19,8 +19,8 @@ from kda_tools.fleet.gpu_worker import ACTOR
 from kda_tools.fleet.node_facts import facts
 from kda_tools.fleet.pieces import Answer, Question
 
-SHOWN = 400
-"""Most characters that are kept of an unexpected error."""
+SHOWN = 4000
+"""Most characters that are kept of an unexpected error; what torch says when memory is short has hundreds."""
 
 
 def main(descriptor: str) -> None:
