@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Repeat
-from kda_judge.session import Request
+from kda_judge.session import Request, open_session
 from kda_tools.fleet import interference, piece_jobs, plan_pieces, ray_pool, run_fleet
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
@@ -469,6 +470,12 @@ def test_a_checkout_without_a_commit_goes_to_no_cluster(task: Task, tmp_path: Pa
 
 
 # ---- what neighbours do to walls --------------------------------------------------------------
+
+
+def test_a_probe_starts_only_the_arms_that_it_reads(task: Task) -> None:
+    session = open_session(Request(task=task, device="cpu"))
+    several = session.settings.model_copy(update={"against": ("baseline", "upstream_latest"), "beside": ("eager",)})
+    assert piece_jobs.against_one(replace(session, settings=several)).arms == ("baseline", "solution")
 
 
 def probed(task: Task, longer: Any, device: Any = lambda _worker: 1.0) -> Any:

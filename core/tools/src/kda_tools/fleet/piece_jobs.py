@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kda_judge.contract.tasks import find_task
 from kda_tools.fleet.pieces import Answer, Job, Piece, Question
+
+if TYPE_CHECKING:
+    from kda_judge.session import Session
 
 PROBE_GENERATIONS = 1
 """Generations of one turn of `interference`, where each turn counts as a generation."""
@@ -32,8 +37,15 @@ def bench(question: Question, piece: Piece) -> Answer:
             node=question.node,
             attempt=question.attempt,
         )
-        record = run(open_session(request), command=order.command)
+        session = open_session(request)
+        record = run(against_one(session) if question.probe else session, command=order.command)
     return Answer(line=ledger.encode(record).decode(), complete=not record.partial)
+
+
+def against_one(session: Session) -> Session:
+    """Only the subject and its first opponent, whose walls a probe reads: more arms delay the start."""
+    settings = session.settings.model_copy(update={"against": session.settings.against[:1], "beside": ()})
+    return replace(session, settings=settings)
 
 
 def validate(question: Question, piece: Piece) -> Answer:
