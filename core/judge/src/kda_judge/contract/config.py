@@ -214,8 +214,8 @@ class Bench(Strict):
 
     generations: Times = 3
     """How often all workers are started afresh: host speed differs between processes."""
-    samples: Times = 8
-    """Samples per row, arm and generation."""
+    samples: Times = 6
+    """Samples per row, arm and generation. More make a recorded device interval no narrower: processes differ more."""
     target_sample_us: Positive = 10_000
     """Microseconds: back-to-back calls are added until one `wall` sample lasts this long, 1000 calls of a small row."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=3), AfterValidator(_all_differ)] = (11, 23, 47)
