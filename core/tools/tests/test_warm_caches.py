@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from core.judge.tests.processes import is_running, until
 from kda_judge.contract.errors import MissingRequirement
@@ -40,6 +41,25 @@ def test_every_arm_that_compiles_calls_every_row(toy, filled):
     expected = ["axpy, limit", *(f"axpy, solution: {one} and 0 more" for one in ids)]
     assert sorted(line.partition("] ")[2] for line in shown) == sorted(expected)
     assert streamed == [["axpy", *ids]]
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen", "seen"),
+    [(0, None, [None]), (3, None, ["0", "1", "2"]), (2, "5,GPU-ab", ["5", "GPU-ab"]), (1, "3,9", ["3"])],
+)
+def test_processes_are_spread_over_the_visible_gpus(toy, monkeypatch, count, chosen, seen):
+    """With one GPU for all, sixty processes waited 45 s for a context."""
+    monkeypatch.delenv(warm_caches.VISIBLE, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(warm_caches.VISIBLE, chosen)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    given = []
+    monkeypatch.setattr(warm_caches, "run_tool", lambda *args: given.append(args[1]) or Ran(0, "", ()))
+    monkeypatch.setattr(warm_caches, "run_below", lambda *args: given.append(args[3]) or Ran(0, "", ()))
+    monkeypatch.setattr(warm_caches, "ROWS_EACH", 1)
+    session = open_session(Request(task=toy, against=["eager"], device="cpu"))
+    warm_caches.fill([session] * 3, 1, lambda _: None)
+    assert [one.get(warm_caches.VISIBLE) for one in given] == (seen * len(given))[: len(given)]
 
 
 def test_an_arm_that_fails_is_named_and_the_others_go_on(toy, filled):

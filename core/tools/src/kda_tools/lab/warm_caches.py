@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 
 from kda_judge.arms.process_tree import trees
 from kda_judge.contract.errors import MissingRequirement
@@ -30,6 +31,7 @@ ROWS_EACH = 6
 """Rows of one process; importing an arm takes as long as compiling one row."""
 JOB_S = 180.0
 """Time limit of one process in seconds: a build takes a minute or two, and a hang must not use up a lent GPU's time."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL_S = 0.2
 """Seconds between two looks for processes that must end."""
 
@@ -40,7 +42,8 @@ def fill(sessions: Sequence[Session], processes: int, show: Callable[[str], None
     `show` gets a line for every process that has ended. If an arm refuses a row, its process calls no further rows.
     An interrupt ends all processes.
     """
-    jobs = [job for work in (_streams, _calls) for session in sessions for job in work(session)]
+    gpus = cycle(_gpus())  # every process needs a context, and one GPU gives them one after the other
+    jobs = [job for work in (_streams, _calls) for session in sessions for job in work(session, gpus)]
     failed = 0
     names: dict[Future[Ran], str] = {}
     with ThreadPoolExecutor(processes) as pool:
@@ -84,14 +87,24 @@ def _end_started() -> None:
                 os.kill(process, signal.SIGTERM)
 
 
-def _streams(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
+def _gpus() -> list[dict[str, str]]:
+    """For each visible GPU, the environment in which a process sees it alone."""
+    import torch
+
+    count, chosen = torch.cuda.device_count(), os.environ.get(VISIBLE)
+    names = [str(number) for number in range(count)] if chosen is None else chosen.split(",")[:count]
+    return [{VISIBLE: name} for name in names] or [{}]
+
+
+def _streams(session: Session, gpus: Iterator[dict[str, str]]) -> Iterator[tuple[str, Callable[[], Ran]]]:
     """One process for all the limits' streams, with its name: most compile the same code, which two would do twice."""
     op = session.request.task.op
     words = [sys.executable, "-m", "kda_tools.lab.warm_caches", op, *(row.id for row in frozen_rows(session))]
-    yield f"{op}, {LIMIT_ARM}", partial(run_tool, words, {"PYTHONPATH": import_path(), **_starter()}, JOB_S)
+    environment = {"PYTHONPATH": import_path(), **_starter(), **next(gpus)}
+    yield f"{op}, {LIMIT_ARM}", partial(run_tool, words, environment, JOB_S)
 
 
-def _calls(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
+def _calls(session: Session, gpus: Iterator[dict[str, str]]) -> Iterator[tuple[str, Callable[[], Ran]]]:
     """The processes for the arms' calls, with their names."""
     op, rows = session.request.task.op, frozen_rows(session)
     for name in session.arms:
@@ -101,7 +114,7 @@ def _calls(session: Session) -> Iterator[tuple[str, Callable[[], Ran]]]:
         for start in range(0, len(rows), ROWS_EACH):
             chosen = rows[start : start + ROWS_EACH]
             job = Job(arm=spec, visits=visits(session, chosen), order=(0,), draw_on=session.device)
-            called = partial(run_below, [], session, job, _starter(), JOB_S)
+            called = partial(run_below, [], session, job, _starter() | next(gpus), JOB_S)
             yield f"{op}, {name}: {chosen[0].id} and {len(chosen) - 1} more", called
 
 
