@@ -23,6 +23,7 @@ from kda_judge.evidence.gpu_watch import Watcher, completed
 from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Metric, Provenance, Repeat, RowResult, RunRecord
 from kda_judge.judge.judge import AGAIN, Judge, Progress
 from kda_judge.judge.oracle import load_reference
+from kda_judge.judge.quiet_core import QuietCore
 from kda_judge.judge.row_notes import RowNotes
 from kda_judge.judge.run_setup import Setup
 from kda_judge.judge.spent import Spent
@@ -117,11 +118,11 @@ def _run(
         timed(record([dataclasses.replace(notes, complete=True)], counted=False).rows[0])
 
     partial = False
-    with _placed(session) as core:
-        host = provenance.host(core)
+    host = provenance.host(None)
+    with _cores(session) as cores:
         where = Spent(_until_idle if session.kind == "cuda" else lambda: None)
         arms = _processes(session, measure, where.answered)
-        setup = Setup(session.config, reference, arms, settings, session.device, core, where, l2)
+        setup = Setup(session.config, reference, arms, settings, session.device, cores, where, l2)
         judge = Judge(setup, progress, finished)
         try:
             judge.run(rows, measure, until=None if limit_s is None else begin + limit_s)
@@ -140,7 +141,8 @@ def _run(
         *(f"upstream of {name} {CHANGED}" for name in _changed_upstream(session, arms)),
         *(f"{part} {CHANGED}" for part, digest in _hashes(session).items() if digest != ports[part]),
     )
-    machine = host.model_copy(update={"kind": session.kind, "before": before, "after": after})
+    seen = {"kind": session.kind, "pinned_core": cores.usual, "before": before, "after": after}
+    machine = host.model_copy(update=seen)
     return record(noted, machine=machine, noisy=noisy, partial=partial)
 
 
@@ -206,20 +208,17 @@ def _gpu_before(session: Session) -> gpu_state.GpuState | None:
 
 
 @contextmanager
-def _placed(session: Session) -> Iterator[int | None]:
-    """Choose the core that workers are pinned to while timing, and keep the judge off it; make the GPU current."""
-    mine = os.sched_getaffinity(0)
-    core = max(mine) if len(mine) > 1 and session.gpu is not None else None
+def _cores(session: Session) -> Iterator[QuietCore]:
+    """The cores that workers are pinned to while timing, none on a CPU; make the GPU current."""
+    cores = QuietCore(list(os.sched_getaffinity(0)) if session.gpu is not None else [])
     if session.gpu is not None:
         import torch
 
         torch.cuda.set_device(session.gpu)
-    if core is not None:
-        os.sched_setaffinity(0, mine - {core})
     try:
-        yield core
+        yield cores
     finally:
-        os.sched_setaffinity(0, mine)
+        cores.release()
 
 
 def _l2_bytes(device: str) -> int:

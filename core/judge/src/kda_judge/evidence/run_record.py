@@ -224,7 +224,7 @@ class Machine(Strict):
     cpu: str
     cores: Annotated[Count, Field(gt=0)]
     pinned_core: Count | None
-    """Core that all workers were pinned to while timing."""
+    """Core that all workers were pinned to while timing; of several, the one used most."""
     platform: str
     before: GpuState | None = None
     after: GpuState | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.contract.config import Config
 from kda_judge.evidence.run_record import Settings
+from kda_judge.judge.quiet_core import QuietCore
 from kda_judge.judge.spent import Spent
 
 
@@ -23,7 +24,7 @@ class Setup:
     settings: Settings
     device: str
     """The device's name in torch."""
-    core: int | None = None
+    cores: QuietCore = field(default_factory=lambda: QuietCore([]))
     """The core that workers are pinned to while they are timed."""
     spent: Spent = field(default_factory=Spent)
     l2_bytes: int = 0

@@ -51,6 +51,7 @@ class Sampler:
         if self._setup.settings.cold:
             stale = make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device)
             changed = self._checker.redraw(case, stale)
+        self._setup.cores.choose()
         for name, arm in notes.usable(self._setup.arms, *clocked):
             metrics = self._metrics(name)
             with notes.arms[name].noting(), alone(name, self._setup.arms):
@@ -60,9 +61,12 @@ class Sampler:
         for index in range(self._setup.settings.samples):
             values, expected = self._checker.draw(case, notes, Family.NORMAL, self._checker.seed())
             order = notes.usable(self._setup.arms, *clocked)
+            before, core = self._setup.cores.core, self._setup.cores.choose()
             errors: dict[str, Sequence[OutputError]] = {}
             for name, arm in order if (index + generation) % 2 == 0 else order[::-1]:
-                with notes.arms[name].noting(), watched(name, self._setup.arms, notes.arms, self._setup.core):
+                with notes.arms[name].noting(), watched(name, self._setup.arms, notes.arms, core):
+                    if core != before:
+                        arm.ask("pin", Ready, core=core)
                     trusted = name == LIMIT_ARM
                     errors[name] = self._sample(case, notes.arms[name], arm, stale, values, expected, trusted)
             self._checker.remember(case, expected)
@@ -95,7 +99,7 @@ class Sampler:
 
     def _prepare(self, case: Case, arm: ArmNotes, process: ArmProcess, metrics: list[Metric]) -> None:
         """Pin the worker, find N, open this generation's lists of samples."""
-        process.ask("pin", Ready, core=self._setup.core)
+        process.ask("pin", Ready, core=self._setup.cores.core)
         target, total = self._setup.settings.target_sample_us, 0.0
         arm.calls, most = 1, case.most_calls(MAX_CALLS)
         while total < target and arm.calls < most:

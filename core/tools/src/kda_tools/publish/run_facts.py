@@ -20,7 +20,7 @@ def facts(record: RunRecord) -> dict[str, str]:
         "upstream": ", ".join(pins),
         "GPU": f"{gpu.name}, driver {gpu.driver}; before {_state(gpu)}; after {_state(host.after)}",
         **during,
-        "host": f"{host.cpu}, {host.cores} cores, workers on core {host.pinned_core}, {host.platform}",
+        "host": f"{host.cpu}, {host.cores} cores, workers mostly on core {host.pinned_core}, {host.platform}",
         "versions": ", ".join(f"{name} {number}" for name, number in sorted(source.versions.items())),
         "settings": f"{settings.generations} generations of {settings.samples} samples of at least "
         f"{settings.target_sample_us} us, seeds {', '.join(map(str, settings.seeds))}, inputs "
