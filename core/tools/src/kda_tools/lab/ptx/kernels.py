@@ -141,7 +141,7 @@ def _cute_launches(task: Task) -> set[type[Any]]:
             with suppress(ModuleNotFoundError):  # the DSL is not installed
                 importlib.import_module(f"{package}.{name}")
     held = [value for module in modules_of(task) for value in vars(module).values()]
-    return {value for value in held if isinstance(value, type) and {"run", "with_code"} <= set(vars(value))}
+    return {value for value in held if isinstance(value, type) and hasattr(value, "run") and "with_code" in vars(value)}
 
 
 def modules_of(task: Task) -> list[ModuleType]:
