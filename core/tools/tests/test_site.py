@@ -281,8 +281,14 @@ def test_filters_leave_the_rows_that_were_asked_for(real: Path, browser: "Browse
 
 
 def test_two_runs_stand_side_by_side(real: Path, browser: "Browser") -> None:
-    task = find_task("qknorm_rope")
-    newest, before = sorted(read(task.ledger), key=by_age, reverse=True)[:2]
+    # Parts of a run are joined on the page, and partial runs are left out: a task whose last two lines are whole runs.
+    for task in find_tasks():
+        newest, before = (*sorted(read(task.ledger), key=by_age, reverse=True)[:2], None, None)[:2]
+        whole = [
+            run is not None and len(run.rows) == len(task.workloads) and not run.partial for run in (newest, before)
+        ]
+        if all(whole) and "upstream_latest" in before.rows[0].arms:
+            break
     tab = opened(browser, real / task.family / task.folder / "docs" / "results.html")
     tool = tab.locator(".kda-compare")
     tool.get_by_label("times of").select_option("upstream_latest wall")
@@ -317,7 +323,8 @@ def test_a_models_page_names_its_tasks(real: Path, browser: "Browser") -> None:
     expected = [
         row.id for task in find_tasks() for row in task.workloads if row.production and "qwen-edit" in row.models
     ]
-    assert shown_rows(tab) == expected
+    # A task that is published on two kinds of GPU shows its rows once for each.
+    assert list(dict.fromkeys(shown_rows(tab))) == expected
     assert "step is made of" in tab.locator("article").inner_text()
 
 
