@@ -76,6 +76,23 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
     record_log.append(step_flow.log(tmp_path), flow.model_copy(update={"layers": 57, "kernels": (1,)}))
     assert ceilings_page.publish(tmp_path, check=False)
     left = made.without_us + 1 + 2  # microseconds, by LIMIT
+    assert left < made.at_limit_us
     assert f"x | {made.gpu_us / left:.3f}x | " in (tmp_path / "docs" / "ceilings.md").read_text()
     text = ceilings_page.page_md([recorded(tmp_path)], {}, [])
     assert "No limit is known." in text
+
+
+def test_a_fused_step_is_no_slower_than_one_at_the_limit(tmp_path: Path) -> None:
+    """Upstream may do in a product's kernel what `kda model flow` counts as a kernel of its own."""
+    record = recorded(tmp_path)
+    flow = SimpleNamespace(model="flux", release="0.5.23", layers=2, kernels=(10**12,))
+    made = step_hotspots.ceiling(record, {LIMIT.gpu: LIMIT}, [flow])
+    assert made is not None
+    assert made.fused_us == made.at_limit_us < made.gpu_us
+
+
+def test_profiles_that_an_older_version_read_are_stale(tmp_path: Path) -> None:
+    now = recorded(tmp_path)
+    old = step_hotspots.StepHotspots.model_validate_json(now.model_dump_json(exclude={"attribution"}))
+    assert "| flux | 0.5.23 |" in ceilings_page.page_md([now], {}, [])
+    assert "| flux (stale) | 0.5.23 |" in ceilings_page.page_md([old], {}, [])

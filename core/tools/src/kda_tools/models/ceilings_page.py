@@ -10,7 +10,7 @@ from kda_judge.evidence import record_log
 from kda_tools.models import step_flow
 from kda_tools.models.page import HEADER
 from kda_tools.models.step_flow import StepFlow
-from kda_tools.models.step_hotspots import StepCeiling, StepHotspots, ceiling, log
+from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
 from kda_tools.publish.report import NONE, line
 from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit
@@ -24,10 +24,13 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   inputs; calls whose bytes are unknown gain nothing here.
 - **Fused**: the same if, in their place, there were one kernel between two levels of products, convolutions and
   attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
-  `kda model flow` finds.
+  `kda model flow` finds. Where upstream's products already do some of this, it is no less than *at the limit*.
 - **Without them**: the same if none of those kernels were left.
 
-All of them are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.
+*Stale*: the trace was read by a version that credited launches to operators which had already ended. Hotspots may be
+wrong there, and with them what they gain at the limit.
+
+All columns are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.
 """
 
 
@@ -72,7 +75,8 @@ def _summary(one: StepHotspots, found: StepCeiling | None) -> str:
     after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
     ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
     layers = f"{one.layers} of {one.layers_of_model}"
-    return line(one.model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios)
+    model = one.model if one.attribution == ATTRIBUTION else f"{one.model} (stale)"
+    return line(model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios)
 
 
 def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from kda_judge.contract.strict_models import Amount, Digest
 from kda_tools.models.step_flow import StepFacts, StepFlow
@@ -22,12 +25,17 @@ from kda_tools.traces.trace_events import collect
 from kda_tools.traces.trace_profile import profile
 from kda_tools.traces.trace_read import TraceFile
 
+ATTRIBUTION = 2
+"""How launches are attributed. 2: an operator that has ended is not credited with what frames in it launch later."""
+
 
 class StepHotspots(StepFacts):
     """One profile of upstream's step, with the facts of the run that kept it; times in microseconds a step."""
 
     gpu: str
     noisy: tuple[str, ...]
+    attribution: Annotated[int, Field(ge=1, le=ATTRIBUTION)] = 1
+    """`ATTRIBUTION` when the trace was read."""
     trace_sha256: Digest
     gpu_us: Amount
     """Sum over all kernels."""
@@ -43,7 +51,10 @@ class StepCeiling:
     at_limit_us: float
     """Time if every kernel that is bound by bytes runs at the device limit."""
     fused_us: float | None
-    """Time if the kernels of `dataflow.fused` replace those that are bound by bytes; None: no flow is recorded."""
+    """Time if the kernels of `dataflow.fused` replace those that are bound by bytes; None: no flow is recorded.
+
+    Never more than `at_limit_us`: where kernels of products do such work already, the step moves fewer bytes than that.
+    """
     without_us: float
     """Time if all kernels that are bound by bytes are gone."""
 
@@ -76,6 +87,7 @@ def read_trace(trace: Path, step: StepRecord, root: Path) -> StepHotspots:
         commit=step.commit,
         dirty=step.dirty,
         noisy=step.noisy,
+        attribution=ATTRIBUTION,
         trace_sha256=found.sha256,
         gpu_us=found.gpu_us / found.steps,
         by_class={kind: us for kind, us in by_class.items() if us},
@@ -92,4 +104,5 @@ def ceiling(found: StepHotspots, limits: Mapping[str, CopyLimit], flows: Iterabl
     rest = found.gpu_us - sum(spot.us for spot in found.spots)
     same = [one for one in flows if (one.model, one.release, one.layers) == (found.model, found.release, found.layers)]
     fused = rest + sum(map(limit.us, same[-1].kernels)) if same else None
-    return StepCeiling(found.gpu_us, found.gpu_us - gained, fused, rest)
+    at_limit = found.gpu_us - gained
+    return StepCeiling(found.gpu_us, at_limit, None if fused is None else min(fused, at_limit), rest)

@@ -32,6 +32,25 @@ class Place(NamedTuple):
     """Inside of a module or a frame, not of annotations alone."""
 
 
+class _Range(NamedTuple):
+    """A range of a thread; `number` counts them."""
+
+    end: float
+    kind: int
+    name: int
+    shape: int
+    number: int
+
+
+class _Open(NamedTuple):
+    """An open range on the stack; `earliest` is the first end of this range and of those around it."""
+
+    end: float
+    earliest: float
+    place: Place
+    range: _Range
+
+
 class Places:
     """For each correlation, the place of its launch (`of`) and the time when the launch call returned (`returned`)."""
 
@@ -58,28 +77,46 @@ class Places:
 
     def _sweep(self, thread: HostThread, correlations: np.ndarray, launched: np.ndarray) -> None:
         """Walk along one thread with the stack of the ranges that are open."""
-        stack: list[tuple[float, Place]] = []
+        stack: list[_Open] = []
         nowhere = Place()
         for start, length, name, kind, payload in _in_order(thread, correlations, launched):
-            while stack and stack[-1][0] <= start:
+            while stack and stack[-1].end <= start:
                 stack.pop()
-            around = stack[-1][1] if stack else nowhere
+            if stack and stack[-1].earliest <= start:
+                stack = self._without_ended(stack, start)
+            around = stack[-1].place if stack else nowhere
             if kind is None:
                 self.of[payload] = around
             else:
                 self._ranges += 1
-                stack.append((start + length, self._within(around, kind, name, payload)))
+                self._push(stack, _Range(start + length, kind, name, payload, self._ranges))
 
-    def _within(self, around: Place, kind: int, name: int, shape: int) -> Place:
-        if kind == Scope.OPERATOR:
-            return around._replace(operator=name, call=self._ranges, shape=shape)
-        text = self._names[name]
-        if kind == Scope.ANNOTATION:  # numbers in it count layers, steps or tokens
+    def _push(self, stack: list[_Open], one: _Range) -> None:
+        around, earliest = (stack[-1].place, stack[-1].earliest) if stack else (Place(), one.end)
+        stack.append(_Open(one.end, min(one.end, earliest), self._within(around, one), one))
+
+    def _without_ended(self, stack: list[_Open], now: float) -> list[_Open]:
+        """The ranges that are still open, each in those that are open around it.
+
+        torch's Python tracer misses some returns from functions in C. Frames then seem to last longer than the operator
+        that called them, and would credit that operator with what is launched after it.
+        """
+        kept: list[_Open] = []
+        for one in stack:
+            if one.end > now:
+                self._push(kept, one.range)
+        return kept
+
+    def _within(self, around: Place, one: _Range) -> Place:
+        if one.kind == Scope.OPERATOR:
+            return around._replace(operator=one.name, call=one.number, shape=one.shape)
+        text = self._names[one.name]
+        if one.kind == Scope.ANNOTATION:  # numbers in it count layers, steps or tokens
             return around._replace(module=self._path(around.module, NUMBER.sub("#", text)))
         if text.startswith(MODULE):
             path = self._path(around.module, INSTANCE.sub("", text.removeprefix(MODULE)))
             return around._replace(module=path, framed=True)
-        return around if LAUNCHERS.search(text) else around._replace(frame=name, framed=True)
+        return around if LAUNCHERS.search(text) else around._replace(frame=one.name, framed=True)
 
     def _path(self, parent: int, name: str) -> int:
         key = (parent, name)
