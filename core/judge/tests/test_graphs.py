@@ -1,15 +1,18 @@
 """CUDA graphs as the judge asks for them, on a CPU: what is compared, and what an arm may not remember in a capture."""
 
 import dataclasses
+import random
 import re
 from types import SimpleNamespace
 
 import pytest
 
 from kda_judge import bench
+from kda_judge.arms.protocol import Captured
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Metric, Verdict
-from kda_judge.judge.sampler import Sampler
+from kda_judge.judge.row_notes import ArmNotes
+from kda_judge.judge.sampler import SMALL_GRAPH_CALLS, Sampler
 from kda_judge.session import Request, frozen_rows, open_session
 
 HEAD = "from core.judge.tests import cpu_graphs\ncpu_graphs.install()\n"
@@ -110,17 +113,33 @@ def test_a_capture_without_the_check_is_no_capture(measured):
 
 
 @pytest.mark.parametrize(
-    ("inplace", "restore", "read", "cold", "calls"),
+    ("restore", "moved", "cold", "calls"),
     [
-        (("x",), False, 200, False, 100),
-        (("x",), False, 201, False, 20),  # the L2 holds it no longer, whatever another call does
-        ((), False, 200, False, 20),
-        (("x",), True, 200, False, 30),  # every call has a set of its own
-        (("x",), False, 200, True, 64),
+        (False, 200, False, SMALL_GRAPH_CALLS),
+        (False, 201, False, 20),  # the L2 does not hold it
+        (True, 200, False, 30),  # every call has a set of its own
+        (False, 200, True, 64),
     ],
 )
-def test_one_call_on_other_memory_is_few_of_those_that_the_l2_serves(inplace, restore, read, cold, calls):
-    row = SimpleNamespace(inplace=inplace, restore=restore)
-    spec = SimpleNamespace(traffic=SimpleNamespace(read=read), sets=[{}] * 64, hot=30 if restore else 1)
+def test_graphs_of_rows_that_the_l2_serves_are_large(restore, moved, cold, calls):
+    spec = SimpleNamespace(traffic=SimpleNamespace(moved=moved), sets=[{}] * 64, hot=30 if restore else 1)
     sampler = Sampler(SimpleNamespace(l2_bytes=100), None)
-    assert sampler._graph_calls(SimpleNamespace(row=row, spec=spec), cold) == calls
+    case = SimpleNamespace(row=SimpleNamespace(restore=restore), spec=spec)
+    assert sampler._graph_calls(case, cold) == calls
+
+
+@pytest.mark.parametrize(("moved", "large"), [(200, [("large", SMALL_GRAPH_CALLS), ("large", 1)]), (201, [])])
+def test_rows_whose_inputs_are_restored_are_timed_beside_a_large_graph(monkeypatch, moved, large):
+    asked = []
+
+    def ask(_command, _answer, kind, count, **_):
+        asked.append((kind, count))
+        return Captured(ok=True), 0.0
+
+    monkeypatch.setattr(Sampler, "_timed_calls", lambda *_, kind, times, **__: asked.append((kind, times)))
+    sampler = Sampler(SimpleNamespace(l2_bytes=100), SimpleNamespace(random=random.Random(0)))
+    spec = SimpleNamespace(traffic=SimpleNamespace(moved=moved), hot=30)
+    case = SimpleNamespace(row=SimpleNamespace(restore=True, inplace=()), spec=spec, restore=lambda: None)
+    process = SimpleNamespace(ask=ask, spec=SimpleNamespace(limit=True))
+    sampler._capture(case, ArmNotes(), process, [Metric.WALL, Metric.DEVICE], None, None)
+    assert asked == [*large, ("hot", 30)]

@@ -600,7 +600,7 @@ def measured(**changed) -> StepRecord:
         "wheel": "sglang 0.5.23 0",
         "files": "0" * 64,
         "versions": {},
-        "machine": provenance.host(None).model_dump(),
+        "machine": provenance.host().model_dump(),
         "standins": (),
         "placeholders": (),
         "mounted": (),

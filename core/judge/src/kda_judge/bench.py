@@ -118,7 +118,7 @@ def _run(
         timed(record([dataclasses.replace(notes, complete=True)], counted=False).rows[0])
 
     partial = False
-    host = provenance.host(None)
+    host = provenance.host()
     with _cores(session) as cores:
         where = Spent(_until_idle if session.kind == "cuda" else lambda: None)
         arms = _processes(session, measure, where.answered)

@@ -56,8 +56,8 @@ SHARED_BYTES = 224 << 10
 """Shared memory of a multiprocessor since Hopper, less what programs need for other things."""
 MOST_TILES = 4
 """Most tiles that a program copies in a turn, so that all turns read and write in the op's ratio."""
-TRIAL_CALLS, FEWEST_CALLS = 10, 2
-"""Calls in the graph of a trial, and for streams that take long the fewest."""
+TRIAL_CALLS, FEWEST_CALLS, MOST_CALLS = 10, 2, 100
+"""Calls in the graph of a trial; for streams that take long the fewest, and for short ones the most."""
 TRIAL_US, MOST_REPLAYS, TRIALS = 200, 20, 3
 """Microseconds of a trial, its most replays, and the number of trials, of which the shortest counts."""
 FINALISTS, FINAL_US, MOST_FINAL_CALLS, ROUNDS = 8, 3000, 300, 5
@@ -347,8 +347,13 @@ def fastest(streams: Sequence[Op]) -> int:
     an arm in samples, so the fastest streams are timed again.
     """
     other = more_than_l2()
-    # Ten calls of a large row take milliseconds, and so does each of a hundred trials.
-    calls = max(FEWEST_CALLS, min(round(TRIAL_US * TRIAL_CALLS / trial(streams[0], other)), TRIAL_CALLS))
+    # Ten calls of a large row take milliseconds, and so does each of a hundred trials. Ten of a small row are over as
+    # soon as a replay has begun.
+    usual = trial(streams[0], other) / TRIAL_CALLS
+    calls = max(FEWEST_CALLS, min(round(TRIAL_US / usual), MOST_CALLS))
+    # Small kernels are to run in trials as they do in the graphs that are timed: beside a large one.
+    large = Graph(streams[0], [()] * max(FEWEST_CALLS, min(round(FINAL_US / usual), MOST_FINAL_CALLS)), {})
+    large.replay(1)
     times = [trial(stream, other, calls) / calls for stream in streams]
     finalists = sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
     graphs = {}
@@ -361,6 +366,7 @@ def fastest(streams: Sequence[Op]) -> int:
             other.zero_()
             graph.replay(1)
             found[number].append(graph.replay(1)[1] / graph.calls)
+    del large
     return min(finalists, key=lambda number: median(found[number]))
 
 

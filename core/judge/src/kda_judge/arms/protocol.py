@@ -16,8 +16,11 @@ from pydantic import Field, ValidationError
 
 from kda_judge.contract.strict_models import Strict
 
-HOT, COLD, CHANGED = "hot", "cold", "changed"
-"""Inputs of a CUDA graph: in the caches, in no cache, or replaced by other values before one of its calls."""
+HOT, COLD, CHANGED, LARGE = "hot", "cold", "changed", "large"
+"""Inputs of a CUDA graph: in the caches, in no cache, or replaced by other values before one of its calls.
+
+A large graph is not timed: see `SMALL_GRAPH_CALLS` of the sampler.
+"""
 MAX_LINE = 8 << 20
 """Longest accepted line in bytes; a worker that floods the channel is cut off here."""
 

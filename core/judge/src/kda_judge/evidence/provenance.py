@@ -315,11 +315,10 @@ def processor() -> str:
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
-def host(pinned_core: int | None) -> Machine:
+def host() -> Machine:
     """The machine without its GPU; the judge completes it with `model_copy(update={...})`."""
-    return Machine(
-        kind="cpu", cpu=processor(), cores=os.cpu_count() or 1, pinned_core=pinned_core, platform=platform.platform()
-    )
+    cores = os.cpu_count() or 1
+    return Machine(kind="cpu", cpu=processor(), cores=cores, pinned_core=None, platform=platform.platform())
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -84,7 +84,7 @@ def run(plan: LoadPlan, said: Callable[[str], None]) -> LoadRecord:
             gone = "" if server_client.alive(plan.url) else f"; {plan.url} answers no more"
             raise ArmFailed(f"guidellm ended with {ran.returncode} and without a report{gone}; it said: {last}")
         found = read_report(report)
-    machine = provenance.host(None)
+    machine = provenance.host()
     return LoadRecord(
         run_id=run_id,
         utc=utc,

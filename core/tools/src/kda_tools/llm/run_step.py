@@ -95,7 +95,7 @@ def run(plan: StepPlan, known: KnownLlms, folder: Path, show: Callable[[str], No
         _merged(phase, parts, request.modes)
         for phase, parts in zip(plan.phases, zip(*answers, strict=True), strict=True)
     )
-    machine = provenance.host(None)
+    machine = provenance.host()
     return LlmStepRecord(
         run_id=run_id,
         utc=utc,

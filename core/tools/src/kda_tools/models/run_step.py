@@ -118,7 +118,7 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
             show(f"process {number} of {len(requests)}: {spent}")
         first = answers[0]
     after = gpu_state.read_state(0) if gpu else None
-    machine = provenance.host(None)
+    machine = provenance.host()
     return StepRecord(
         run_id=run_id,
         utc=utc,

@@ -96,7 +96,7 @@ class SuiteRecord(Strict):
 def begun(kind: Kind, gpus: int, asked: int, missing: bool) -> SuiteRecord:
     """The record of a run before its first result."""
     git, driver = provenance.git_state(checkout_root()), None
-    host = provenance.host(None)
+    host = provenance.host()
     machine = f"{host.cpu}, {host.cores} cores"
     if kind == "cuda":
         from kda_judge.evidence import gpu_state
