@@ -25,8 +25,9 @@ SMALL_GRAPH_CALLS = 300
 """The same for rows that fit the L2.
 
 A small kernel runs in one of two ways, which differ by up to 0.4 us a call. Which kernel is faster can depend on the
-way. On H100s, the first graphs of a process ran in one way. As soon as it also had a graph of 300 calls, all its graphs,
-the earlier ones included, ran in the other. A model's step is a graph of hundreds of kernels, so that way is timed.
+way. On H100s, the first graphs of a process ran in one way. As soon as it also had a graph of 300 calls, all of its
+graphs ran in the other, the earlier ones included. A model's step is a graph of hundreds of kernels, so that way is
+timed.
 """
 GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
 """Metrics that are timed in CUDA graphs -> kind of the graph's inputs."""
