@@ -684,11 +684,14 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     assert head.count("|") == line.count("|")
     there = "diffusion/models/docs/steps.md#flux-sglang-0523-solution"
     record = measured()
-    layers = f"{record.layers} of {record.layers_of_model}"
-    assert line == f"| [flux]({there}) | {layers} | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
-    assert where.endswith("[what a step is made of](diffusion/models/docs/steps.md).")
+    place = f"{record.release} | - | {record.layers} of {record.layers_of_model}"
+    assert line == f"| [flux]({there}) | {place} | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
+    assert where.endswith(
+        "[what a step is made of](diffusion/models/docs/steps.md) and "
+        "[what faster kernels could give it](diffusion/models/docs/ceilings.md)."
+    )
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
-    assert f"| [flux]({there}) (stale) | {layers} | 0.10" in readme_block.steps_md([old], folder)
+    assert f"| [flux]({there}) (stale) | {place} | 0.10" in readme_block.steps_md([old], folder)
     assert readme_block.steps_md([old], folder).endswith(
         "*Stale*: measured before the code, the shapes or a pin changed.\n"
     )

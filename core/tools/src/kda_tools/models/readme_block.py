@@ -15,6 +15,7 @@ NAME = "steps"
 """Name of the generated block."""
 PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
 """The page of all recorded steps, with a section for each run."""
+CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
 NOTHING = (
     "No step of a model is recorded on a GPU yet, so milliseconds are missing here; "
     "`kda model step MODEL --record` adds them. The pictures below are of single kernels.\n"
@@ -37,6 +38,8 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     lines = [
         line(
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * bool(stale(record, folder)),
+            record.release,
+            record.machine.before.name.removeprefix("NVIDIA ") if record.machine.before else NONE,
             f"{record.layers} of {record.layers_of_model}",
             f"{_milliseconds(record.modes['eager'].upstream)} → {_milliseconds(record.modes['eager'].subject)}",
             interval(record.modes["eager"].speedup),
@@ -44,13 +47,12 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
         )
         for record in latest.values()
     ]
-    gpus = dict.fromkeys(record.machine.before.name for record in latest.values() if record.machine.before)
-    head = line("model", "layers", "ms a step", "speedup, eager", "speedup, CUDA graph")
+    head = line("model", "sglang", "GPU", "layers", "ms a step", "speedup, eager", "speedup, CUDA graph")
     footnote = STALE_MEANS * any(STALE in one for one in lines)
-    where = f" on {' and '.join(gpus)}" if gpus else ""
+    more = f" and [what faster kernels could give it]({CEILINGS})" * (folder / "docs" / Path(CEILINGS).name).is_file()
     return (
-        f"{head}{'|---' * 5}|\n{''.join(lines)}\n"
-        f"Steps of SGLang's own transformers{where}, each with the layers named: [what a step is made of]({PAGE})."
+        f"{head}{'|---' * 7}|\n{''.join(lines)}\n"
+        f"Steps of SGLang's own transformers, each with the layers named: [what a step is made of]({PAGE}){more}."
         f"{footnote}\n"
     )
 
