@@ -16,6 +16,8 @@ NAME = "steps"
 PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
 """The page of all recorded steps, with a section for each run."""
 CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
+MEMORY = re.compile(r"^NVIDIA | \d+GB.*")
+"""What the table leaves out of a GPU's name, `NVIDIA H100 80GB HBM3`."""
 NOTHING = (
     "No step of a model is recorded on a GPU yet, so milliseconds are missing here; "
     "`kda model step MODEL --record` adds them. The pictures below are of single kernels.\n"
@@ -39,7 +41,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
         line(
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * bool(stale(record, folder)),
             record.release,
-            record.machine.before.name.removeprefix("NVIDIA ") if record.machine.before else NONE,
+            MEMORY.sub("", record.machine.before.name) if record.machine.before else NONE,
             f"{record.layers} of {record.layers_of_model}",
             f"{_milliseconds(record.modes['eager'].upstream)} → {_milliseconds(record.modes['eager'].subject)}",
             interval(record.modes["eager"].speedup),
