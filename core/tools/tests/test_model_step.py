@@ -697,6 +697,16 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     )
 
 
+def test_the_readme_folds_all_but_a_few_models(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    names = ("qwen-image", "flux", "zimage", "wan-ti2v", "ltx2", "helios")
+    text = readme_block.steps_md([measured(model=name) for name in names], ROOT / known_models.FOLDER)
+    before, _, folded = text.partition("<details>")
+    rows = [part.count("\n| [") for part in (before, folded)]
+    assert rows == [readme_block.SHOWN, len(names) - readme_block.SHOWN]
+    assert folded.splitlines()[2] == before.splitlines()[0], "a table of its own"
+
+
 def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     folder = ROOT / known_models.FOLDER

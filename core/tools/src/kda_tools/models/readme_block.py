@@ -16,6 +16,8 @@ NAME = "steps"
 PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
 """The page of all recorded steps, with a section for each run."""
 CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
+SHOWN = 4
+"""Models before the fold, so that the README's first screen holds its three questions."""
 MEMORY = re.compile(r"^NVIDIA | \d+GB.*")
 """What the table leaves out of a GPU's name, `NVIDIA H100 80GB HBM3`."""
 NOTHING = (
@@ -52,10 +54,13 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     head = line("model", "sglang", "GPU", "layers", "ms a step", "speedup, eager", "speedup, CUDA graph")
     footnote = STALE_MEANS * any(STALE in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * (folder / "docs" / Path(CEILINGS).name).is_file()
+    head += "|---" * 7 + "|\n"
+    shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
+    folded = f"<details><summary>Other models</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
-        f"{head}{'|---' * 7}|\n{''.join(lines)}\n"
+        f"{head}{shown}\n"
         f"Steps of SGLang's own transformers, each with the layers named: [what a step is made of]({PAGE}){more}."
-        f"{footnote}\n"
+        f"{footnote}\n{folded}"
     )
 
 
