@@ -684,12 +684,17 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     assert head.count("|") == line.count("|")
     there = "diffusion/models/docs/steps.md#flux-sglang-0523-solution"
     record = measured()
-    place = f"{record.release} | - | {record.layers} of {record.layers_of_model}"
+    calls = sum(call.count for call in record.calls)
+    place = f"{record.release} | - | {record.layers} of {record.layers_of_model} | {calls}"
     assert line == f"| [flux]({there}) | {place} | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
-    assert where.endswith(
+    assert (
         "[what a step is made of](diffusion/models/docs/steps.md) and "
         "[what faster kernels could give it](diffusion/models/docs/ceilings.md)."
-    )
+    ) in where
+    none = measured(model="zimage", calls=())
+    *_, first, second, _, _ = readme_block.steps_md([none, measured()], folder).splitlines()
+    assert first.startswith("| [flux]"), "a model with calls of ours comes first"
+    assert second.endswith(" | 0 | 0.10 → 0.05 | - | - |")
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
     assert f"| [flux]({there}) (stale) | {place} | 0.10" in readme_block.steps_md([old], folder)
     assert readme_block.steps_md([old], folder).endswith(

@@ -45,23 +45,32 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             record.release,
             MEMORY.sub("", record.machine.before.name) if record.machine.before else NONE,
             f"{record.layers} of {record.layers_of_model}",
+            str(_replaced(record)),
             f"{_milliseconds(record.modes['eager'].upstream)} → {_milliseconds(record.modes['eager'].subject)}",
-            interval(record.modes["eager"].speedup),
-            interval(record.modes["graph"].speedup) if _ran(record, "graph") else NONE,
+            *(_speedup(record, mode) for mode in ("eager", "graph")),
         )
-        for record in latest.values()
+        for record in sorted(latest.values(), key=lambda one: not _replaced(one))
     ]
-    head = line("model", "sglang", "GPU", "layers", "ms a step", "speedup, eager", "speedup, CUDA graph")
+    head = line("model", "sglang", "GPU", "layers", "our calls", "ms a step", "speedup, eager", "speedup, CUDA graph")
     footnote = STALE_MEANS * any(STALE in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * (folder / "docs" / Path(CEILINGS).name).is_file()
-    head += "|---" * 7 + "|\n"
+    head += "|---" * 8 + "|\n"
     shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
     folded = f"<details><summary>Other models</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
         f"{head}{shown}\n"
-        f"Steps of SGLang's own transformers, each with the layers named: [what a step is made of]({PAGE}){more}."
+        f"Steps of SGLang's own transformers, each with the layers named: [what a step is made of]({PAGE}){more}. "
+        "*Our calls*: those of a step that our ops replace; without any, nothing can change."
         f"{footnote}\n{folded}"
     )
+
+
+def _replaced(record: StepRecord) -> int:
+    return sum(call.count for call in record.calls)
+
+
+def _speedup(record: StepRecord, mode: str) -> str:
+    return interval(record.modes[mode].speedup) if _ran(record, mode) and _replaced(record) else NONE
 
 
 def _ran(record: StepRecord, mode: str) -> bool:
