@@ -95,4 +95,6 @@ def test_profiles_that_an_older_version_read_are_stale(tmp_path: Path) -> None:
     now = recorded(tmp_path)
     old = step_hotspots.StepHotspots.model_validate_json(now.model_dump_json(exclude={"attribution"}))
     assert "| flux | 0.5.23 |" in ceilings_page.page_md([now], {}, [])
-    assert "| flux (stale) | 0.5.23 |" in ceilings_page.page_md([old], {}, [])
+    text = ceilings_page.page_md([old], {}, [])
+    assert "| flux (stale) | 0.5.23 |" in text
+    assert "\n**Stale.** Profile of " in text

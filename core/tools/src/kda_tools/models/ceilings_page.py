@@ -81,7 +81,8 @@ def _summary(one: StepHotspots, found: StepCeiling | None) -> str:
 
 def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     yield f"\n## {one.model}, sglang {one.release}, {one.gpu}\n\n"
-    yield f"Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`. "
+    stale = "" if one.attribution == ATTRIBUTION else "**Stale.** "
+    yield f"{stale}Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`. "
     yield f"Limits: runs {', '.join(f'`{run}`' for run in limit.runs)}.\n\n" if limit else "No limit is known.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
     yield line(*head) + "|---" * len(head) + "|\n"
