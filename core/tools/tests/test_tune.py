@@ -590,6 +590,29 @@ def test_wrong_candidates_are_named_and_not_timed(tuning_task: Task, monkeypatch
     assert module.TUNED._forced is None
 
 
+@pytest.mark.parametrize(("us", "sets", "calls"), [(1.0, 1, 300), (20.0, 1, 100), (500.0, 1, 20), (1.0, 20, 20)])
+def test_small_kernels_are_timed_in_large_graphs(
+    monkeypatch: pytest.MonkeyPatch, us: float, sets: int, calls: int
+) -> None:
+    """As the judge times them; a set of inputs that is restored serves one call only."""
+    from kda_judge.arms import clocks
+    from kda_tools.lab.tune.time_candidates import GraphWatch
+
+    made = []
+
+    class Graph:
+        def __init__(self, _call: object, given: Sequence[object], _scalars: object) -> None:
+            self.calls = len(given)
+            made.append(self.calls)
+
+        def replay(self, times: int) -> tuple[float, float]:
+            return 0.0, us * self.calls * times
+
+    monkeypatch.setattr(clocks, "Graph", Graph)
+    assert GraphWatch().capture(lambda x: x, [(n,) for n in range(sets)])() == pytest.approx(us)
+    assert made[-1] == calls
+
+
 def test_an_op_in_place_gets_fresh_inputs_for_every_candidate(tuning_task: Task) -> None:
     _, found, watch = trials_of(tuning_task, faults=["factor"])
     found = [replace(one, launches=tuple((n,) for n in range(5))) for one in found if one.row.op == "axpy_"]

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 ROUNDS = 7
 FEWEST_ROUNDS = 3
 """Fewest rounds; with fewer there is no interquartile range."""
-GRAPH_CALLS = 20
+GRAPH_CALLS, MOST_GRAPH_CALLS = 20, 300
+"""Calls in a graph, and the most for kernels that take so little time: the judge's sampler says why."""
 SAMPLE_US = 2_000
 """Microseconds of replays in a sample; events resolve 0.5 us."""
 WALL_ROUNDS = 3
@@ -87,12 +88,17 @@ class GraphWatch:
     """Times with CUDA graphs and events."""
 
     def capture(self, call: Callable[..., Any], sets: Sequence[Arguments]) -> Sample:
-        """A graph of `GRAPH_CALLS` calls, replayed for about `SAMPLE_US`; with several sets, a call of each, once."""
+        """A graph of `GRAPH_CALLS` or more calls, replayed for `SAMPLE_US`; with several sets, a call of each, once."""
         from kda_judge.arms.clocks import Graph
 
         graph = Graph(call, sets if len(sets) > 1 else [*sets] * GRAPH_CALLS, {})
         graph.replay(1)
-        times = 1 if len(sets) > 1 else max(1, round(SAMPLE_US / max(graph.replay(1)[1], 1.0)))
+        if len(sets) > 1:
+            return lambda: graph.replay(1)[1] / graph.calls
+        each = max(graph.replay(1)[1], 1.0) / GRAPH_CALLS
+        if (calls := min(round(SAMPLE_US / each), MOST_GRAPH_CALLS)) > GRAPH_CALLS:
+            graph = Graph(call, [*sets] * calls, {})
+        times = max(1, round(SAMPLE_US / (each * graph.calls)))
         return lambda: graph.replay(times)[1] / (times * graph.calls)
 
     def copy(self, moved: Traffic) -> Sample:
