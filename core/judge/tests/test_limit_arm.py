@@ -258,7 +258,7 @@ def test_a_stream_that_is_fast_in_short_trials_alone_is_not_the_limit(monkeypatc
     monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
     monkeypatch.setattr(limit_arm, "more_than_l2", Cache)
     slow = [lambda count, us=us: us * count for us in range(20, 60)]
-    lucky = lambda count: (9 if count <= 20 else 11) * count  # noqa: E731
+    lucky = lambda count: (9 if count <= limit_arm.TRIAL_CALLS else 11) * count  # noqa: E731
     best = lambda count: 10 * count  # noqa: E731
     streams = [*slow[:20], lucky, *slow[20:], best]
     assert streams[limit_arm.fastest(streams)] is best

@@ -109,7 +109,7 @@ def test_the_innermost_operator_of_the_launching_thread_counts(tmp_path: Path) -
 
 
 def test_an_operator_that_has_ended_gets_nothing_of_a_frame_that_outlives_it(tmp_path: Path) -> None:
-    """torch's Python tracer misses returns from functions in C, so frames seem to last until their caller returns."""
+    """A frame whose return the tracer has missed seems to last until a caller of it returns."""
     trace = Trace()
     trace.python("nn.Module: Block_0", 0, 100)
     trace.op("sglang::norm", 10, 10, ([4, 8], BF16))

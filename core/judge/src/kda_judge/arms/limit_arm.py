@@ -347,18 +347,18 @@ def fastest(streams: Sequence[Op]) -> int:
     an arm in samples, so the fastest streams are timed again.
     """
     other = more_than_l2()
-    # Ten calls of a large row take milliseconds, and so does each of a hundred trials. Ten of a small row are over as
-    # soon as a replay has begun.
     usual = trial(streams[0], other) / TRIAL_CALLS
-    calls = max(FEWEST_CALLS, min(round(TRIAL_US / usual), MOST_CALLS))
-    # Small kernels are to run in trials as they do in the graphs that are timed: beside a large one.
-    large = Graph(streams[0], [()] * max(FEWEST_CALLS, min(round(FINAL_US / usual), MOST_FINAL_CALLS)), {})
+    # There are a hundred trials: ten calls of a large row would take too long, ten of a small row less than a replay's
+    # own cost.
+    calls = _calls(TRIAL_US, usual, FEWEST_CALLS, MOST_CALLS)
+    # A large graph that lives as long as the trials: small kernels are timed beside one.
+    large = Graph(streams[0], [()] * _calls(FINAL_US, usual, FEWEST_CALLS, MOST_FINAL_CALLS), {})
     large.replay(1)
     times = [trial(stream, other, calls) / calls for stream in streams]
     finalists = sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
     graphs = {}
     for number in finalists:
-        count = max(TRIAL_CALLS, min(round(FINAL_US / times[number]), MOST_FINAL_CALLS))
+        count = _calls(FINAL_US, times[number], TRIAL_CALLS, MOST_FINAL_CALLS)
         graphs[number] = Graph(streams[number], [()] * count, {})
     found: dict[int, list[float]] = {number: [] for number in finalists}
     for _ in range(ROUNDS):
@@ -366,8 +366,12 @@ def fastest(streams: Sequence[Op]) -> int:
             other.zero_()
             graph.replay(1)
             found[number].append(graph.replay(1)[1] / graph.calls)
-    del large
     return min(finalists, key=lambda number: median(found[number]))
+
+
+def _calls(total_us: float, each_us: float, fewest: int, most: int) -> int:
+    """Calls of `each_us` that take about `total_us`."""
+    return max(fewest, min(round(total_us / each_us), most))
 
 
 def lines(tensor: torch.Tensor, words: int, block: int) -> TensorDescriptor:

@@ -24,10 +24,9 @@ GRAPH_CALLS = 20
 SMALL_GRAPH_CALLS = 300
 """The same for rows that fit the L2.
 
-A small kernel runs in one of two ways, which differ by up to 0.4 us a call. Which kernel is faster can depend on the
-way. On H100s, the first graphs of a process ran in one way. As soon as it also had a graph of 300 calls, all of its
-graphs ran in the other, the earlier ones included. A model's step is a graph of hundreds of kernels, so that way is
-timed.
+A small kernel runs in one of two ways, and which of two kernels is faster can depend on the way. On H100s, the first
+graphs of a process ran in one way. As soon as it also had a graph of 300 calls, all of its graphs ran in the other, the
+earlier ones included. A model's step is a graph of hundreds of kernels, so that way is timed.
 """
 GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
 """Metrics that are timed in CUDA graphs -> kind of the graph's inputs."""

@@ -11,7 +11,7 @@ from kda_tools.models import step_flow
 from kda_tools.models.page import HEADER
 from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
-from kda_tools.publish.report import NONE, line
+from kda_tools.publish.report import NONE, STALE, line
 from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit
 
@@ -24,10 +24,10 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   inputs; calls whose bytes are unknown gain nothing here.
 - **Fused**: the same if, in their place, there were one kernel between two levels of products, convolutions and
   attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
-  `kda model flow` finds. Where upstream's products already do some of this, it is no less than *at the limit*.
+  `kda model flow` finds. It is never below *at the limit*: kernels of products may already do some of this work.
 - **Without them**: the same if none of those kernels were left.
 
-*Stale*: the trace was read by a version that credited launches to operators which had already ended. Hotspots may be
+*Stale*: the trace was read by a version that could credit an operator with launches after its end. Hotspots may be
 wrong there, and with them what they gain at the limit.
 
 All columns are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.
@@ -75,13 +75,13 @@ def _summary(one: StepHotspots, found: StepCeiling | None) -> str:
     after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
     ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
     layers = f"{one.layers} of {one.layers_of_model}"
-    model = one.model if one.attribution == ATTRIBUTION else f"{one.model} (stale)"
+    model = one.model + STALE * (one.attribution != ATTRIBUTION)
     return line(model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios)
 
 
 def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     yield f"\n## {one.model}, sglang {one.release}, {one.gpu}\n\n"
-    stale = "" if one.attribution == ATTRIBUTION else "**Stale.** "
+    stale = "**Stale.** " * (one.attribution != ATTRIBUTION)
     yield f"{stale}Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`. "
     yield f"Limits: runs {', '.join(f'`{run}`' for run in limit.runs)}.\n\n" if limit else "No limit is known.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")

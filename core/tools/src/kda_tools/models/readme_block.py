@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from kda_judge.evidence import record_log
+from kda_tools.models import step_hotspots
 from kda_tools.models.known_models import FOLDER
 from kda_tools.models.page import anchor, stale
 from kda_tools.models.step_record import Samples, StepRecord, log
@@ -16,6 +17,7 @@ NAME = "steps"
 PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
 """The page of all recorded steps, with a section for each run."""
 CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
+"""The page of what faster kernels could give, if a profile is recorded."""
 SHOWN = 4
 """Models before the fold, so that the README's first screen holds its three questions."""
 MEMORY = re.compile(r"^NVIDIA | \d+GB.*")
@@ -51,16 +53,16 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
         )
         for record in sorted(latest.values(), key=lambda one: not _replaced(one))
     ]
-    head = line("model", "sglang", "GPU", "layers", "our calls", "ms a step", "speedup, eager", "speedup, CUDA graph")
+    head = line("model", "sglang", "GPU", "layers", "our calls", "ms, eager", "speedup, eager", "speedup, CUDA graph")
     footnote = STALE_MEANS * any(STALE in one for one in lines)
-    more = f" and [what faster kernels could give it]({CEILINGS})" * (folder / "docs" / Path(CEILINGS).name).is_file()
+    more = f" and [what faster kernels could give it]({CEILINGS})" * step_hotspots.log(folder).is_file()
     head += "|---" * 8 + "|\n"
     shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
     folded = f"<details><summary>Other models</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
         f"{head}{shown}\n"
         f"Steps of SGLang's own transformers, each with the layers named: [what a step is made of]({PAGE}){more}. "
-        "*Our calls*: those of a step that our ops replace; without any, nothing can change."
+        "*Our calls*: how many calls of a step go to our ops; without any, nothing can change."
         f"{footnote}\n{folded}"
     )
 

@@ -26,7 +26,7 @@ from kda_tools.traces.trace_profile import profile
 from kda_tools.traces.trace_read import TraceFile
 
 ATTRIBUTION = 2
-"""How launches are attributed. 2: an operator that has ended is not credited with what frames in it launch later."""
+"""Version of how launches are attributed. Since 2, an operator is not credited with launches after its end."""
 
 
 class StepHotspots(StepFacts):

@@ -98,8 +98,8 @@ class Places:
     def _without_ended(self, stack: list[_Open], now: float) -> list[_Open]:
         """The ranges that are still open, each in those that are open around it.
 
-        torch's Python tracer misses some returns from functions in C. Frames then seem to last longer than the operator
-        that called them, and would credit that operator with what is launched after it.
+        A frame whose return the tracer has missed seems to last longer than the operator that called it, and would
+        credit that operator with what is launched after it.
         """
         kept: list[_Open] = []
         for one in stack:

@@ -26,6 +26,7 @@ from kda_judge.contract.tensor_spec import INTEGRAL
 from kda_judge.judge.open_row import Case, output_spec, traffic
 from kda_judge.judge.oracle import ask_oracle, load_reference
 from kda_judge.judge.output_rules import judged
+from kda_judge.judge.sampler import GRAPH_CALLS, SMALL_GRAPH_CALLS
 from kda_tools.lab.tune.choose_lines import label
 from kda_tools.lab.tune.sweep_record import RowTimes, TableTimes, Walls, Wrong
 from kda_tools.lab.tune.trials import brief
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 ROUNDS = 7
 FEWEST_ROUNDS = 3
 """Fewest rounds; with fewer there is no interquartile range."""
-GRAPH_CALLS, MOST_GRAPH_CALLS = 20, 300
-"""Calls in a graph, and the most for kernels that take so little time: the judge's sampler says why."""
 SAMPLE_US = 2_000
 """Microseconds of replays in a sample; events resolve 0.5 us."""
 WALL_ROUNDS = 3
@@ -96,8 +95,9 @@ class GraphWatch:
         if len(sets) > 1:
             return lambda: graph.replay(1)[1] / graph.calls
         each = max(graph.replay(1)[1], 1.0) / GRAPH_CALLS
-        if (calls := min(round(SAMPLE_US / each), MOST_GRAPH_CALLS)) > GRAPH_CALLS:
+        if (calls := min(round(SAMPLE_US / each), SMALL_GRAPH_CALLS)) > GRAPH_CALLS:
             graph = Graph(call, [*sets] * calls, {})
+            graph.replay(1)
         times = max(1, round(SAMPLE_US / (each * graph.calls)))
         return lambda: graph.replay(times)[1] / (times * graph.calls)
 
