@@ -34,6 +34,20 @@ def test_a_graph_keeps_what_its_calls_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(ref() is None for ref in alive)
 
 
+def test_graphs_share_the_stream_of_their_first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stream for each, a process would soon have used so many that its kernels take longer."""
+    torch = MagicMock()
+    torch.cuda.stream.return_value.__exit__.return_value = torch.cuda.graph.return_value.__exit__.return_value = False
+    monkeypatch.setattr(clocks, "torch", torch)
+    monkeypatch.setattr(clocks, "_cuda_synchronize", lambda: None)
+    clocks._side.cache_clear()
+    for _ in range(3):
+        clocks.Graph(lambda: None, [()], {})
+    torch.cuda.Stream.assert_called_once_with(torch.cuda.current_device.return_value)
+    aside = [entered for entered in torch.cuda.stream.call_args_list if entered == call(torch.cuda.Stream.return_value)]
+    assert len(aside) == 3, "each first call ran there"
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_failed_capture_ends_what_torch_leaves_recording(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = MagicMock()

@@ -1,17 +1,14 @@
 """CUDA graphs as the judge asks for them, on a CPU: what is compared, and what an arm may not remember in a capture."""
 
 import dataclasses
-import random
 import re
 from types import SimpleNamespace
 
 import pytest
 
 from kda_judge import bench
-from kda_judge.arms.protocol import Captured
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Metric, Verdict
-from kda_judge.judge.row_notes import ArmNotes
 from kda_judge.judge.sampler import SMALL_GRAPH_CALLS, Sampler
 from kda_judge.session import Request, frozen_rows, open_session
 
@@ -126,20 +123,3 @@ def test_graphs_of_rows_that_the_l2_serves_are_large(restore, moved, cold, calls
     sampler = Sampler(SimpleNamespace(l2_bytes=100), None)
     case = SimpleNamespace(row=SimpleNamespace(restore=restore), spec=spec)
     assert sampler._graph_calls(case, cold) == calls
-
-
-@pytest.mark.parametrize(("moved", "large"), [(200, [("large", SMALL_GRAPH_CALLS), ("large", 1)]), (201, [])])
-def test_rows_whose_inputs_are_restored_are_timed_beside_a_large_graph(monkeypatch, moved, large):
-    asked = []
-
-    def ask(_command, _answer, kind, count, **_):
-        asked.append((kind, count))
-        return Captured(ok=True), 0.0
-
-    monkeypatch.setattr(Sampler, "_timed_calls", lambda *_, kind, times, **__: asked.append((kind, times)))
-    sampler = Sampler(SimpleNamespace(l2_bytes=100), SimpleNamespace(random=random.Random(0)))
-    spec = SimpleNamespace(traffic=SimpleNamespace(moved=moved), hot=30)
-    case = SimpleNamespace(row=SimpleNamespace(restore=True, inplace=()), spec=spec, restore=lambda: None)
-    process = SimpleNamespace(ask=ask, spec=SimpleNamespace(limit=True))
-    sampler._capture(case, ArmNotes(), process, [Metric.WALL, Metric.DEVICE], None, None)
-    assert asked == [*large, ("hot", 30)]

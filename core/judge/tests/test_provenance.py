@@ -238,8 +238,11 @@ def test_git_commit_and_dirty(task: Task, tmp_path: Path) -> None:
     assert git_state(tmp_path) == provenance.GitState(commit, dirty=False)
     task.ledger.parent.mkdir()
     task.ledger.write_text("{}\n")
+    for folder in ("docs", "llm/docs", "llm/docs/plots", "diffusion/models/docs"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / ("a.svg" if folder.endswith("plots") else "steps.jsonl")).write_text("{}\n")
     (tmp_path / "README.md").write_text("changed\n")
-    assert not git_state(tmp_path).dirty, "ledgers and Markdown decide no number"
+    assert not git_state(tmp_path).dirty, "logs, plots and Markdown decide no number, wherever they are"
     (task.path / "solution" / "extra.py").write_text("")
     assert git_state(tmp_path).dirty, "untracked code counts"
 

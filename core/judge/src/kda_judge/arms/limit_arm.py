@@ -351,9 +351,6 @@ def fastest(streams: Sequence[Op]) -> int:
     # There are a hundred trials: ten calls of a large row would take too long, ten of a small row less than a replay's
     # own cost.
     calls = _calls(TRIAL_US, usual, FEWEST_CALLS, MOST_CALLS)
-    # A large graph that lives as long as the trials: small kernels are timed beside one.
-    large = Graph(streams[0], [()] * _calls(FINAL_US, usual, FEWEST_CALLS, MOST_FINAL_CALLS), {})
-    large.replay(1)
     times = [trial(stream, other, calls) / calls for stream in streams]
     finalists = sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
     graphs = {}

@@ -16,11 +16,8 @@ from pydantic import Field, ValidationError
 
 from kda_judge.contract.strict_models import Strict
 
-HOT, COLD, CHANGED, LARGE = "hot", "cold", "changed", "large"
-"""Kinds of CUDA graphs. Inputs are in the caches, in no cache, or replaced by other values before one of the calls.
-
-A large graph has inputs in the caches, and is not timed: `SMALL_GRAPH_CALLS` of the sampler says what it is for.
-"""
+HOT, COLD, CHANGED = "hot", "cold", "changed"
+"""Inputs of a CUDA graph: in the caches, in no cache, or replaced by other values before one of its calls."""
 MAX_LINE = 8 << 20
 """Longest accepted line in bytes; a worker that floods the channel is cut off here."""
 

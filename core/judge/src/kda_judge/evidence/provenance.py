@@ -50,7 +50,7 @@ PORT = "port "
 COMMIT_VARIABLE = "KDA_GIT_COMMIT"
 DIRTY_VARIABLE = "KDA_GIT_DIRTY"
 UNKNOWN_COMMIT = "unknown"
-NOT_CODE = (":(exclude,glob)*/*/docs/*.jsonl", ":(exclude,glob)*/*/docs/plots/*.svg", ":(exclude)*.md")
+NOT_CODE = (":(exclude,glob)**/docs/*.jsonl", ":(exclude,glob)**/docs/plots/*.svg", ":(exclude)*.md")
 """Logs grow with every recorded run, and tables, pages and plots follow them; none can change a number."""
 DISTRIBUTIONS = {
     "kda-runtime": "kda-runtime",

@@ -8,7 +8,7 @@ from typing import Any
 
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.input_values import Family, make
-from kda_judge.arms.protocol import CHANGED, COLD, HOT, LARGE, Called, Captured, Ready, Timed
+from kda_judge.arms.protocol import CHANGED, COLD, HOT, Called, Captured, Ready, Timed
 from kda_judge.evidence.run_record import LIMIT_ARM, Metric, OutputError, Verdict
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.clock_check import LATE, LEAST_US, LOOPS, SHAVED, claimed_us, longer, suspect
@@ -22,12 +22,8 @@ LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
 SMALL_GRAPH_CALLS = 300
-"""The same for rows that fit the L2.
-
-A small kernel runs in one of two ways, and which of two kernels is faster can depend on the way. On H100s, the first
-graphs of a process ran in one way. As soon as it also had a graph of 300 calls, all of its graphs ran in the other, the
-earlier ones included. A model's step is a graph of hundreds of kernels, so that way is timed.
-"""
+"""The same for rows that fit the L2: of 20 calls of a microsecond each, a replay's own cost is a twentieth. In place, a
+graph's one call on the canary also evicts part of the row, for the calls behind it."""
 GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
 """Metrics that are timed in CUDA graphs -> kind of the graph's inputs."""
 COLD_SHARE = 1 / 4
@@ -129,11 +125,6 @@ class Sampler:
         which.
         """
         kinds, failed = [GRAPHS[metric] for metric in metrics if metric in GRAPHS], dict[str, str]()
-        if kinds and case.row.restore and self._small(case):
-            # Its own graphs have only as many calls as the row has input sets.
-            case.restore()
-            if process.ask("capture", Captured, kind=LARGE, count=SMALL_GRAPH_CALLS)[0].ok:
-                self._timed_calls(arm, process, "replay", SMALL_GRAPH_CALLS, None, kind=LARGE, times=1)
         if HOT in kinds and changed is not None and not process.spec.limit:
             kinds.append(CHANGED)
         for kind in self._checker.random.sample(kinds, len(kinds)):
@@ -195,14 +186,11 @@ class Sampler:
                 text = f"claims {min(shares):.1%} less time than passed by the judge's clock, in each of {LOOPS} loops"
                 raise process.give_up(Verdict.INVALID, f"{metric.value}: {text}")
 
-    def _small(self, case: Case) -> bool:
-        return case.spec.traffic.moved <= 2 * self._setup.l2_bytes
-
     def _graph_calls(self, case: Case, cold: bool) -> int:
         """Calls per CUDA graph: enough to spread a replay's fixed cost, and to use every input set."""
         if cold or case.row.restore:
             return max(GRAPH_CALLS, len(case.spec.sets) if cold else case.spec.hot)
-        return SMALL_GRAPH_CALLS if self._small(case) else GRAPH_CALLS
+        return SMALL_GRAPH_CALLS if case.spec.traffic.moved <= 2 * self._setup.l2_bytes else GRAPH_CALLS
 
     def _canary(self, case: Case, calls: int) -> int | None:
         return self._checker.random.randrange(calls) if case.row.inplace else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kda_judge.arms.clocks import capturing
+from kda_judge.arms.clocks import aside, capturing
 from kda_tools.models.protocol import Timed
 
 SAMPLE_S = 0.1
@@ -46,12 +46,9 @@ def interleaved(runner: Callable[[str], Callable[[int], None]], subject: str, sa
 
 def replayed(step: Callable[[], Any]) -> Callable[[int], None]:
     """A function that does so many steps by a CUDA graph of one."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with aside():
         for _ in range(WARM_UP):
             step()
-    torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with capturing(graph):
