@@ -13,7 +13,7 @@ from kda_judge.evidence import record_log
 from kda_tools.cli.base import app
 from kda_tools.lab.inspect.aot import compile_task
 from kda_tools.lab.measure import run_measure
-from kda_tools.lab.measure.hardware_record import LOG, Cluster, Copy, HardwareRecord, Streams
+from kda_tools.lab.measure.hardware_record import LOG, Cluster, Copy, HardwareRecord
 from kda_tools.publish import hardware_page
 from kda_tools.publish.task_notes import leftovers
 
@@ -59,8 +59,6 @@ def test_the_table_has_the_latest_clean_run_of_each_kind() -> None:
     assert "| ... a barrier of such a cluster, us | - |" in hardware_page.table([record()])
     clusters = tuple(Cluster(blocks=blocks, kernel_us=1.5, barrier_us=0.1 * blocks) for blocks in (1, 2))
     assert "| ... a barrier of such a cluster, us | 0.10, 0.20 |" in hardware_page.table([record(clusters=clusters)])
-    streams = tuple(Streams(used=used, empty_us=used / 10, empty_pdl_us=None) for used in (2, 8))
-    assert "16, 24 streams, us | 0.20, 0.80 |" in hardware_page.table([record(streams=streams)])
     engine = (Copy(bytes=4_000_000, us=1.0, bulk_us=1.25),)
     assert "| 1.00 us, 4.00 TB/s; by the copy engine 1.25 us |" in hardware_page.table([record(copies=engine)])
     assert "Nothing is recorded yet" in hardware_page.table([])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kda_judge.evidence.record_log import read
-from kda_tools.lab.measure.hardware_record import LOG, STREAMS, Copy, HardwareRecord
+from kda_tools.lab.measure.hardware_record import LOG, Copy, HardwareRecord
 from kda_tools.publish.report import NONE, line
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
@@ -33,14 +33,6 @@ ROWS: tuple[tuple[str, Callable[[HardwareRecord], str]], ...] = (
     ),
     ("empty kernel behind another, us", lambda one: f"{one.empty_us:.2f}"),
     ("... with dependent launch, us", lambda one: NONE if one.empty_pdl_us is None else f"{one.empty_pdl_us:.2f}"),
-    (
-        f"... in a process that has launched on {', '.join(map(str, STREAMS))} streams, us",
-        lambda one: ", ".join(f"{streams.empty_us:.2f}" for streams in one.streams) or NONE,
-    ),
-    (
-        "... the same with dependent launch, us",
-        lambda one: ", ".join(f"{streams.empty_pdl_us:.2f}" for streams in one.streams if streams.empty_pdl_us) or NONE,
-    ),
     (
         "kernel of all multiprocessors, in clusters of 1, 2, 4, 8 blocks, us",
         lambda one: ", ".join(f"{cluster.kernel_us:.2f}" for cluster in one.clusters) or NONE,

@@ -9,8 +9,6 @@ from kda_judge.contract.strict_models import Amount, Count, Strict
 from kda_judge.evidence.gpu_state import GpuState
 
 LOG = Path("docs") / "hardware.jsonl"
-STREAMS = (2, 4, 6, 7, 8, 9, 10, 12, 16, 24)
-"""Numbers of used streams with which empty kernels are timed."""
 
 
 class Copy(Strict):
@@ -36,14 +34,6 @@ class Cluster(Strict):
     """Microseconds of a kernel with one barrier of its cluster, launched after another kernel."""
     barrier_us: float
     """Microseconds of one more such barrier; below 0 if it is too short to measure."""
-
-
-class Streams(Strict):
-    """Times of the empty kernels, in CUDA graphs of a process that has launched on `used` streams."""
-
-    used: Count
-    empty_us: Amount
-    empty_pdl_us: Amount | None
 
 
 class HardwareRecord(Strict):
@@ -74,8 +64,6 @@ class HardwareRecord(Strict):
     """The same with programmatic dependent launch; None below sm_90."""
     clusters: tuple[Cluster, ...] = ()
     """Empty below sm_90, and in lines from before clusters were measured."""
-    streams: tuple[Streams, ...] = ()
-    """Empty in lines from before they were measured."""
     host_launch_us: Amount
     """The host's cheapest launch of an empty kernel, in a C loop through the driver."""
     host_output_us: Amount

@@ -1,4 +1,4 @@
-"""Measures an idle GPU: copies by size, launches, dependent launch, clusters, widths of accesses, used streams."""
+"""Measures an idle GPU: copies by size, launches, dependent launch, clusters, widths of accesses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime as dt
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.tasks import checkout_root
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.provenance import git_state
-from kda_tools.lab.measure.hardware_record import STREAMS, Cluster, Copy, HardwareRecord, Streams
+from kda_tools.lab.measure.hardware_record import Cluster, Copy, HardwareRecord
 
 MEGABYTES = (0.25, 1, 4, 8, 16, 25, 32, 50, 64, 100, 150, 250, 500, 900)
 """Sizes of the copies, read and written bytes together: below, around and above every L2."""
@@ -87,18 +87,15 @@ def measure(command: str, tell: Callable[[str], None]) -> HardwareRecord:
     for megabytes in MEGABYTES:
         copies.append(_copy(int(megabytes * 10**6 / 2) // 16 * 16, properties.multi_processor_count))
         tell(f"copy of {megabytes:g} MB: {copies[-1].us:.2f} us, {copies[-1].terabytes_a_second:.2f} TB/s")
-    empty, after_empty = (
-        partial(_call_empty, PDL=dependent, num_warps=4, launch_pdl=dependent) for dependent in (False, True)
-    )
     times: dict[str, Any] = {
-        "empty_us": _device_us(empty),
-        "empty_pdl_us": _device_us(after_empty) if pdl else None,
+        "empty_us": _device_us(lambda *_, **__: _empty[1,](PDL=False, num_warps=4)),
+        "empty_pdl_us": (
+            _device_us(lambda *_, **__: _empty[1,](PDL=True, num_warps=4, launch_pdl=True)) if pdl else None
+        ),
         "clusters": tuple(_cluster(blocks, properties.multi_processor_count) for blocks in CLUSTERS if pdl),
         "host_launch_us": _host_us((), device),
         "host_output_us": _host_us((OUTPUT,), device),
         "widths_us": {str(width): _width_us(width) for width in WIDTHS},
-        # Last: what it changes lasts as long as the process.
-        "streams": tuple(_streams(empty, after_empty if pdl else None)),
     }
     after = gpu_state.read_state(device.index, {os.getpid()})  # at the end: an idle GPU lowers its clocks
     state = git_state(checkout_root())
@@ -132,24 +129,6 @@ def _device_us(op: Callable[..., Any]) -> float:
     graph = Graph(op, [()] * CALLS, {})
     graph.replay(1)
     return min(graph.replay(REPLAYS)[1] / REPLAYS / CALLS for _ in range(TRIALS))
-
-
-def _call_empty(*_: object, **constants: Any) -> None:
-    _empty[1,](**constants)
-
-
-def _streams(empty: Callable[..., Any], dependent: Callable[..., Any] | None) -> Iterator[Streams]:
-    """Use more and more streams; torch hands out 32 different ones, of which `Graph` has one."""
-    used = 2  # the current one, and the one of first calls
-    for wanted in STREAMS:
-        for _ in range(wanted - used):
-            with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-                empty()
-        used = wanted
-        torch.cuda.synchronize()
-        yield Streams(
-            used=used, empty_us=_device_us(empty), empty_pdl_us=None if dependent is None else _device_us(dependent)
-        )
 
 
 def _copy(half: int, multiprocessors: int) -> Copy:
