@@ -14,7 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kda_judge.arms import limit_arm
-from kda_judge.arms.protocol import Place, Traffic
+from kda_judge.arms.arm_worker import OpenRow, Worker
+from kda_judge.arms.protocol import ArmSpec, Place, Traffic
 from kda_judge.contract.task_import import import_path
 
 STUB = """
@@ -214,7 +215,7 @@ def test_trials_of_a_slow_stream_make_few_calls(monkeypatch):
         made.append(count)
         return 500 * count
 
-    assert limit_arm.fastest([slow] * 100) == 0
+    assert limit_arm.finalists([slow] * 100) == list(range(limit_arm.FINALISTS))
     assert made.count(limit_arm.FEWEST_CALLS) > 3 * made.count(limit_arm.TRIAL_CALLS)
 
 
@@ -254,6 +255,12 @@ class Cache:
         self.full = True
 
 
+def the_limit(streams, calls=300):
+    """The stream that the limits' worker times, after trials, in a graph of so many calls."""
+    finalists = [streams[number] for number in limit_arm.finalists(streams)]
+    return limit_arm.fastest_graph(finalists, [()] * calls)._stream
+
+
 def test_a_stream_that_is_fast_in_short_trials_alone_is_not_the_limit(monkeypatch):
     monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
     monkeypatch.setattr(limit_arm, "more_than_l2", Cache)
@@ -261,7 +268,7 @@ def test_a_stream_that_is_fast_in_short_trials_alone_is_not_the_limit(monkeypatc
     lucky = lambda count: (9 if count <= limit_arm.TRIAL_CALLS else 11) * count  # noqa: E731
     best = lambda count: 10 * count  # noqa: E731
     streams = [*slow[:20], lucky, *slow[20:], best]
-    assert streams[limit_arm.fastest(streams)] is best
+    assert the_limit(streams) is best
     assert streams[min(range(len(streams)), key=lambda number: limit_arm.trial(streams[number], Cache()))] is lucky
 
 
@@ -272,28 +279,69 @@ def test_a_stream_that_is_fast_while_no_other_data_fill_the_l2_is_not_the_limit(
 
     def plain(count):
         cache.full = False
-        return 10 * count
+        return 10_000 * count
 
     def evict_first(count):
-        return (11 if cache.full else 9) * count
+        return (11_000 if cache.full else 9_000) * count
 
-    assert limit_arm.fastest([evict_first, plain]) == 1
-    assert limit_arm.fastest([plain, evict_first]) == 0
+    assert limit_arm.finalists([evict_first, plain]) == [1, 0]
+    assert the_limit([evict_first, plain]) is the_limit([plain, evict_first]) is plain
+
+
+@pytest.mark.parametrize(("each_us", "replays"), [(1, 1 + limit_arm.FINAL_US // 20), (100_000, 1)])
+def test_the_limit_is_chosen_in_graphs_like_those_that_are_timed(monkeypatch, each_us, replays):
+    monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
+    monkeypatch.setattr(limit_arm, "more_than_l2", Cache)
+    replayed = []
+
+    def steady(count):
+        replayed.append(count)
+        return each_us * count
+
+    def small(count):
+        return (0.8 if count < 20 else 1.3) * each_us * count
+
+    assert limit_arm.fastest_graph([small, steady], [()] * 20)._stream is steady
+    assert replayed == [20] * limit_arm.ROUNDS * replays, "a graph that takes long is replayed once a round"
+
+
+def test_the_limits_worker_captures_the_fastest_of_the_chosen_streams(monkeypatch):
+    monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
+    monkeypatch.setattr(limit_arm, "more_than_l2", Cache)
+    worker = Worker(ArmSpec(name="limit", folder="", module="", device="cpu", limit=True))
+    called = []
+    streams = [lambda count=0, us=us: called.append(us) or us * count for us in range(40, 20, -1)]
+
+    def opened():
+        spec = SimpleNamespace(hot=1, scalars={})
+        worker._open = OpenRow(spec, [()], None, None, op=None, streams=list(streams))
+
+    opened()
+    chosen = worker.choose(streams=None).streams
+    assert chosen == tuple(range(19, 19 - limit_arm.FINALISTS, -1))
+    for streams_of_generation in (None, list(chosen[1:])):
+        opened()
+        called.clear()
+        worker.warm(streams_of_generation)
+        first = chosen if streams_of_generation is None else chosen[1:]
+        assert len(called) == (len(streams) if streams_of_generation is None else len(first)), "others stay uncompiled"
+        worker.choose(streams_of_generation)
+        assert worker.capture("hot", 20).ok
+        assert worker._open.graphs["hot"]._stream is streams[first[0]]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_the_chosen_stream_is_no_slower_than_all_others():
     traffic = Traffic(read=200 << 20, written=100 << 20, in_place=False)
-    streams = limit_arm.all_streams(traffic)
-    chosen, other = limit_arm.fastest(streams), limit_arm.more_than_l2()
+    streams, other = limit_arm.all_streams(traffic), limit_arm.more_than_l2()
+    chosen = limit_arm.fastest_graph([streams[number] for number in limit_arm.finalists(streams)], [()] * 100)
 
-    def sampled(stream):
-        graph = limit_arm.Graph(stream, [()] * 100, {})
+    def sampled(graph):
         other.zero_()
         return min(graph.replay(1)[1] for _ in range(3))
 
-    assert sampled(streams[chosen]) <= 1.01 * min(map(sampled, streams))
+    assert sampled(chosen) <= 1.01 * min(sampled(limit_arm.Graph(stream, [()] * 100, {})) for stream in streams)
 
 
 @pytest.mark.gpu

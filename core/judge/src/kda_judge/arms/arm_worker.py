@@ -56,10 +56,8 @@ class OpenRow:
     canary: tuple[Any, ...] | None
     slices: tuple[Any, ...] | None
     op: Any
-    device_op: Any
-    """What the CUDA graph captures: the op, or for the limits' worker the stream that was chosen."""
     streams: list[Any]
-    """What the limits' worker chooses from."""
+    """Of the limits' worker: one of them is captured, the fastest. Other workers capture the op."""
     graphs: dict[str, Any] = field(default_factory=dict)
     """Kind of inputs, such as `COLD` -> graph."""
     last: Any = None
@@ -128,14 +126,14 @@ class Worker:
         else:
             found = callable_of(self._module, self._spec, spec.op)
             op, streams = tensors_first(found, tuple(spec.sets[0]), spec.by_name), []
-        self._open = OpenRow(spec, sets, canary, slices, op, op, streams)
+        self._open = OpenRow(spec, sets, canary, slices, op, streams)
         return Ready()
 
-    def warm(self, stream: int | None) -> Ready:
-        """Make one unjudged call, so that kernels compile. The limits' worker calls all streams, or the known one."""
+    def warm(self, streams: list[int] | None) -> Ready:
+        """Make one unjudged call, so that kernels compile. The limits' worker calls all streams, or the known ones."""
         row = self._opened()
         if self._spec.limit:
-            for one in row.streams if stream is None else [row.streams[stream]]:
+            for one in row.streams if streams is None else [row.streams[number] for number in streams]:
                 one()
         else:
             row.op(*row.sets[0], **row.spec.scalars)
@@ -143,15 +141,14 @@ class Worker:
         self._torch.cuda.empty_cache()
         return Ready()
 
-    def choose(self, stream: int | None) -> Chosen:
-        """Choose the stream that `capture` uses: the known one, or else the fastest."""
-        from kda_judge.arms.limit_arm import fastest
+    def choose(self, streams: list[int] | None) -> Chosen:
+        """Choose the streams of which `capture` uses the fastest: the known ones, or those that win trials."""
+        from kda_judge.arms.limit_arm import finalists
 
         row = self._opened()
-        if stream is None:
-            stream = fastest(row.streams)
-        row.device_op = row.streams[stream]
-        return Chosen(stream=stream)
+        chosen = finalists(row.streams) if streams is None else streams
+        row.streams = [row.streams[number] for number in chosen]
+        return Chosen(streams=tuple(chosen))
 
     def verify(self, slices: bool = False, twice: bool = False) -> Called:
         """Call the op once on the first input set or on the slices, between guards; copy out what it returned.
@@ -210,7 +207,12 @@ class Worker:
             change = Change(at, lambda: self._move(last, used), lambda: self._move(used, last) if keep else None)
         try:
             calls = row.sequence(count, canary, cold=kind == COLD)
-            row.graphs[kind] = Graph(row.device_op, calls, row.spec.scalars, change)
+            if self._spec.limit:
+                from kda_judge.arms.limit_arm import fastest_graph
+
+                row.graphs[kind] = fastest_graph(row.streams, calls)
+            else:
+                row.graphs[kind] = Graph(row.op, calls, row.spec.scalars, change)
         except Exception as error:  # noqa: BLE001  # whatever stops a capture, the row goes on without `device`
             return Captured(ok=False, note=f"{type(error).__name__}: {error}".splitlines()[0])
         return Captured(ok=True)

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kda_judge.arms.clocks import Graph
+from kda_judge.arms.clocks import Arguments, Graph
 from kda_judge.arms.protocol import Place, RowSpec, Traffic
 
 WORD = 4
@@ -60,9 +60,9 @@ TRIAL_CALLS, FEWEST_CALLS, MOST_CALLS = 10, 2, 100
 """Calls in the graph of a trial; for streams that take long the fewest, and for short ones the most."""
 TRIAL_US, MOST_REPLAYS, TRIALS = 200, 20, 3
 """Microseconds of a trial, its most replays, and the number of trials, of which the shortest counts."""
-FINALISTS, FINAL_US, MOST_FINAL_CALLS, ROUNDS = 8, 3000, 300, 5
-"""How many of the fastest streams are timed again in turn, for how many microseconds, with how many calls at most, and
-in how many rounds. The best median wins."""
+FINALISTS, FINAL_US, ROUNDS = 8, 3000, 3
+"""How many of the fastest streams are timed again in turn, for how many microseconds, and in how many rounds. The best
+median wins."""
 MOST_OUTPUTS = 16
 """As in host_floor.c."""
 EMPTY = """.version 6.3
@@ -213,15 +213,18 @@ def _stream(  # type: ignore[no-untyped-def]
     PERSISTENT: tl.constexpr,
     APART: tl.constexpr,
     WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Read the first `reads` words of src and write the first `writes` of dst; the first `both` of these are a copy.
 
-    With APART a program does one of the three, and COPIED is 1.
+    With APART a program does one of the three, and COPIED is 1. With EARLY and PDL the next grid's programs start to
+    wait as soon as all of this one's run, else as these end.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
     p = tl.program_id(0)
     if WIDE:
         p = p.to(tl.int64)
@@ -306,7 +309,7 @@ def all_streams(traffic: Traffic, inputs: torch.Tensor | None = None, plain: boo
     tried = [
         _call(_stream, programs, (target, source, 0, *sizes, turns), constants, hopper)
         for programs, turns, constants in streams(reads, writes, multiprocessors)
-        if not plain or is_plain(constants)
+        if is_plain(constants) or (not plain and (hopper or constants["EARLY"]))
     ]
     bulk = bulk_streams(reads, writes, multiprocessors) if hopper and not plain else ()
     for programs, both, turns, constants in bulk:
@@ -339,36 +342,37 @@ def trial(stream: Op, other: torch.Tensor, calls: int = TRIAL_CALLS) -> float:
     return min(timed() for _ in range(TRIALS))
 
 
-def fastest(streams: Sequence[Op]) -> int:
-    """Index of the stream that is the fastest when other kernels' data fill the L2.
+def finalists(streams: Sequence[Op]) -> list[int]:
+    """Indices of the fastest streams when other kernels' data fill the L2.
 
     Such data slow an evict-first stream down, even one that moves many times what the L2 holds, because its lines never
-    push them out. Trials are short, because there are many streams. The winner of a trial may be lucky, and slower than
-    an arm in samples, so the fastest streams are timed again.
+    push them out. Trials are short, because there are many streams.
     """
     other = more_than_l2()
     usual = trial(streams[0], other) / TRIAL_CALLS
     # There are a hundred trials: ten calls of a large row would take too long, ten of a small row less than a replay's
     # own cost.
-    calls = _calls(TRIAL_US, usual, FEWEST_CALLS, MOST_CALLS)
+    calls = max(FEWEST_CALLS, min(round(TRIAL_US / usual), MOST_CALLS))
     times = [trial(stream, other, calls) / calls for stream in streams]
-    finalists = sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
-    graphs = {}
-    for number in finalists:
-        count = _calls(FINAL_US, times[number], TRIAL_CALLS, MOST_FINAL_CALLS)
-        graphs[number] = Graph(streams[number], [()] * count, {})
-    found: dict[int, list[float]] = {number: [] for number in finalists}
+    return sorted(range(len(streams)), key=times.__getitem__)[:FINALISTS]
+
+
+def fastest_graph(streams: Sequence[Op], calls: Sequence[Arguments]) -> Graph:
+    """The CUDA graph of these calls of the stream that is the fastest in such a graph, as long as a sample replays it.
+
+    A stream that won a short trial may have been lucky. And on H100s some streams of about a microsecond took a third
+    longer in samples than in trials, always the same in a process, while others did not.
+    """
+    other = more_than_l2()
+    graphs = [Graph(stream, calls, {}) for stream in streams]
+    found: list[list[float]] = [[] for _ in graphs]
     for _ in range(ROUNDS):
-        for number, graph in graphs.items():
+        for graph, times in zip(graphs, found, strict=True):
             other.zero_()
-            graph.replay(1)
-            found[number].append(graph.replay(1)[1] / graph.calls)
-    return min(finalists, key=lambda number: median(found[number]))
-
-
-def _calls(total_us: float, each_us: float, fewest: int, most: int) -> int:
-    """Calls of `each_us` that take about `total_us`."""
-    return max(fewest, min(round(total_us / each_us), most))
+            once = graph.replay(1)[1]
+            replays = round(FINAL_US / once)  # none of a long graph, whose first replay is as good as any other
+            times.append(graph.replay(replays)[1] / replays if replays else once)
+    return min(zip(graphs, found, strict=True), key=lambda pair: median(pair[1]))[0]
 
 
 def lines(tensor: torch.Tensor, words: int, block: int) -> TensorDescriptor:
@@ -381,21 +385,31 @@ def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int
     """Grids, turns and constants to try with `_stream` for these numbers of words."""
     both = min(reads, writes)
     parts = (both, reads - both, writes - both)
-    wide = {"APART": False, "WIDE": max(reads, writes) > WIDEST}
+    wide = max(reads, writes) > WIDEST
+    usual: dict[str, int | str] = {"APART": False, "EARLY": True, "HINT": "", "PERSISTENT": False, "WIDE": wide}
     for share, (block, warps), hint, each in itertools.product(shares(reads, writes), SHAPES, HINTS, PERSISTENT):
         turns = _turns(parts, share, block)
         programs = each * multiprocessors or turns
         if programs < turns or not each:
-            yield programs, turns, _constants(share, block, warps) | wide | {"HINT": hint, "PERSISTENT": each > 0}
+            constants = usual | _constants(share, block, warps) | {"HINT": hint, "PERSISTENT": each > 0}
+            if hint or each:
+                yield programs, turns, constants
+            else:
+                yield from _early_and_late(turns, constants)
     if both >= FEW * multiprocessors * SHAPES[0][0]:
         return
     for share, (block, warps) in itertools.product(shares(reads, writes), SMALL_SHAPES):
         turns = _turns(parts, share, block)
-        yield turns, turns, _constants(share, block, warps) | wide | {"HINT": "", "PERSISTENT": False}
+        yield from _early_and_late(turns, usual | _constants(share, block, warps))
     for block, warps in (*SMALL_SHAPES, *SHAPES) if reads != writes else ():
         turns = sum(-(-words // block) for words in parts)
         share = (1, int(reads > writes), int(writes > reads))
-        yield turns, turns, _constants(share, block, warps) | wide | {"APART": True, "HINT": "", "PERSISTENT": False}
+        yield from _early_and_late(turns, usual | _constants(share, block, warps) | {"APART": True})
+
+
+def _early_and_late(turns: int, constants: dict[str, int | str]) -> Iterator[tuple[int, int, dict[str, int | str]]]:
+    yield turns, turns, constants
+    yield turns, turns, constants | {"EARLY": False}
 
 
 def _turns(parts: tuple[int, int, int], share: tuple[int, int, int], block: int) -> int:
@@ -409,9 +423,9 @@ def _constants(share: tuple[int, int, int], block: int, warps: int) -> dict[str,
 
 
 def is_plain(constants: Mapping[str, int | str]) -> bool:
-    """Whether these constants of `streams` are plain: one tile a turn, one program for each turn, no hints."""
-    names = ("COPIED", "HINT", "PERSISTENT", "APART")
-    return tuple(constants[name] for name in names) == (1, "", False, False)
+    """Whether these constants of `streams` are plain: one tile a turn, one program for each turn, no hints, early."""
+    names = ("COPIED", "HINT", "PERSISTENT", "APART", "EARLY")
+    return tuple(constants[name] for name in names) == (1, "", False, False, True)
 
 
 def bulk_streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, int, dict[str, int]]]:

@@ -100,8 +100,8 @@ class Ready(Strict):
 class Chosen(Strict):
     """Reply of the limits' worker to `choose`."""
 
-    stream: Annotated[int, Field(ge=0)]
-    """Which of the streams was the fastest."""
+    streams: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    """Which of the streams were the fastest."""
 
 
 class Output(Strict):

@@ -108,18 +108,18 @@ class Judge:
         """Make every arm's first call, in which it compiles and tunes; its outputs are not judged.
 
         One arm after the other, with all others held: their use of the GPU meanwhile would mislead its autotuner. Then
-        the limits' worker chooses its stream, once for all generations.
+        the limits' worker chooses its fastest streams, once for all generations.
         """
         self._checker.write(case, make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device))
         for name, arm in notes.usable(self._setup.arms):
             with notes.arms[name].noting(), suppress(Refusal), alone(name, self._setup.arms):
-                arm.ask("warm", Ready, refusable=notes.arms[name].excused, stream=notes.arms[name].stream)
+                arm.ask("warm", Ready, refusable=notes.arms[name].excused, streams=notes.arms[name].streams)
         # It is unknown which arm wrote there. An arm that writes outside its tensors does it again when it is verified.
         case.arena.repair_guards()
         for name, arm in notes.usable(self._setup.arms, LIMIT_ARM):
             with notes.arms[name].noting(), alone(name, self._setup.arms):
-                chosen, _ = arm.ask("choose", Chosen, stream=notes.arms[name].stream)
-                notes.arms[name].stream = chosen.stream
+                chosen, _ = arm.ask("choose", Chosen, streams=notes.arms[name].streams)
+                notes.arms[name].streams = chosen.streams
 
     def _audit(self, row: Workload) -> None:
         """After all timing: verify once more on unseen values, and count kernels in verified and timed calls."""

@@ -51,8 +51,8 @@ class ArmNotes:
     restarts: int = 0
     replaced: int | None = None
     """Loops whose inputs were replaced while they ran, and whose last output was compared; None: not tried."""
-    stream: int | None = None
-    """Of the limits' worker: which stream was the fastest when the row was first timed."""
+    streams: tuple[int, ...] | None = None
+    """Of the limits' worker: which streams were the fastest when the row was first timed."""
     idle_s: float = 0.0
     """Seconds in which others were timed."""
     idle_cpu_s: float = 0.0
