@@ -232,15 +232,14 @@ def test_the_readme_shows_the_latest_clean_run_of_each_model(monkeypatch):
     disturbed = record.model_copy(update={"noisy": ("busy",)})
     assert readme_block.steps_md([disturbed], FOLDER) == readme_block.NOTHING
     old = measured(monkeypatch, ours=0.5).model_copy(update={"layers": 2})
-    head, _, row, _, where = readme_block.steps_md([old, record, disturbed], FOLDER).splitlines()
-    assert head == "| model | decode-b2-kv8 |"
-    assert row.endswith("#the-step-with-our-kernels) | 1.111 [1.111, 1.111]<br>1.00 → 0.90 ms |")
-    assert "NVIDIA H200" in where
+    head, _, row, _, note = readme_block.steps_md([old, record, disturbed], FOLDER).splitlines()
+    assert head == "| model | GPU | decode-b2-kv8 |"
+    assert row.endswith("#the-step-with-our-kernels) | H200 | 1.111 [1.111, 1.111]<br>1.00 → 0.90 ms |")
     stale = old.model_copy(update={"hashes": {"step": "0" * 64}})
     shown = readme_block.steps_md([record, stale], FOLDER)
-    assert ", 2 of 36 layers (stale) | 2.000" in shown
+    assert ", 2 of 36 layers (stale) | H200 | 2.000" in shown
     assert shown.endswith("*Stale*: measured before the code, the shapes or a pin changed.\n")
-    assert "*Stale*" not in where
+    assert "*Stale*" not in note
 
 
 def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):

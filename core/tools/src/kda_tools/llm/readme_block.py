@@ -9,7 +9,7 @@ from kda_judge.evidence import stats
 from kda_tools.llm.known_llms import FOLDER
 from kda_tools.llm.step_page import HEADING, outdated, read
 from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
-from kda_tools.publish.report import NONE, STALE, STALE_MEANS, interval, line
+from kda_tools.publish.report import NONE, STALE, STALE_MEANS, gpu_of, interval, line
 
 NAME = "llm-steps"
 """Name of the generated block."""
@@ -36,14 +36,18 @@ def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
             "" if record.layers == record.layers_of_model else f", {record.layers} of {record.layers_of_model} layers"
         )
         stale = STALE * bool(outdated(record, folder))
-        lines.append(line(f"[{record.model}]({page}){whole}{stale}", *(found.get(name, NONE) for name in names)))
+        lines.append(
+            line(
+                f"[{record.model}]({page}){whole}{stale}",
+                gpu_of(record.machine),
+                *(found.get(name, NONE) for name in names),
+            )
+        )
     footnote = STALE_MEANS * any(STALE in one for one in lines)
-    gpus = " and ".join(dict.fromkeys(one.machine.before.name for one in latest.values() if one.machine.before))
     return (
-        f"{line('model', *names)}{'|---' * (1 + len(names))}|\n{''.join(lines)}\n"
-        f"Steps of language models on {gpus} as CUDA graphs, in a server's structure, with random weights and "
-        "PyTorch's attention. A decode step makes a token for each of b sequences of kv tokens."
-        f"{footnote}\n"
+        f"{line('model', 'GPU', *names)}{'|---' * (2 + len(names))}|\n{''.join(lines)}\n"
+        "Steps of language models as CUDA graphs, in a server's structure, with random weights and PyTorch's "
+        f"attention. A decode step makes a token for each of b sequences of kv tokens.{footnote}\n"
     )
 
 

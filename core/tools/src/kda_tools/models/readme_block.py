@@ -10,7 +10,7 @@ from kda_tools.models import step_hotspots
 from kda_tools.models.known_models import FOLDER
 from kda_tools.models.page import anchor, stale
 from kda_tools.models.step_record import Samples, StepRecord, log
-from kda_tools.publish.report import NONE, STALE, STALE_MEANS, interval, line
+from kda_tools.publish.report import NONE, STALE, STALE_MEANS, gpu_of, interval, line
 
 NAME = "steps"
 """Name of the generated block."""
@@ -20,8 +20,6 @@ CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
 """The page of what faster kernels could give, if a profile is recorded."""
 SHOWN = 4
 """Models before the fold, so that the README's first screen holds its three questions."""
-MEMORY = re.compile(r"^NVIDIA | \d+GB.*")
-"""What the table leaves out of a GPU's name, `NVIDIA H100 80GB HBM3`."""
 NOTHING = (
     "No step of a model is recorded on a GPU yet, so milliseconds are missing here; "
     "`kda model step MODEL --record` adds them. The pictures below are of single kernels.\n"
@@ -45,7 +43,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
         line(
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * bool(stale(record, folder)),
             record.release,
-            MEMORY.sub("", record.machine.before.name) if record.machine.before else NONE,
+            gpu_of(record.machine),
             f"{record.layers} of {record.layers_of_model}",
             str(_replaced(record)),
             f"{_milliseconds(record.modes['eager'].upstream)} → {_milliseconds(record.modes['eager'].subject)}",

@@ -7,7 +7,7 @@ from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import gpu_state, gpu_watch, provenance, stats
 from kda_judge.evidence.derive import MEASURED, samples_of
-from kda_judge.evidence.run_record import Basis, Headline, Interval, Metric, RowResult, RunRecord
+from kda_judge.evidence.run_record import Basis, Headline, Interval, Machine, Metric, RowResult, RunRecord
 from kda_tools.lab.compare_runs import MARGIN
 from kda_tools.publish.joined_runs import joined
 from kda_tools.publish.staleness import hashes
@@ -45,6 +45,11 @@ STALE = " (stale)"
 STALE_MEANS = " *Stale*: measured before the code, the shapes or a pin changed."
 """Explains the mark to a reader."""
 NONE = "-"
+
+
+def gpu_of(machine: Machine) -> str:
+    """The GPU's name without maker and memory: `H100` for `NVIDIA H100 80GB HBM3`."""
+    return re.sub(r"^NVIDIA | \d+GB.*", "", machine.before.name) if machine.before else NONE
 
 
 def target_of(task: Task, record: RunRecord) -> str | None:
