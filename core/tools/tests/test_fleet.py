@@ -27,6 +27,7 @@ from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Repeat
+from kda_judge.judge.open_row import footprint
 from kda_judge.session import Request, open_session
 from kda_tools.fleet import interference, piece_jobs, plan_pieces, ray_pool, run_fleet
 from kda_tools.fleet.checkout import in_place, packed
@@ -329,6 +330,10 @@ class FakePool:
         pass
 
 
+ALL = {"three": 3, "two": 2, "one": 1}
+"""Names of pieces, and how many rows each has."""
+
+
 def ask(piece: Piece, attempt: int, worker: Worker) -> Question:
     return Question(order=order(), piece=piece, node=worker.node, attempt=attempt)
 
@@ -354,6 +359,24 @@ def test_a_gpu_that_fails_costs_attempts_and_no_piece(tmp_path: Path) -> None:
 def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) -> None:
     with RunFolder(tmp_path).open() as folder, pytest.raises(ArmFailed, match=r"3 pieces wait.*--resume"):
         Driver(folder, FakePool([], None), ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
+
+
+@pytest.mark.parametrize(
+    ("left", "each", "done"), [(120.0, [10.0, 50.0], {"two", "one"}), (60.0, [], set(ALL)), (-1.0, [], set())]
+)
+def test_no_piece_is_begun_that_would_end_too_late(
+    tmp_path: Path, left: float, each: list[float], done: set[str]
+) -> None:
+    """The longest rows so far took 50 s: three of them take too long, a piece of two is begun instead."""
+    pieces = [Piece(id=name, subject="fake", items=("row",) * count) for name, count in ALL.items()]
+    pool = FakePool(workers(1), lambda *_: Answer(line="{}"))
+    with RunFolder(tmp_path).open() as folder:
+        schedule = Schedule.of(pieces, (), {}, limit=3)
+        driver = Driver(folder, pool, ask, 60.0, until=time.monotonic() + left, each_s=each)
+        assert driver.run(schedule) == (done == set(ALL))
+        assert folder.done == set(done)
+        assert {piece.id for piece in schedule.waiting} == set(ALL) - set(done)
+        assert not schedule.failed
 
 
 @pytest.mark.usefixtures("as_kda")
@@ -476,6 +499,18 @@ def test_a_probe_starts_only_the_arms_that_it_reads(task: Task) -> None:
     session = open_session(Request(task=task, device="cpu"))
     several = session.settings.model_copy(update={"against": ("baseline", "upstream_latest"), "beside": ("eager",)})
     assert piece_jobs.against_one(replace(session, settings=several)).arms == ("baseline", "solution")
+
+
+@pytest.mark.parametrize("op", ["norm_scale_shift", "temperature_softmax"])
+def test_a_probe_has_a_row_bound_by_the_host_and_a_short_one_bound_by_the_device(op: str) -> None:
+    task = find_task(op)
+    sizes = {row.id: footprint(task.config.ops[row.op], row) for row in task.workloads}
+    small, large = interference.probe_rows(task, ())
+    assert sizes[small] == min(sizes.values())
+    assert sizes[large] == min(size for size in sizes.values() if size >= interference.DEVICE_BOUND)
+    assert sizes[large] < max(sizes.values()), "the largest row takes the oracle long"
+    narrow = interference.probe_rows(task, [small])
+    assert narrow == (small,)
 
 
 def probed(task: Task, longer: Any, device: Any = lambda _worker: 1.0) -> Any:

@@ -74,6 +74,16 @@ def run(
             "--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="For a piece; then it counts as hung."
         ),
     ] = 3600.0,
+    limit_s: Annotated[
+        float | None,
+        typer.Option(
+            "--limit-s",
+            metavar="SECONDS",
+            min=1,
+            callback=seconds,
+            help="Begin no piece that would probably end later, and keep what came.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of events and results; else .cache/fleet/ID.")
     ] = None,
@@ -102,6 +112,7 @@ def run(
         per_node=per_node,
         attempts=attempts,
         timeout_s=timeout_s,
+        limit_s=limit_s,
         resume=resume,
         out=out,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kda_judge.contract.errors import ArmFailed
@@ -118,9 +119,13 @@ class Driver:
     """Adds to a record (a JSON line) what depends on the worker that made it."""
     look: Callable[[Schedule], None] = lambda _: None
     """Called in every turn of the loop, to show the progress."""
+    until: float = math.inf
+    """By `time.monotonic`: no piece is begun that would probably end later."""
+    each_s: list[float] = field(default_factory=list)
+    """Seconds that the items of each finished piece took on average."""
 
     def run(self, schedule: Schedule) -> bool:
-        """Work until all pieces are done or given up. False after Ctrl-C; the results so far are kept.
+        """Work until all pieces are done or given up. False after Ctrl-C or at the limit; the results so far are kept.
 
         Raises:
             ArmFailed: no worker is alive, and none comes up.
@@ -138,6 +143,8 @@ class Driver:
         last = time.monotonic()
         while not schedule.over and not interrupted:
             self._hand_out(schedule, since)
+            if not schedule.running and not any(map(self._fits, schedule.waiting)):
+                return
             for came in self.pool.wait(POLL_S):
                 self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
             self._end_hanging(schedule, since)
@@ -153,7 +160,7 @@ class Driver:
     def _hand_out(self, schedule: Schedule, since: dict[str, float]) -> None:
         names = [worker.name for worker in self.pool.alive()]
         for worker in self.pool.idle():
-            if (chosen := schedule.next(worker.name, names)) is None:
+            if (chosen := schedule.next(worker.name, names, self._fits)) is None:
                 continue
             piece, attempt = chosen
             since[worker.name] = time.monotonic()
@@ -161,6 +168,10 @@ class Driver:
                 "started", piece=piece.id, attempt=attempt, worker=worker.name, node=worker.node, gpu=worker.gpu
             )
             self.pool.give(worker, self.ask(piece, attempt, worker))
+
+    def _fits(self, piece: Piece) -> bool:
+        """Whether the piece ends in time if each of its items takes as long as any did; the first pieces just begin."""
+        return time.monotonic() + max(self.each_s, default=0.0) * max(len(piece.items), 1) <= self.until
 
     def _take(self, schedule: Schedule, came: Came, seconds: float, lost: What = "lost") -> None:
         worker, answer = came.worker, came.answer
@@ -178,6 +189,7 @@ class Driver:
             )
             self.folder.keep(result, worker.name)
             if answer.complete:
+                self.each_s.append(seconds / max(len(piece.items), 1))
                 schedule.finish(worker.name)
             else:
                 schedule.lose(worker.name, "interrupted", remaining(piece, self.folder.results))

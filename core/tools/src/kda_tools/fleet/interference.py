@@ -27,14 +27,17 @@ from kda_tools.lab.compare_runs import MARGIN
 
 TURNS = 3
 """Turns with idle neighbours, and as many with loaded ones: the fewest generations that a published run has."""
+DEVICE_BOUND = 100_000_000
+"""Bytes of a row that takes the GPU longer than the host. A larger row takes the oracle longer, six times."""
 Turn = Mapping[str, RunRecord]
 """Worker -> the record of its run."""
 
 
 def probe_rows(task: Task, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The row that moves the fewest bytes, and the one that moves the most."""
-    rows = sorted(select(task.workloads, list(patterns)), key=lambda row: footprint(task.config.ops[row.op], row))
-    return tuple(dict.fromkeys((rows[0].id, rows[-1].id)))
+    """The row that moves the fewest bytes, and the smallest one that the device bounds, or else the largest."""
+    sizes = {row.id: footprint(task.config.ops[row.op], row) for row in select(task.workloads, list(patterns))}
+    rows = sorted(sizes, key=sizes.__getitem__)
+    return tuple(dict.fromkeys((rows[0], next((row for row in rows if sizes[row] >= DEVICE_BOUND), rows[-1]))))
 
 
 def measure(pool: Pool, order: Order, task: Task, timeout_s: float) -> tuple[dict[str, SharedHost], list[str]]:

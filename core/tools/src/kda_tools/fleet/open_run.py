@@ -38,6 +38,8 @@ class Wish:
     per_node: int | None = None
     attempts: int = 3
     timeout_s: float = 3600.0
+    limit_s: float | None = None
+    """Seconds after which no work should go on."""
     resume: Path | None = None
     out: Path | None = None
 

@@ -26,7 +26,7 @@ def show(ended: Ended) -> ExitCode:
         say(f"recorded {run} in {log.parent.parent.name}/{log.parent.name}/{log.name}; its page: kda publish")
     say(f"{len(folder.done)} of {len(plan.pieces)} pieces; {ended.line}")
     if ended.interrupted:
-        say(f"interrupted: go on by kda fleet run {plan.order.job.value} --resume {folder.path}")
+        say(f"not complete: go on by kda fleet run {plan.order.job.value} --resume {folder.path}")
     return _code(ended, set(verdicts))
 
 

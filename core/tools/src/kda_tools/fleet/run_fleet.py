@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ def run(wish: Wish) -> Ended:
         ArmFailed: no worker is left.
     """
     check(wish)
+    until = math.inf if wish.limit_s is None else time.monotonic() + wish.limit_s
     with RunFolder(folder_of(wish)).open() as folder, baggage_of(wish) as baggage:
         plan = known(folder, wish)  # refused before Ray is started
         with ray_pool.cluster(wish.address, wish.most, baggage) as ray:
@@ -60,10 +62,12 @@ def run(wish: Wish) -> Ended:
             demand(seats, kind)
             plan = resumed(folder, plan, kind) if plan else planned(folder, wish, kind, len(seats))
             say(f"pieces: {len(plan.pieces)}, workers: {len(seats)}; events and results: {folder.path}")
-            return _run(ray, folder, plan, seats, baggage, wish)
+            return _run(ray, folder, plan, seats, baggage, wish, until)
 
 
-def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggage: Baggage, wish: Wish) -> Ended:
+def _run(
+    ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggage: Baggage, wish: Wish, until: float
+) -> Ended:
     order, begin = plan.order, time.monotonic()
     pieces = [remaining(piece, folder.results) for piece in plan.pieces]
     schedule = Schedule.of(pieces, folder.done, folder.attempts, wish.attempts)
@@ -79,7 +83,7 @@ def _run(ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggag
             return _marked(line, shared.get(worker.node)) if order.job is Job.BENCH else line
 
         with showing(folder, pool.alive, len(plan.pieces)) as look:
-            complete = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look).run(schedule)
+            complete = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look, until).run(schedule)
     except KeyboardInterrupt:
         complete = False
     except ArmFailed as failed:  # no worker is left; the results so far are kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kda_judge.contract.errors import ExitCode
@@ -31,14 +31,16 @@ class Schedule:
         """The pieces without those that are done; attempts are counted on from those of an earlier process."""
         return cls([piece for piece in pieces if piece.id not in done], limit, Counter(attempts))
 
-    def next(self, worker: str, others: Collection[str] = ()) -> tuple[Piece, int] | None:
-        """Take a piece for an idle worker, which runs it from now on; None if there is none.
+    def next(
+        self, worker: str, others: Collection[str] = (), fits: Callable[[Piece], bool] = lambda _: True
+    ) -> tuple[Piece, int] | None:
+        """Take a piece that fits for an idle worker, which runs it from now on; None if there is none.
 
         A piece that this worker has lost waits for another worker of `others` (live ones) that has not, if any.
         """
         for piece in self.waiting:
             unlucky = self._unlucky.get(piece.id, set())
-            if worker in unlucky and set(others) - unlucky - {worker}:
+            if not fits(piece) or (worker in unlucky and set(others) - unlucky - {worker}):
                 continue
             self.waiting.remove(piece)
             self.attempts[piece.id] += 1
