@@ -28,7 +28,7 @@ from kda_tools.lab.compare_runs import MARGIN
 TURNS = 3
 """Turns with idle neighbours, and as many with loaded ones: the fewest generations that a published run has."""
 DEVICE_BOUND = 100_000_000
-"""Bytes of a row that takes the GPU longer than the host. A larger row takes the oracle longer, six times."""
+"""Bytes of a row that takes the GPU longer than the host. Larger ones only cost more time, in each of six turns."""
 Turn = Mapping[str, RunRecord]
 """Worker -> the record of its run."""
 
