@@ -45,5 +45,6 @@ SWEEPS = (
             {},
         ),
         rows=(call(40, 12288), call(120, 12288), call(640, 12288), call(2560, 768)),
+        in_graphs=True,
     ),
 )

@@ -61,5 +61,6 @@ SWEEPS = (
         ),
         rows=(fused(16, 512), *(fused(1024, width) for width in (512, 5120, 8192, 16384))),
         applies=applies,
+        in_graphs=True,
     ),
 )

@@ -11,6 +11,7 @@ SWEEPS = (
         table=topk.TUNED,
         candidates=tuple(topk.Config(warps, lanes) for warps, lanes in product((1, 2, 4), (2, 4, 8, 16))),
         lines=({"tokens": 256}, {"tokens": 2048}, {}),
+        in_graphs=True,
     ),
     Sweep(
         table=moe_align.TUNED,
@@ -20,6 +21,7 @@ SWEEPS = (
             if blocks <= warps
         ),
         lines=({"pairs": 256}, {"pairs": 1024}, {"pairs": 16384}, {}),
+        in_graphs=True,
     ),
     Sweep(
         table=topk_sum.TUNED,
@@ -28,5 +30,6 @@ SWEEPS = (
             for warps, rows, (load, store) in product((1, 2, 4, 8), (1, 2), (("", ""), (".cg", ".cs"), ("", ".cs")))
         ),
         lines=({"bytes": 4_194_304}, {"bytes": 67_108_864}, {}),
+        in_graphs=True,
     ),
 )

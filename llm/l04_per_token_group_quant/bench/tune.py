@@ -29,5 +29,6 @@ SWEEPS = (
         candidates=tuple(candidates()),
         lines=(*({"rows": rows} for rows in ROWS), {}),
         rows=tuple(row(op, tokens, 4096) for op, tokens in product(OPS, (16, 256, 1024))),
+        in_graphs=True,
     ),
 )

@@ -24,5 +24,6 @@ SWEEPS = (
         table=TUNED,
         candidates=tuple(grid()),
         lines=({"rows": 2048}, {"rows": 16_384}, {"rows": 131_072}, {}),
+        in_graphs=True,
     ),
 )
