@@ -308,6 +308,7 @@ def test_the_limit_is_chosen_in_graphs_like_those_that_are_timed(monkeypatch, ea
 def test_the_limits_worker_captures_the_fastest_of_the_chosen_streams(monkeypatch):
     monkeypatch.setattr(limit_arm, "Graph", TimedGraph)
     monkeypatch.setattr(limit_arm, "more_than_l2", Cache)
+    monkeypatch.setattr(torch, "set_grad_enabled", lambda _: None)  # in a worker's process it lasts
     worker = Worker(ArmSpec(name="limit", folder="", module="", device="cpu", limit=True))
     called = []
     streams = [lambda count=0, us=us: called.append(us) or us * count for us in range(40, 20, -1)]
