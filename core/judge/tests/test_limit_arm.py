@@ -255,10 +255,10 @@ class Cache:
         self.full = True
 
 
-def the_limit(streams, calls=300):
-    """The stream that the limits' worker times, after trials, in a graph of so many calls."""
+def the_limit(streams):
+    """The stream that the limits' worker times, after trials, in a graph of 300 calls."""
     finalists = [streams[number] for number in limit_arm.finalists(streams)]
-    return limit_arm.fastest_graph(finalists, [()] * calls)._stream
+    return limit_arm.fastest_graph(finalists, [()] * 300)._stream
 
 
 def test_a_stream_that_is_fast_in_short_trials_alone_is_not_the_limit(monkeypatch):

@@ -86,8 +86,8 @@ class Clock:
 def aside() -> Iterator[None]:
     """Launch on a stream beside the current one, and wait for it at the end: how first calls run before a capture.
 
-    All first calls of a process share that stream. On H100s, most kernels without dependent launch took 0.2 us longer
-    in all CUDA graphs of a process that had launched on a dozen streams, in the earlier graphs, too.
+    All first calls of a process share that stream. On H100s, most kernels without dependent launch took longer in all
+    CUDA graphs of a process once it had launched on a dozen streams.
     """
     current, side = torch.cuda.current_stream(), _side(torch.cuda.current_device())
     side.wait_stream(current)

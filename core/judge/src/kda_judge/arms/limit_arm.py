@@ -360,8 +360,8 @@ def finalists(streams: Sequence[Op]) -> list[int]:
 def fastest_graph(streams: Sequence[Op], calls: Sequence[Arguments]) -> Graph:
     """The CUDA graph of these calls of the stream that is the fastest in such a graph, as long as a sample replays it.
 
-    A stream that won a short trial may have been lucky. And on H100s some streams of about a microsecond took a third
-    longer in samples than in trials, always the same in a process, while others did not.
+    A stream that won a short trial may have been lucky. And on H100s some short streams always took longer in samples
+    than in trials, while others did not.
     """
     other = more_than_l2()
     graphs = [Graph(stream, calls, {}) for stream in streams]

@@ -101,7 +101,7 @@ class Chosen(Strict):
     """Reply of the limits' worker to `choose`."""
 
     streams: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-    """Which of the streams were the fastest."""
+    """Which of the streams won the trials."""
 
 
 class Output(Strict):

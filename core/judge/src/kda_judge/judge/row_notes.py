@@ -52,7 +52,7 @@ class ArmNotes:
     replaced: int | None = None
     """Loops whose inputs were replaced while they ran, and whose last output was compared; None: not tried."""
     streams: tuple[int, ...] | None = None
-    """Of the limits' worker: which streams were the fastest when the row was first timed."""
+    """Of the limits' worker: which streams won the trials when the row was first timed."""
     idle_s: float = 0.0
     """Seconds in which others were timed."""
     idle_cpu_s: float = 0.0

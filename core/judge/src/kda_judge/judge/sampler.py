@@ -22,8 +22,8 @@ LATENCY_CALLS = 10
 GRAPH_CALLS = 20
 """Calls per CUDA graph: the fixed cost of a replay is spread over them."""
 SMALL_GRAPH_CALLS = 300
-"""The same for rows that fit the L2: of 20 calls of a microsecond each, a replay's own cost is a twentieth. In place, a
-graph's one call on the canary also evicts part of the row, for the calls behind it."""
+"""The same for rows that fit the L2. Among few short calls the cost of the replay itself counts, and in place that of
+the one call on the canary, which evicts part of the row."""
 GRAPHS = {Metric.DEVICE: HOT, Metric.COLD: COLD}
 """Metrics that are timed in CUDA graphs -> kind of the graph's inputs."""
 COLD_SHARE = 1 / 4
