@@ -70,7 +70,6 @@ def cluster_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlas
     cute.arch.cluster_arrive_relaxed()
     if const_expr(cut.pdl):
         cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
 
     rX = cute.make_rmem_tensor(cute.make_layout((dsl.WORDS, cut.tiles)), Uint32)
     dsl.read(rX, x, group, first, threads, vectors)

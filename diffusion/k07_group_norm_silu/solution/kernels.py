@@ -103,7 +103,7 @@ def statistics_kernel(
     """One program: the statistics of one part."""
     part, group = tl.program_id(0), _second()
     # Whatever wrote x has to end first, and whatever used the memory of `partials`.
-    follow_the_kernel_ahead(PDL)
+    follow_the_kernel_ahead(PDL, EARLY=True)
     place = group.to(tl.int64) * parts + part
     if (place < head) & (group < total):
         begin = part * (CUT.block * CUT.tiles)
@@ -242,7 +242,7 @@ def fresh_kernel(partials, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Set the words of all parts to -1, as `ring_kernel` expects them: no part has statistics yet."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # Whatever used the memory of `partials` has to end.
-    follow_the_kernel_ahead(PDL)
+    follow_the_kernel_ahead(PDL, EARLY=True)
     tl.store(partials + place, tl.full((BLOCK,), -1, tl.int64), mask=place < count)
 
 

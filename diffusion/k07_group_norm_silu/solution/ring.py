@@ -95,7 +95,6 @@ def ring_kernel(addresses: tuple, numbers: Numbers, eps: Float32, cut: cutlass.C
         _prefetch(sRing, place, place < every, stage, x, thread, numbers, cut)
     if const_expr(cut.pdl):
         cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
 
     rX = cute.make_rmem_tensor(cute.make_layout((dsl.WORDS, cut.tiles)), Uint32)
     looks = numbers.patience

@@ -137,7 +137,6 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
         cute.arch.cluster_arrive_relaxed()
     if const_expr(cut.pdl):
         cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
 
     first = rank * (cut.items * threads) + thread
     rBucket = cute.make_rmem_tensor(cute.make_layout(cut.items), Int32)

@@ -99,7 +99,6 @@ def softmax_cluster_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Cons
     cute.arch.cluster_arrive_relaxed()
     if const_expr(cut.pdl):
         cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
 
     rX = cute.make_rmem_tensor(cute.make_layout((cut.words, cut.tiles)), Uint32)
     _read(rX, addresses[1] + row * Int64(numbers.row_bytes), first, threads, vectors)

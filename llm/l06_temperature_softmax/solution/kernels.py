@@ -54,7 +54,7 @@ def parts_kernel(
     """One program: maximum and sum of one part of a row."""
     row = (tl.program_id(0) // PARTS).to(tl.int64)
     col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    follow_the_kernel_ahead(PDL)
+    follow_the_kernel_ahead(PDL, EARLY=True)
 
     x = tl.load(logits + row * ROW_STRIDE + col, mask=col < N, other=0.0).to(tl.float32)
     scale, sign = scale_and_sign(temperatures, row, T_STRIDE)

@@ -32,14 +32,17 @@ def even_share(total: int, most: int) -> int:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def follow_the_kernel_ahead(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """With programmatic dependent launch: wait until the previous kernel has ended, then let the next one be set up.
+def follow_the_kernel_ahead(PDL: tl.constexpr, EARLY: tl.constexpr = False):  # type: ignore[no-untyped-def]
+    """With programmatic dependent launch: wait until the previous kernel has ended. Nothing may be read before.
 
-    Nothing may be read before. Without PDL a kernel begins after the previous one has ended: it need not wait.
+    The next kernel is set up as this one's programs end, or with EARLY at once. Its programs then occupy the GPU while
+    they wait, so EARLY is for kernels that are followed by another kernel of the same op. Without PDL a kernel begins
+    after the previous one has ended: it need not wait.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 # --- rows in registers
