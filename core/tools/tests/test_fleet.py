@@ -362,13 +362,19 @@ def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("left", "each", "done"), [(120.0, [10.0, 50.0], {"two", "one"}), (60.0, [], set(ALL)), (-1.0, [], set())]
+    ("left", "each", "done"),
+    [
+        (120.0, {"a": 10.0, "b": 50.0}, {"two", "one"}),
+        (120.0, {"three": 10.0, "b": 50.0}, set(ALL)),
+        (60.0, {}, set(ALL)),
+        (-1.0, {}, set()),
+    ],
 )
 def test_no_piece_is_begun_that_would_end_too_late(
-    tmp_path: Path, left: float, each: list[float], done: set[str]
+    tmp_path: Path, left: float, each: dict[str, float], done: set[str]
 ) -> None:
-    """The longest rows so far took 50 s: three of them take too long, a piece of two is begun instead."""
-    pieces = [Piece(id=name, subject="fake", items=("row",) * count) for name, count in ALL.items()]
+    """If the longest rows took 50 s, three of them take too long: a piece of two is begun instead."""
+    pieces = [Piece(id=name, subject=name, items=("row",) * count) for name, count in ALL.items()]
     pool = FakePool(workers(1), lambda *_: Answer(line="{}"))
     with RunFolder(tmp_path).open() as folder:
         schedule = Schedule.of(pieces, (), {}, limit=3)

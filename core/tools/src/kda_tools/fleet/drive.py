@@ -121,8 +121,8 @@ class Driver:
     """Called in every turn of the loop, to show the progress."""
     until: float = math.inf
     """By `time.monotonic`: no piece is begun that would probably end later."""
-    each_s: list[float] = field(default_factory=list)
-    """Seconds that the items of each finished piece took on average."""
+    each_s: dict[str, float] = field(default_factory=dict)
+    """Subject -> seconds of an item, on average, in the piece of it that took longest so far."""
 
     def run(self, schedule: Schedule) -> bool:
         """Work until all pieces are done or given up. False after Ctrl-C or at the limit; the results so far are kept.
@@ -170,8 +170,9 @@ class Driver:
             self.pool.give(worker, self.ask(piece, attempt, worker))
 
     def _fits(self, piece: Piece) -> bool:
-        """Whether the piece ends in time if each of its items takes as long as any did; the first pieces just begin."""
-        return time.monotonic() + max(self.each_s, default=0.0) * max(len(piece.items), 1) <= self.until
+        """Whether the piece ends in time if its items take as long as those of its subject did, else as long as any."""
+        each = self.each_s.get(piece.subject, max(self.each_s.values(), default=0.0))
+        return time.monotonic() + each * max(len(piece.items), 1) <= self.until
 
     def _take(self, schedule: Schedule, came: Came, seconds: float, lost: What = "lost") -> None:
         worker, answer = came.worker, came.answer
@@ -189,7 +190,8 @@ class Driver:
             )
             self.folder.keep(result, worker.name)
             if answer.complete:
-                self.each_s.append(seconds / max(len(piece.items), 1))
+                each = seconds / max(len(piece.items), 1)
+                self.each_s[piece.subject] = max(self.each_s.get(piece.subject, 0.0), each)
                 schedule.finish(worker.name)
             else:
                 schedule.lose(worker.name, "interrupted", remaining(piece, self.folder.results))
