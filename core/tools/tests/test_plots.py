@@ -63,12 +63,12 @@ def test_a_change_of_the_record_shows(task: Task, records: list[RunRecord]) -> N
 
 
 def test_the_summaries_show_every_clock_and_row(task: Task, records: list[RunRecord]) -> None:
-    """The portable arm, too, and the releases in words; in the overview each task once."""
+    """The portable arm, too, and the releases in words; in the overview each task once for each GPU."""
     names = texts(plots.plots(task, records)["summary-h200.svg"])
     clocks = {f"{words}, sglang 1.0" for words in ("device", "portable wall", "wall with kda-runtime")}
     assert clocks <= set(names)
     names = texts(plots.overview_svg([(task, records[0])]))
-    assert names.count(task.folder) == 1
+    assert names.count(f"{task.folder}, H200") == 1
     assert {"device, over baseline", "portable wall, over baseline", "wall with kda-runtime, over baseline"} <= set(
         names
     )

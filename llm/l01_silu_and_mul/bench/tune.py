@@ -10,7 +10,7 @@ from kda_tools.lab.tune import Sweep
 from ..solution.silu_and_mul import TUNED, Config
 
 MIB = 2**20
-BYTES = (MIB // 4, 2 * MIB, 8 * MIB, 64 * MIB)
+BYTES = (MIB // 4, 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB)
 
 
 def grid() -> Iterator[Config]:
@@ -22,6 +22,8 @@ def grid() -> Iterator[Config]:
             # No input is read twice: loads that bypass the L1, together with the hint for stores.
             yield Config(warps, vectors, load=".cg", store=".cs")
             yield Config(warps, vectors, pdl=False)
+            # Input is not read again: it should not push out what the next kernel reads.
+            yield Config(warps, vectors, load="evict_first")
 
 
 def call(rows: int, width: int) -> Workload:

@@ -68,8 +68,12 @@ TUNED = Table(__file__, "rmsnorm", Config)
 
 @triton.jit
 def prefetch(line, N: tl.constexpr):
-    """Ask the L2 for N elements from `line` on, 128 bytes a thread."""
-    EACH: tl.constexpr = 1024 // line.dtype.element_ty.primitive_bitwidth
+    """Ask the L2 for N elements from `line` on, 16 bytes a thread.
+
+    One thread for every 128 bytes would make no fewer requests: threads are more than lines, and the others repeat what
+    these ask for, each warp for 32 lines.
+    """
+    EACH: tl.constexpr = 128 // line.dtype.element_ty.primitive_bitwidth
     pieces = tl.arange(0, triton.next_power_of_2((N + EACH - 1) // EACH))
     place = line + tl.minimum(pieces * EACH, N - 1)
     tl.inline_asm_elementwise(

@@ -27,9 +27,11 @@ SWEEPS = (
         table=topk_sum.TUNED,
         candidates=tuple(
             topk_sum.Config(warps, rows, load, store)
-            for warps, rows, (load, store) in product((1, 2, 4, 8), (1, 2), (("", ""), (".cg", ".cs"), ("", ".cs")))
+            for warps, rows, (load, store) in product(
+                (1, 2, 4, 8), (1, 2), (("", ""), (".cg", ".cs"), ("", ".cs"), ("evict_first", ""))
+            )
         ),
-        lines=({"bytes": 4_194_304}, {"bytes": 67_108_864}, {}),
+        lines=({"bytes": 4_194_304}, {"bytes": 67_108_864}, {"bytes": 167_772_160}, {}),
         in_graphs=True,
     ),
 )

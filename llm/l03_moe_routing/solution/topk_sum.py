@@ -36,7 +36,7 @@ class Config:
     rows: int = 1
     """Tokens of a program."""
     load: str = ""
-    """Cache modifier of the loads: `.cg` keeps them out of the L1 cache."""
+    """Cache modifier of the loads, or `evict_first`: `.cg` keeps them out of the L1 cache."""
     store: str = ""
     """Cache modifier of the stores."""
     pdl: bool = True

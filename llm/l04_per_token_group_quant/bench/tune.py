@@ -8,7 +8,7 @@ from kda_tools.lab.tune import Sweep
 from ..solution.group_quant import TUNED, Config
 from .grid import OPS, row
 
-ROWS = (1, 16, 128, 1024)
+ROWS = (1, 16, 128, 1024, 4096)
 
 
 def candidates() -> Iterator[Config]:
@@ -20,6 +20,8 @@ def candidates() -> Iterator[Config]:
         yield Config(warps, vectors, beside, each=8)
     for warps, beside in product((1, 4), (1, 4)):
         yield Config(warps, 1, beside, load=".cg")
+        yield Config(warps, 1, beside, load="evict_first")
+        yield Config(warps, 1, beside, load="evict_first", each=8)
         yield Config(warps, 1, beside, pdl=False)
 
 

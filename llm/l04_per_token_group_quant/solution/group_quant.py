@@ -65,7 +65,7 @@ class Config:
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     load: str = ""
-    """Cache modifier of the loads."""
+    """Cache modifier of the loads, or `evict_first`."""
     each: int = 16
     """Neighbours that a thread holds: 16 to store 16 bytes at once; 8 to load 16, so that a warp's loads adjoin."""
 

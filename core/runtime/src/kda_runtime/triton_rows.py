@@ -94,16 +94,22 @@ def store_chunk(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def load_tile(line, col, inside, N: tl.constexpr, PARTIAL: tl.constexpr, CACHE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Any columns `col` of the rows that start at `line`; PARTIAL: some may be beyond N."""
+    """Any columns `col` of the rows that start at `line`; PARTIAL: some may be beyond N.
+
+    CACHE is a cache modifier, or `evict_first`: what is loaded leaves the L2 before other data do.
+    """
+    POLICY: tl.constexpr = CACHE if CACHE == "evict_first" else ""
+    MODIFIER: tl.constexpr = "" if CACHE == "evict_first" else CACHE
     if PARTIAL:
         if inside is None:
-            return tl.load(line + col, mask=col < N, other=0.0, cache_modifier=CACHE)
+            return tl.load(line + col, mask=col < N, other=0.0, cache_modifier=MODIFIER, eviction_policy=POLICY)
         else:
-            return tl.load(line + col, mask=(col < N) & inside, other=0.0, cache_modifier=CACHE)
+            near = (col < N) & inside
+            return tl.load(line + col, mask=near, other=0.0, cache_modifier=MODIFIER, eviction_policy=POLICY)
     elif inside is None:
-        return tl.load(line + col, cache_modifier=CACHE)
+        return tl.load(line + col, cache_modifier=MODIFIER, eviction_policy=POLICY)
     else:
-        return tl.load(line + col, mask=inside, other=0.0, cache_modifier=CACHE)
+        return tl.load(line + col, mask=inside, other=0.0, cache_modifier=MODIFIER, eviction_policy=POLICY)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

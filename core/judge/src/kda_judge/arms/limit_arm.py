@@ -213,18 +213,16 @@ def _stream(  # type: ignore[no-untyped-def]
     PERSISTENT: tl.constexpr,
     APART: tl.constexpr,
     WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Read the first `reads` words of src and write the first `writes` of dst; the first `both` of these are a copy.
 
-    With APART a program does one of the three, and COPIED is 1. With EARLY and PDL the next grid's programs start to
-    wait as soon as all of this one's run, else as these end.
+    With APART a program does one of the three, and COPIED is 1.
     """
     if PDL:
+        # The next grid's programs start as these end. If they start to wait earlier (launch_dependents), short streams
+        # on an H100 take a third longer in some processes and not in others.
         tl.extra.cuda.gdc_wait()
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
     p = tl.program_id(0)
     if WIDE:
         p = p.to(tl.int64)
@@ -258,7 +256,6 @@ def _bulk(  # type: ignore[no-untyped-def]
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     for turn in tl.range(tl.program_id(0), turns, tl.num_programs(0), num_stages=STAGES):
         more = tl.zeros((BLOCK, LINE), tl.int32) ^ zero
         for i in tl.static_range(READ):
@@ -309,7 +306,7 @@ def all_streams(traffic: Traffic, inputs: torch.Tensor | None = None, plain: boo
     tried = [
         _call(_stream, programs, (target, source, 0, *sizes, turns), constants, hopper)
         for programs, turns, constants in streams(reads, writes, multiprocessors)
-        if is_plain(constants) or (not plain and (hopper or constants["EARLY"]))
+        if not plain or is_plain(constants)
     ]
     bulk = bulk_streams(reads, writes, multiprocessors) if hopper and not plain else ()
     for programs, both, turns, constants in bulk:
@@ -386,30 +383,22 @@ def streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int
     both = min(reads, writes)
     parts = (both, reads - both, writes - both)
     wide = max(reads, writes) > WIDEST
-    usual: dict[str, int | str] = {"APART": False, "EARLY": True, "HINT": "", "PERSISTENT": False, "WIDE": wide}
+    usual: dict[str, int | str] = {"APART": False, "HINT": "", "PERSISTENT": False, "WIDE": wide}
     for share, (block, warps), hint, each in itertools.product(shares(reads, writes), SHAPES, HINTS, PERSISTENT):
         turns = _turns(parts, share, block)
         programs = each * multiprocessors or turns
         if programs < turns or not each:
             constants = usual | _constants(share, block, warps) | {"HINT": hint, "PERSISTENT": each > 0}
-            if hint or each:
-                yield programs, turns, constants
-            else:
-                yield from _early_and_late(turns, constants)
+            yield programs, turns, constants
     if both >= FEW * multiprocessors * SHAPES[0][0]:
         return
     for share, (block, warps) in itertools.product(shares(reads, writes), SMALL_SHAPES):
         turns = _turns(parts, share, block)
-        yield from _early_and_late(turns, usual | _constants(share, block, warps))
+        yield turns, turns, usual | _constants(share, block, warps)
     for block, warps in (*SMALL_SHAPES, *SHAPES) if reads != writes else ():
         turns = sum(-(-words // block) for words in parts)
         share = (1, int(reads > writes), int(writes > reads))
-        yield from _early_and_late(turns, usual | _constants(share, block, warps) | {"APART": True})
-
-
-def _early_and_late(turns: int, constants: dict[str, int | str]) -> Iterator[tuple[int, int, dict[str, int | str]]]:
-    yield turns, turns, constants
-    yield turns, turns, constants | {"EARLY": False}
+        yield turns, turns, usual | _constants(share, block, warps) | {"APART": True}
 
 
 def _turns(parts: tuple[int, int, int], share: tuple[int, int, int], block: int) -> int:
@@ -423,9 +412,9 @@ def _constants(share: tuple[int, int, int], block: int, warps: int) -> dict[str,
 
 
 def is_plain(constants: Mapping[str, int | str]) -> bool:
-    """Whether these constants of `streams` are plain: one tile a turn, one program for each turn, no hints, early."""
-    names = ("COPIED", "HINT", "PERSISTENT", "APART", "EARLY")
-    return tuple(constants[name] for name in names) == (1, "", False, False, True)
+    """Whether these constants of `streams` are plain: one tile a turn, one program for each turn, no hints."""
+    names = ("COPIED", "HINT", "PERSISTENT", "APART")
+    return tuple(constants[name] for name in names) == (1, "", False, False)
 
 
 def bulk_streams(reads: int, writes: int, multiprocessors: int) -> Iterator[tuple[int, int, int, dict[str, int]]]:

@@ -86,6 +86,10 @@ def whiskers(
     drawn[0].set_gid(f"points-{COLOURS[colour][0]}{'-hollow' if face == 'none' else ''}")
 
 
+FRACTIONS = (0.1, 0.2, 0.5)
+"""Ticks of a long axis below 1."""
+
+
 def ratio_axis(axes: "Axes", upright: bool = False) -> None:
     """Ticks at round ratios, as many as fit between the lowest and the highest interval."""
     from matplotlib.ticker import FixedLocator, NullLocator
@@ -97,6 +101,8 @@ def ratio_axis(axes: "Axes", upright: bool = False) -> None:
     ticks = [number * step for number in range(1, int(high / step) + 1) if low <= number * step <= high]
     if not any(abs(tick - 1) < 1e-9 for tick in ticks):
         ticks = sorted([1.0, *(tick for tick in ticks if abs(tick - 1) > step / 2)])
+    if step >= 0.5:  # such steps leave a logarithmic axis without ticks where it is below them
+        ticks = sorted({*ticks, *(tick for tick in FRACTIONS if tick >= low)})
     axis = axes.yaxis if upright else axes.xaxis
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())

@@ -46,9 +46,9 @@ def task_summary(record: RunRecord) -> str:
 
 
 def overview(latest: Sequence[tuple[Task, RunRecord]]) -> str:
-    """All tasks, two lines each: against the first release, and with hollow markers against the latest."""
+    """All tasks and GPUs, two lines each: against the first release, and with hollow markers against the latest."""
     lanes = [
-        (f"{task.folder if first else ''}", record, arm)
+        (f"{task.folder}, {report.gpu_of(record.machine)}" if first else "", record, arm)
         for task, record in latest
         for first, arm in ((True, BASELINE), (False, LATEST))
         if first or arm in record.settings.against
