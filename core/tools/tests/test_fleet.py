@@ -385,6 +385,14 @@ def test_no_piece_is_begun_that_would_end_too_late(
         assert not schedule.failed
 
 
+def test_events_and_results_say_what_a_piece_spent_its_time_on(tmp_path: Path) -> None:
+    pool = FakePool(workers(1), lambda *_: Answer(line="{}", spent="9.0 s: timing 60%"))
+    with RunFolder(tmp_path).open() as folder:
+        assert Driver(folder, pool, ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
+        assert {event.why for event in folder.events if event.event == "finished"} == {"9.0 s: timing 60%"}
+        assert {result.spent for result in folder.results} == {"9.0 s: timing 60%"}
+
+
 @pytest.mark.usefixtures("as_kda")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_came_just_before_an_interrupt_is_kept(tmp_path: Path, number: signal.Signals) -> None:

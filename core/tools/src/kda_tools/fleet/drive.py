@@ -186,6 +186,7 @@ class Driver:
                 seconds=round(seconds, 3),
                 complete=answer.complete,
                 items=answer.items,
+                spent=answer.spent,
                 line=self.mark(answer.line, worker),
             )
             self.folder.keep(result, worker.name)

@@ -25,6 +25,7 @@ def bench(question: Question, piece: Piece) -> Answer:
     from kda_tools.project.export.portable import portable
 
     order, task = question.order, find_task(piece.subject)
+    spent: list[str] = []
     with portable(task, "solution", {}) as ports:
         request = Request(
             task=task,
@@ -38,8 +39,9 @@ def bench(question: Question, piece: Piece) -> Answer:
             attempt=question.attempt,
         )
         session = open_session(request)
-        record = run(against_one(session) if question.probe else session, command=order.command)
-    return Answer(line=ledger.encode(record).decode(), complete=not record.partial)
+        asked = against_one(session) if question.probe else session
+        record = run(asked, command=order.command, spent=spent.append)
+    return Answer(line=ledger.encode(record).decode(), complete=not record.partial, spent=" ".join(spent) or None)
 
 
 def against_one(session: Session) -> Session:

@@ -88,6 +88,8 @@ class Answer(Strict):
     """False: the process was interrupted; the record holds what was finished by then."""
     items: tuple[str, ...] = ()
     """If incomplete: the items of the piece that are finished nevertheless, and need not be done again."""
+    spent: str | None = None
+    """What the seconds were spent on, of a bench."""
     refused: str | None = None
     """What the user has to fix. It would fail on every worker, so the piece is not tried again."""
     exit_code: int = 0
@@ -124,6 +126,8 @@ class Result(Strict):
     seconds: Amount
     complete: bool
     items: tuple[str, ...] = ()
+    """As in `Answer`."""
+    spent: str | None = None
     """As in `Answer`."""
     line: str
     """The record, as in `Answer`."""

@@ -55,7 +55,7 @@ class Event(Strict):
     planned: the first line. joined: a worker is ready. measured: the neighbours' influence. started, finished: a piece.
     doubled: a piece came back a second time, and was dropped. lost: a piece did not come back, for the reason
     `why`. refused: it would fail on any worker. given-up: it was lost too often. retired: a worker was ended for good.
-    recorded: `why` names the log and the run.
+    recorded: `why` names the log and the run. finished, of a bench: `why` says what the seconds were spent on.
     """
 
     event: What
@@ -134,7 +134,7 @@ class RunFolder:
             return False
         record_log.append(self.results_file, result)
         self._results.append(result)
-        self.note("finished" if result.complete else "interrupted", worker=worker, **facts)
+        self.note("finished" if result.complete else "interrupted", worker=worker, why=result.spent, **facts)
         return True
 
     @property
