@@ -67,13 +67,8 @@ TUNED = Table(__file__, "rmsnorm", Config)
 
 
 @triton.jit
-def prefetch(line, N: tl.constexpr):
-    """Ask the L2 for N elements from `line` on, 16 bytes a thread.
-
-    One thread for every 128 bytes would make no fewer requests: threads are more than lines, and the others repeat what
-    these ask for, each warp for 32 lines.
-    """
-    EACH: tl.constexpr = 128 // line.dtype.element_ty.primitive_bitwidth
+def prefetch(line, N: tl.constexpr, EACH: tl.constexpr):
+    """Ask the L2 for N elements from `line` on, EACH of them a thread."""
     pieces = tl.arange(0, triton.next_power_of_2((N + EACH - 1) // EACH))
     place = line + tl.minimum(pieces * EACH, N - 1)
     tl.inline_asm_elementwise(
@@ -98,7 +93,7 @@ def rmsnorm_kernel(
     ROWS: tl.constexpr,
     REPEAT: tl.constexpr,  # load weight for every row of the tile
     EARLY: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # elements of weight that a thread asks the L2 for, or 0
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
@@ -124,7 +119,7 @@ def rmsnorm_kernel(
     if PREFETCH:
         # If the kernel ahead, a matrix product, has filled the L2, weight comes from memory. A prefetch reads no value,
         # so it need not wait for that kernel.
-        prefetch(weight, N)
+        prefetch(weight, N, PREFETCH)
     follow_the_kernel_ahead(PDL)
 
     # All loads first: they are in flight together.
@@ -176,6 +171,15 @@ def warps_of_a_row(width: int, warp: int, vectors: int) -> int:
     return min(triton.next_power_of_2(triton.cdiv(triton.cdiv(width, warp), vectors)), MAX_WARPS)
 
 
+def prefetched(width: int, item_size: int, warps: int) -> int:
+    """Elements of a row that each thread prefetches: 16 to 128 bytes, so that every thread has a part of its own.
+
+    With a line of 128 bytes for each, threads beyond the lines would repeat the others' requests, a warp 32 of them.
+    """
+    share = triton.next_power_of_2(triton.cdiv(width * item_size, 32 * warps))
+    return min(max(share, 16), 128) // item_size
+
+
 def plan(call: Call) -> Launch:
     """The launch for a call that the kernel covers; its tensors may be on any device, meta included."""
     x, residual = call.input, call.residual
@@ -208,7 +212,7 @@ def plan(call: Call) -> Launch:
         ROWS=tile,
         REPEAT=block < warps * warp,
         EARLY=config.early,
-        PREFETCH=pdl and programs <= PREFETCHING,
+        PREFETCH=prefetched(width, x.itemsize, warps) if pdl and programs <= PREFETCHING else 0,
         PDL=pdl,
         STORE=config.store,
         num_warps=warps,

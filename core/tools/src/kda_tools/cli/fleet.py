@@ -59,7 +59,7 @@ def run(
             min=1,
             max=MOST,
             help="bench: only rows that recorded runs lack, at most N in a piece; recorded parts join. A stopped piece "
-            "loses all its rows, and each starts processes for half a minute: for example 12.",
+            "loses all its rows, and every piece takes half a minute to start: for example 12.",
         ),
     ] = None,
     record: Annotated[
