@@ -142,6 +142,9 @@ def tree(tmp_path, monkeypatch) -> Path:
     folder.mkdir(parents=True)
     (folder / "good.py").write_text("class Model: pass\n")
     (folder / "bad.py").write_text("import torch\nfrom sglang.layers.rope import Rope\n")
+    (folder / "deep.py").write_text("import kdas_neighbour\n")
+    (tmp_path / "kdas_neighbour.py").write_text("import kdas_absentee\n")
+    monkeypatch.syspath_prepend(tmp_path)
     (folder / "half.py").write_text("from sglang.srt.lora import Lora\nclass Model:\n    def __init__(self): Lora()\n")
     before = set(sys.modules)
     monkeypatch.setattr(sys, "meta_path", [standins.Finder(tmp_path, "9.9"), *sys.meta_path])
@@ -156,7 +159,9 @@ def test_a_class_that_does_not_import_says_what_is_missing_and_who_asks(tree):
     with pytest.raises(UpstreamError) as raised:
         boot.load("sglang.models.bad.Model")
     assert "sglang.layers: neither in the lock file" in str(raised.value)
-    assert "asked for by sglang.models.bad, line 2" in str(raised.value)
+    assert str(raised.value).endswith("asked for by sglang.models.bad, line 2")
+    with pytest.raises(UpstreamError, match=r"by sglang\.models\.deep, line 1, through kdas_neighbour$"):
+        boot.load("sglang.models.deep.Model")
     with pytest.raises(UpstreamError, match=r"sglang\.models\.good has no name 'Other'"):
         boot.load("sglang.models.good.Other")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import sys
 import sysconfig
 import types
@@ -29,6 +30,8 @@ EXTRA = "pip install 'kda-tools[models]', with Python 3.11 or later"
 NEEDED = ("diffusers", "addict")
 """Packages that SGLang's model modules import beside torch and that have no stand-in."""
 RUNTIME = "sglang.multimodal_gen.runtime."
+OURS_OR_PYTHONS = r"(kda_|_?importlib|_frozen_importlib)"
+"""Modules that are part of every import."""
 
 
 def obtain(pin: Pin, lock: Path, *, offline: bool = False) -> Path:
@@ -75,10 +78,12 @@ def load(dotted: str) -> Any:
     except ImportError as error:
         frames, trace = [], error.__traceback__
         while trace is not None:
-            frames.append((trace.tb_frame.f_globals.get("__name__", "?"), trace.tb_lineno))
+            frames.append((str(trace.tb_frame.f_globals.get("__name__", "?")), trace.tb_lineno))
             trace = trace.tb_next
         asks, line = next((each for each in reversed(frames) if each[0].startswith("sglang.")), (module, 0))
-        raise UpstreamError(f"{dotted} does not import: {error}; asked for by {asks}, line {line}") from error
+        last = next((name for name, _ in reversed(frames) if not re.match(OURS_OR_PYTHONS, name)), asks)
+        through = f", through {last}" if last != asks else ""
+        raise UpstreamError(f"{dotted} does not import: {error}; asked for by {asks}, line {line}{through}") from error
     except AttributeError:
         raise UpstreamError(f"{dotted} does not import: {module} has no name {name!r}") from None
 
