@@ -83,10 +83,10 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
     clock, opponent = WORDS[record.settings.decides], arm_name(record, record.settings.against[0])
     parts = [f"{faster} of {rows} rows are FASTER than {opponent} by {clock}"]
     by_verdict, by_device = slower_rows(record)
-    if by_verdict:
-        parts.append(f"slower by {clock}: {_names(by_verdict)}")
-    if by_device:
-        parts.append(f"slower on the device: {_names(by_device)}")
+    slower = {f"slower by {clock}": by_verdict, "slower on the device": by_device}
+    if record.settings.decides is Basis.DEVICE:  # the same clock, by its interval or by its median
+        slower = {"slower on the device": [*by_verdict, *by_device]}
+    parts += [f"{words}: {_names(pairs)}" for words, pairs in slower.items() if pairs]
     if words := target_words(record, goal):
         parts.append(words)
     if stale(task, record):
@@ -166,9 +166,12 @@ def _exception_cells(row: RowResult, record: RunRecord, missed: set[str] | None)
 
 
 def _names(pairs: Iterable[tuple[str, str]]) -> str:
-    named = [f"{row} ({arm})" for row, arm in pairs]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return ", ".join(named[:NAMED]) + more
+    """The first rows, each with the opponents that are faster, and how many more rows there are."""
+    rows: dict[str, dict[str, None]] = {}
+    for row, arm in pairs:
+        rows.setdefault(row, {})[arm] = None
+    named = [f"{row} ({', '.join(arms)})" for row, arms in rows.items()]
+    return ", ".join(named[:NAMED]) + (f" and {len(named) - NAMED} more" if len(named) > NAMED else "")
 
 
 def _picture(kind: Plot, target: str) -> str:
