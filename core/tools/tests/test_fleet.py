@@ -380,6 +380,7 @@ def test_no_piece_is_begun_that_would_end_too_late(
         schedule = Schedule.of(pieces, (), {}, limit=3)
         driver = Driver(folder, pool, ask, 60.0, until=time.monotonic() + left, each_s=each)
         assert driver.run(schedule) == (done == set(ALL))
+        assert driver.at_limit(schedule) == (done != set(ALL))
         assert folder.done == set(done)
         assert {piece.id for piece in schedule.waiting} == set(ALL) - set(done)
         assert not schedule.failed

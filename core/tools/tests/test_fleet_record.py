@@ -32,9 +32,9 @@ def shared() -> SharedHost:
     )
 
 
-def ended(path: Path, resumed: bool = False) -> FleetRecord | None:
-    """The record of a run of three pieces on two of three workers, of which one attempt was lost."""
-    pieces = tuple(Piece(id=name, subject="fake") for name in "abc")
+def ended(path: Path, resumed: bool = False, planned: str = "abc") -> FleetRecord | None:
+    """The record of a run of the pieces a, b and c on two of three workers, of which one attempt was lost."""
+    pieces = tuple(Piece(id=name, subject="fake") for name in planned)
     plan = Plan(order=order(Job.VALIDATE, record=True), pieces=pieces, commit="1" * 40, files=FILES)
     with RunFolder(path).open() as folder:
         folder.note("planned", plan=plan)
@@ -85,6 +85,16 @@ def test_the_record_counts_workers_lost_attempts_and_seconds_of_work(tmp_path):
 
 def test_of_a_resumed_run_there_is_no_record(tmp_path):
     assert ended(tmp_path / "run", resumed=True) is None
+
+
+def test_what_a_time_limit_left_is_counted_and_such_a_run_is_compared_with_no_other(tmp_path):
+    one = ended(tmp_path / "run", planned="abcde")
+    assert one is not None
+    assert (one.pieces, one.left) == (5, 2)
+    lines = fleet_record.table([made(1, 100.0), made(2, 60.0, left=2)]).splitlines()
+    (two,) = [line for line in lines if "2 NVIDIA H100" in line]
+    assert "4 of 6 pieces" in two
+    assert "| 120, 100% | - |" in two
 
 
 def test_a_record_is_appended_once(tmp_path):

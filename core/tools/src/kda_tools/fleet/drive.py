@@ -143,7 +143,7 @@ class Driver:
         last = time.monotonic()
         while not schedule.over and not interrupted:
             self._hand_out(schedule, since)
-            if not schedule.running and not any(map(self._fits, schedule.waiting)):
+            if self.at_limit(schedule):
                 return
             for came in self.pool.wait(POLL_S):
                 self._take(schedule, came, time.monotonic() - since.pop(came.worker.name))
@@ -168,6 +168,11 @@ class Driver:
                 "started", piece=piece.id, attempt=attempt, worker=worker.name, node=worker.node, gpu=worker.gpu
             )
             self.pool.give(worker, self.ask(piece, attempt, worker))
+
+    def at_limit(self, schedule: Schedule) -> bool:
+        """Whether pieces wait, of which none would end in time, and nothing runs."""
+        waiting = not schedule.over and not schedule.running
+        return waiting and not any(map(self._fits, schedule.waiting))
 
     def _fits(self, piece: Piece) -> bool:
         """Whether the piece ends in time if its items take as long as those of its subject did, else as long as any."""

@@ -24,7 +24,7 @@ HEAD = (
     "GPUs",
     "ready after, s",
     "work, s",
-    "GPU-seconds",
+    "GPU-seconds of it",
     "of one GPU's speed",
     "walls beside neighbours",
     "run",
@@ -33,7 +33,7 @@ NOTHING = "\nNothing is recorded yet: `kda fleet run ... --record` on GPUs adds 
 
 
 class FleetRecord(Strict):
-    """One run from its plan to its last piece, without an interruption."""
+    """One run from its plan to its last piece, without an interruption. Its time limit may have left pieces."""
 
     schema_version: Literal[1] = 1
     utc: str
@@ -55,6 +55,8 @@ class FleetRecord(Strict):
     """Workers that had a piece."""
     nodes: Annotated[Count, Field(gt=0)]
     pieces: Annotated[Count, Field(gt=0)]
+    left: Count = 0
+    """Pieces that were not begun, since they would have ended after the time limit."""
     lost: Count
     """Attempts that were lost."""
     ready_s: Amount
@@ -68,15 +70,15 @@ class FleetRecord(Strict):
 
     @property
     def same_work(self) -> tuple[object, ...]:
-        """Key: times of runs with equal keys may be compared. A run of missing rows, which vary, equals no other."""
-        once = self.utc if self.missing else ""
+        """Key: times of runs with equal keys may be compared. Missing rows vary, and so does what a limit left."""
+        once = self.utc if self.missing or self.left else ""
         return (self.job, self.names, self.rows, self.gpu, tuple(sorted(self.files.items())), once)
 
 
 def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | None:
-    """The record of a finished run; None if it was resumed, since its seconds then mean nothing."""
+    """The record of a run; None if it was resumed, since its seconds then mean nothing, or if no piece finished."""
     named = {name: [event for event in folder.events if event.event == name] for name in ("started", "lost")}
-    if not named["started"] or any(event.event == "resumed" for event in folder.events):
+    if not folder.done or any(event.event == "resumed" for event in folder.events):
         return None
     begun, first, last = (
         next(event.moment for event in some if event.event == name)
@@ -99,6 +101,7 @@ def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | N
         workers=len({event.worker for event in named["started"]}),
         nodes=len({event.node for event in named["started"]}),
         pieces=len(plan.pieces),
+        left=len(plan.pieces) - len(folder.done),
         lost=len(named["lost"]),
         ready_s=round((first - begun).total_seconds(), 1),
         work_s=round((last - first).total_seconds(), 1),
@@ -134,14 +137,17 @@ def table(records: Sequence[FleetRecord]) -> str:
     for (work, workers), one in sorted(latest.items(), key=lambda item: (item[1].job.value, item[1].names, item[0][1])):
         alone = latest.get((work, 1))
         speed = f"{alone.work_s / one.work_s:.2f} of {workers}" if alone and workers > 1 and one.work_s else NONE
-        lines.append(line(_what(one), _where(one), f"{one.ready_s:.0f}", f"{one.work_s:.0f}", f"{one.busy_s:.0f}",
+        held = one.work_s * one.workers
+        busy = f"{one.busy_s:.0f}" + (f", {one.busy_s / held:.0%}" if held else "")
+        lines.append(line(_what(one), _where(one), f"{one.ready_s:.0f}", f"{one.work_s:.0f}", busy,
                           speed, _walls(one), _run(one)))  # fmt: skip
     return "\n" + "".join(lines)
 
 
 def _what(one: FleetRecord) -> str:
     some = f", some rows: {', '.join(one.rows)}" * bool(one.rows) + ", missing rows" * bool(one.missing)
-    return f"{one.job.value} {', '.join(one.names)}{some}; {one.pieces} piece{'s'[: one.pieces != 1]}"
+    pieces = f"{one.pieces - one.left} of {one.pieces}" if one.left else str(one.pieces)
+    return f"{one.job.value} {', '.join(one.names)}{some}; {pieces} piece{'s'[: one.pieces != 1]}"
 
 
 def _where(one: FleetRecord) -> str:

@@ -73,7 +73,7 @@ def _run(
     schedule = Schedule.of(pieces, folder.done, folder.attempts, wish.attempts)
     pool = ray_pool.RayPool(ray, order, seats, baggage, folder)
     here = _driver_facts(order)
-    complete = True
+    complete, at_limit = True, False
     error: KdaError | None = None
     try:
         _await_workers(pool, here, order.kind)
@@ -83,7 +83,9 @@ def _run(
             return _marked(line, shared.get(worker.node)) if order.job is Job.BENCH else line
 
         with showing(folder, pool.alive, len(plan.pieces)) as look:
-            complete = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look, until).run(schedule)
+            driver = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look, until)
+            complete = driver.run(schedule)
+            at_limit = driver.at_limit(schedule)
     except KeyboardInterrupt:
         complete = False
     except ArmFailed as failed:  # no worker is left; the results so far are kept
@@ -100,8 +102,8 @@ def _run(
     if order.record:
         whole = complete and error is None
         ended.recorded = deliver(folder, plan, ran_on, whole=whole)
-        all_done = whole and len(folder.done) == len(plan.pieces)
-        made = fleet_record.recorded(folder, plan, ran_on) if all_done else None
+        ran = at_limit or (whole and len(folder.done) == len(plan.pieces))
+        made = fleet_record.recorded(folder, plan, ran_on) if ran else None
         if made is not None and (root := checkout_root()) is not None:
             fleet_record.append(root, made)
     if error is not None:
