@@ -53,6 +53,7 @@ def row(footprint=200 * MB, **arms):
         },
     )
     notes.arms.update(arms)
+    notes.arms = {name: one for name, one in notes.arms.items() if one is not None}
     notes.complete = True
     return result(notes, SETTINGS, "cuda", l2_bytes=60 * MB)
 
@@ -158,6 +159,9 @@ def test_a_row_without_its_limit_is_invalid():
     found = row(**{LIMIT_ARM: ArmNotes(fault=Fault(Verdict.ERROR, "out of memory"))})
     assert found.verdict is Verdict.INVALID
     assert "limit was not measured: out of memory" in found.reason
+    found = row(**{LIMIT_ARM: None})
+    assert (found.verdict, found.limit) == (Verdict.INVALID, None)
+    assert "limit was not measured: nobody asked for it" in found.reason
 
 
 def test_why_there_is_no_device_metric_is_recorded():

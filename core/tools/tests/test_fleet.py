@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record, samples
 from core.tools.tests import test_grid_records as grids
 from core.tools.tests import test_tune as sweeps
+from kda_judge import bench
 from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
@@ -513,7 +514,10 @@ def test_a_checkout_without_a_commit_goes_to_no_cluster(task: Task, tmp_path: Pa
 def test_a_probe_starts_only_the_arms_that_it_reads(task: Task) -> None:
     session = open_session(Request(task=task, device="cpu"))
     several = session.settings.model_copy(update={"against": ("baseline", "upstream_latest"), "beside": ("eager",)})
-    assert piece_jobs.against_one(replace(session, settings=several)).arms == ("baseline", "solution")
+    assert "limit" in bench._processes(replace(session, kind="cuda"), True, lambda *_: None)
+    walls = replace(session, kind="cuda", request=replace(session.request, limits=False))
+    assert "limit" not in bench._processes(walls, True, lambda *_: None)
+    assert piece_jobs.only_walls(replace(session, settings=several)).arms == ("baseline", "solution")
 
 
 @pytest.mark.parametrize("op", ["norm_scale_shift", "temperature_softmax"])

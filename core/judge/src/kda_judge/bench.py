@@ -185,9 +185,10 @@ def _processes(session: Session, measure: bool, answered: Callable[[str, float],
     if measure and session.kind == "cuda":
         if session.request.again:
             specs[AGAIN] = arm_spec(session, settings.against[0]).model_copy(update={"name": AGAIN})
-        specs[LIMIT_ARM] = ArmSpec(
-            name=LIMIT_ARM, folder=str(session.request.task.path), module="", device=session.device, limit=True
-        )
+        if session.request.limits:
+            specs[LIMIT_ARM] = ArmSpec(
+                name=LIMIT_ARM, folder=str(session.request.task.path), module="", device=session.device, limit=True
+            )
     timeout = float(session.config.bench.timeout_s)
     return {name: ArmProcess(spec, timeout, _environment(session.kind), answered) for name, spec in specs.items()}
 

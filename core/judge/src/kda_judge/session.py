@@ -50,6 +50,8 @@ class Request:
     samples: int | None = None
     quick: bool = False
     """A first look: one generation, one seed, few samples, kernels not counted. Never published."""
+    limits: bool = True
+    """Measure what the machine allows as well, where rows are timed on a GPU."""
     ports: Mapping[str, Path] = field(default_factory=dict)
     """Further arms by name: the folder of a package with the task's public functions, an export for example. The one
     named `portable` is the solution without its launcher, and is timed beside it."""

@@ -129,7 +129,8 @@ def _judged(
             if impossible is not None:
                 return Verdict.INVALID, f"{name}: {impossible}"
     if limit is None:
-        return Verdict.INVALID, f"the machine's limit was not measured: {notes.arms[LIMIT_ARM].fault}"
+        why = notes.arms[LIMIT_ARM].fault if LIMIT_ARM in notes.arms else "nobody asked for it"
+        return Verdict.INVALID, f"the machine's limit was not measured: {why}"
     return Verdict.NOT_FASTER, ""
 
 

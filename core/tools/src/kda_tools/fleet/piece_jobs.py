@@ -34,20 +34,22 @@ def bench(question: Question, piece: Piece) -> Answer:
             again=order.record or question.probe,
             quick=order.quick or question.probe,
             generations=PROBE_GENERATIONS if question.probe else None,
+            limits=not question.probe,
             ports={} if question.probe else ports,
             node=question.node,
             attempt=question.attempt,
         )
         session = open_session(request)
-        asked = against_one(session) if question.probe else session
+        asked = only_walls(session) if question.probe else session
         record = run(asked, command=order.command, spent=spent.append)
     return Answer(line=ledger.encode(record).decode(), complete=not record.partial, spent=" ".join(spent) or None)
 
 
-def against_one(session: Session) -> Session:
-    """Only the subject and its first opponent, whose walls a probe reads: more arms delay the start."""
-    settings = session.settings.model_copy(update={"against": session.settings.against[:1], "beside": ()})
-    return replace(session, settings=settings)
+def only_walls(session: Session) -> Session:
+    """Only the subject and its first opponent, whose walls a probe reads, and few checks: more delays the start."""
+    of = session.settings
+    less = {"against": of.against[:1], "beside": (), "cold": False, "families": of.families[:1]}
+    return replace(session, settings=of.model_copy(update=less))
 
 
 def validate(question: Question, piece: Piece) -> Answer:
