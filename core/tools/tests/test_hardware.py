@@ -59,6 +59,8 @@ def test_the_table_has_the_latest_clean_run_of_each_kind() -> None:
     assert "| ... a barrier of such a cluster, us | - |" in hardware_page.table([record()])
     clusters = tuple(Cluster(blocks=blocks, kernel_us=1.5, barrier_us=0.1 * blocks) for blocks in (1, 2))
     assert "| ... a barrier of such a cluster, us | 0.10, 0.20 |" in hardware_page.table([record(clusters=clusters)])
+    chain = {"at once": 1.375, "behind the loads": 1.0, "at its end": 0.875}
+    assert "at its end, us | 1.38, 1.00, 0.88 |" in hardware_page.table([record(next_grid_us=chain)])
     engine = (Copy(bytes=4_000_000, us=1.0, bulk_us=1.25),)
     assert "| 1.00 us, 4.00 TB/s; by the copy engine 1.25 us |" in hardware_page.table([record(copies=engine)])
     assert "Nothing is recorded yet" in hardware_page.table([])
@@ -109,6 +111,24 @@ def test_the_guide_has_every_task() -> None:
         for number in range(int(first), int(last or first) + 1)
     }
     assert {task.folder.partition("_")[0] for task in find_tasks() if not leftovers(task)} <= named
+
+
+@pytest.mark.parametrize(("when", "place"), [("at once", 1), ("behind the loads", 2), ("at its end", None)])
+def test_the_next_grid_is_let_start_where_the_record_says(when: str, place: int | None) -> None:
+    """In the order of the compiled code, behind the wait."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compiled
+
+    constants = {"BLOCK": 1024, "NEXT": when}
+    signature = {"dst": "*i32", "src": "*i32", "n": "i32"} | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(run_measure._copy_words, signature=signature, constexprs=constants)
+    target, options = GPUTarget("cuda", 90, 32), {"num_warps": 8, "launch_pdl": True}
+    text = compiled(source, target=target, options=options).asm["ptx"]
+    found = re.findall(r"griddepcontrol\.wait|griddepcontrol\.launch_dependents|ld\.global|st\.global", text)
+    wanted = ["griddepcontrol.wait", "ld.global", "st.global"]
+    wanted[place or 3 : 0] = ["griddepcontrol.launch_dependents"] * (place is not None)
+    assert list(dict.fromkeys(found)) == wanted
 
 
 @pytest.mark.parametrize("blocks", run_measure.CLUSTERS)

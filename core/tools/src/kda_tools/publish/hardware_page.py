@@ -34,6 +34,10 @@ ROWS: tuple[tuple[str, Callable[[HardwareRecord], str]], ...] = (
     ("empty kernel behind another, us", lambda one: f"{one.empty_us:.2f}"),
     ("... with dependent launch, us", lambda one: NONE if one.empty_pdl_us is None else f"{one.empty_pdl_us:.2f}"),
     (
+        "copy of 1 MB behind another; the next starts at once, behind the loads, at its end, us",
+        lambda one: ", ".join(f"{time:.2f}" for time in one.next_grid_us.values()) or NONE,
+    ),
+    (
         "kernel of all multiprocessors, in clusters of 1, 2, 4, 8 blocks, us",
         lambda one: ", ".join(f"{cluster.kernel_us:.2f}" for cluster in one.clusters) or NONE,
     ),

@@ -62,6 +62,9 @@ class HardwareRecord(Strict):
     """Microseconds of a kernel that does nothing, launched after another one."""
     empty_pdl_us: Amount | None
     """The same with programmatic dependent launch; None below sm_90."""
+    next_grid_us: dict[str, Amount] = {}
+    """When a kernel lets the next grid start -> microseconds of a copy of 1 MB in a chain of them, with programmatic
+    dependent launch. Empty below sm_90, and in lines from before this was measured."""
     clusters: tuple[Cluster, ...] = ()
     """Empty below sm_90, and in lines from before clusters were measured."""
     host_launch_us: Amount

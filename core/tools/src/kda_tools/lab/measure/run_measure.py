@@ -33,6 +33,9 @@ CLUSTERS = (1, 2, 4, 8)
 BARRIERS = 64
 HOST_CALLS = 20_000
 WIDTHS = (4, 8, 16)
+NEXT_GRID = ("at once", "behind the loads", "at its end")
+"""When a kernel lets the next grid's programs start: by `launch_dependents`, or as its own programs end."""
+CHAIN_BYTES = 10**6
 WIDTH_BYTES = 256 * 10**6
 OUTPUT = Place(offset=0, shape=(512, 1024), stride=(1024, 1), dtype="bfloat16")
 """The output that is allocated for `host_output_us`: a megabyte."""
@@ -63,10 +66,20 @@ def _meet(dst, BARRIERS: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _copy_words(dst, src, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One program copies BLOCK words of 4 bytes; a thread moves BLOCK / threads words at once."""
+def _copy_words(dst, src, n, BLOCK: tl.constexpr, NEXT: tl.constexpr = ""):  # type: ignore[no-untyped-def]
+    """One program copies BLOCK words of 4 bytes; a thread moves BLOCK / threads words at once.
+
+    With NEXT, one of `NEXT_GRID`, it is launched by programmatic dependent launch.
+    """
+    if NEXT != "":
+        tl.extra.cuda.gdc_wait()
+        if NEXT == "at once":
+            tl.extra.cuda.gdc_launch_dependents()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(dst + at, tl.load(src + at, mask=at < n, other=0), mask=at < n)
+    value = tl.load(src + at, mask=at < n, other=0)
+    if NEXT == "behind the loads":
+        tl.extra.cuda.gdc_launch_dependents()
+    tl.store(dst + at, value, mask=at < n)
 
 
 def measure(command: str, tell: Callable[[str], None]) -> HardwareRecord:
@@ -92,6 +105,7 @@ def measure(command: str, tell: Callable[[str], None]) -> HardwareRecord:
         "empty_pdl_us": (
             _device_us(lambda *_, **__: _empty[1,](PDL=True, num_warps=4, launch_pdl=True)) if pdl else None
         ),
+        "next_grid_us": {when: _chain_us(when) for when in NEXT_GRID if pdl},
         "clusters": tuple(_cluster(blocks, properties.multi_processor_count) for blocks in CLUSTERS if pdl),
         "host_launch_us": _host_us((), device),
         "host_output_us": _host_us((OUTPUT,), device),
@@ -122,6 +136,16 @@ def measure(command: str, tell: Callable[[str], None]) -> HardwareRecord:
         shared_bytes_per_block=properties.shared_memory_per_block_optin,
         copies=tuple(copies),
         **times,
+    )
+
+
+def _chain_us(when: str) -> float:
+    """Microseconds of a copy in a chain of such copies with programmatic dependent launch."""
+    n, block, warps = CHAIN_BYTES // 2 // WORD, 1024, 8
+    source = torch.zeros(n, dtype=torch.int32, device="cuda")
+    target, grid = torch.empty_like(source), (triton.cdiv(n, block),)
+    return _device_us(
+        lambda *_, **__: _copy_words[grid](target, source, n, BLOCK=block, NEXT=when, num_warps=warps, launch_pdl=True)
     )
 
 
