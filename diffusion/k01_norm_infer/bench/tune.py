@@ -17,6 +17,7 @@ def grid() -> Iterator[Config]:
             yield Config(warps, vectors, early, store=store)
         # A hint for loads can help rows that stream, so it is tried together with the hint for stores.
         yield Config(warps, vectors, load=".cg", store=".cs")
+        yield Config(warps, vectors, load="evict_first")
         if vectors in (1, 5):
             yield Config(warps, vectors, pdl=False)
             yield Config(warps, vectors, pdl=False, store=".cs")

@@ -19,6 +19,9 @@ def grid() -> Iterator[Config]:
     shapes = [(tiles, 1) for tiles in (1, 2, ALL_TILES)] + [(ALL_TILES, 2)]
     for (tiles, tokens), warps, store, pdl in product(shapes, (4, 2, 8), ("", ".cs"), (True, False)):
         yield Config(warps, tiles, tokens, pdl, store)
+        if pdl and not store:
+            # x is not read again, and should not push out the angles, which the next layer reads.
+            yield Config(warps, tiles, tokens, load="evict_first")
 
 
 def pairs(tokens: int) -> Workload:
@@ -43,5 +46,5 @@ SWEEPS = (
         lines=({"bytes": 2**25}, {}),
         rows=tuple(pairs(tokens) for tokens in (256, 4096)),
     ),
-    Sweep(table=ltx2_rotary.TUNED, candidates=tuple(grid()), lines=({"bytes": 2**22}, {})),
+    Sweep(table=ltx2_rotary.TUNED, candidates=tuple(grid()), lines=({"bytes": 2**22}, {"bytes": 2**25}, {})),
 )

@@ -29,6 +29,8 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
+    load: str = ""
+    """Cache modifier of the loads of x, or `evict_first`."""
 
 
 class Cut(NamedTuple):
@@ -44,6 +46,7 @@ class Cut(NamedTuple):
     """Programs that share the heads of a token."""
     pdl: bool
     store: str
+    load: str
 
 
 def cut(config: Config, kernel: object, x: torch.Tensor, tokens: int, heads: int, width: int) -> Cut:
@@ -65,6 +68,7 @@ def cut(config: Config, kernel: object, x: torch.Tensor, tokens: int, heads: int
         parts=triton.cdiv(heads, tile * tiles),
         pdl=config.pdl and pdl_works(kernel, capability(x)),
         store=config.store,
+        load=config.load,
     )
 
 

@@ -23,7 +23,7 @@ import triton.language as tl
 from kda_runtime.checks import Expect, capability, output_strides, scattered
 from kda_runtime.launch import Launch
 from kda_runtime.op import Op
-from kda_runtime.triton_rows import follow_the_kernel_ahead, store_tile
+from kda_runtime.triton_rows import follow_the_kernel_ahead, load_tile, store_tile
 from kda_runtime.tuned_table import Table
 
 from . import common
@@ -74,18 +74,19 @@ def ltx2_rotary_kernel(
     follow_the_kernel_ahead(CUT.pdl)
 
     # Loads of all tiles first: a thread keeps four vectors of each in flight.
+    modifier: tl.constexpr = CUT.load  # a function takes no plain str in Triton 3.6
     loaded = ()
     for step in tl.static_range(CUT.tokens * CUT.tiles):
         head = first + step % CUT.tiles * CUT.heads + row  # [CUT.heads, 1]
         inside = (head < ALL_HEADS) & (pair < HALF_DIM) if PARTIAL else head < ALL_HEADS
-        at_x = x + step // CUT.tiles * X.token + head * X.head + pair  # [CUT.heads, HALF]
+        line = x + step // CUT.tiles * X.token + head * X.head  # [CUT.heads, 1]
         at_cos = cos + step // CUT.tiles * COS.token + head * COS.head + pair
         at_sin = sin + step // CUT.tiles * SIN.token + head * SIN.head + pair
-        a = tl.load(at_x, mask=inside, other=0.0)
-        b = tl.load(at_x + HALF_DIM, mask=inside, other=0.0)
+        a = load_tile(line, pair, head < ALL_HEADS, HALF_DIM, PARTIAL, modifier)  # [CUT.heads, HALF]
+        b = load_tile(line + HALF_DIM, pair, head < ALL_HEADS, HALF_DIM, PARTIAL, modifier)
         loaded += ((a, b, tl.load(at_cos, mask=inside, other=0.0), tl.load(at_sin, mask=inside, other=0.0)),)
 
-    cache: tl.constexpr = CUT.store  # a function takes no plain str in Triton 3.6
+    cache: tl.constexpr = CUT.store
     for step in tl.static_range(CUT.tokens * CUT.tiles):
         a, b, c, s = loaded[step]
         s = s.to(tl.float32)

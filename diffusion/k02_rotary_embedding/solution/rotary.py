@@ -64,13 +64,14 @@ def rotary_kernel(
     follow_the_kernel_ahead(CUT.pdl)
 
     # Loads of all tiles first: a thread keeps CUT.tokens * CUT.tiles of them in flight.
+    modifier: tl.constexpr = CUT.load  # a function takes no plain str in Triton 3.6
     loaded = ()
     for step in tl.static_range(CUT.tokens * CUT.tiles):
         head = first + step % CUT.tiles * CUT.heads + row  # [CUT.heads, 1]
         line = x + step // CUT.tiles * X.token + head * X.head
-        loaded += (load_tile(line, element, head < ALL_HEADS, DIM, 2 * HALF != DIM, ""),)
+        loaded += (load_tile(line, element, head < ALL_HEADS, DIM, 2 * HALF != DIM, modifier),)
 
-    cache: tl.constexpr = CUT.store  # a function takes no plain str in Triton 3.6
+    cache: tl.constexpr = CUT.store
     for step in tl.static_range(CUT.tokens * CUT.tiles):
         now = step // CUT.tiles
         if step % CUT.tiles == 0:

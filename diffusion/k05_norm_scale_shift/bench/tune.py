@@ -28,8 +28,8 @@ def grid() -> Iterator[Config]:
     for warps in (8, 16):
         yield Config(warps, whole=False)
     yield Config(4, pdl=False)
-    for rows, store in product((1, 2), ("", ".cs")):
-        yield Config(4, rows, load=".cg", store=store)
+    for rows, load, store in product((1, 2), (".cg", "evict_first"), ("", ".cs")):
+        yield Config(4, rows, load=load, store=store)
     for rows, maxnreg in ((1, 80), (1, 96), (2, 128)):
         yield Config(4, rows, maxnreg=maxnreg)
 

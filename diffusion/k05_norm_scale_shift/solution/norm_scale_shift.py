@@ -76,7 +76,7 @@ class Config:
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     load: str = ""
-    """Cache modifier of the loads of x and residual."""
+    """Cache modifier of the loads of x and residual, or `evict_first`."""
     store: str = ""
     """Cache modifier of the stores."""
     maxnreg: int = 0

@@ -14,6 +14,9 @@ def scale_shifts() -> Iterator[scale_shift.Config]:
         yield scale_shift.Config(warps, rows, store=store)
         if rows <= 2:
             yield scale_shift.Config(warps, rows, pdl=False, store=store)
+        if rows <= 4 and not store:
+            # x should not push out y, which the next kernel reads.
+            yield scale_shift.Config(warps, rows, load="evict_first")
 
 
 def selections() -> Iterator[select01.Config]:
@@ -26,6 +29,10 @@ def selections() -> Iterator[select01.Config]:
 
 
 SWEEPS = (
-    Sweep(table=scale_shift.TUNED, candidates=tuple(scale_shifts()), lines=({"elements": 4_000_000}, {})),
+    Sweep(
+        table=scale_shift.TUNED,
+        candidates=tuple(scale_shifts()),
+        lines=({"elements": 4_000_000}, {"elements": 16_000_000}, {}),
+    ),
     Sweep(table=select01.TUNED, candidates=tuple(selections()), lines=({},)),
 )

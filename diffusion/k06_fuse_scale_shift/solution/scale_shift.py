@@ -53,6 +53,8 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
+    load: str = ""
+    """Cache modifier of the loads of x, or `evict_first`."""
 
 
 TUNED = Table(__file__, "scale_shift", Config)
@@ -113,6 +115,7 @@ def scale_shift_kernel(
     COLS: tl.constexpr,
     PDL: tl.constexpr,
     STORE: tl.constexpr,
+    LOAD: tl.constexpr,
 ):
     """One program: up to ROWS rows, up to COLS of their channels."""
     PARTS: tl.constexpr = (C + COLS - 1) // COLS
@@ -124,7 +127,7 @@ def scale_shift_kernel(
 
     follow_the_kernel_ahead(PDL)
 
-    value = load_tile(x + first, col, inside, C, PARTIAL, "")
+    value = load_tile(x + first, col, inside, C, PARTIAL, LOAD)
     shift_line = operand_line(shift, row, shift_group, SHIFT)
     offset = load_operand_tile(shift_line, col, inside, C, PARTIAL, SHIFT)
     if not EXACT:
@@ -196,6 +199,7 @@ def plan(call: Call, exact: bool = False) -> Launch:
         COLS=cols,
         PDL=pdl,
         STORE=config.store,
+        LOAD=config.load,
         num_warps=config.warps,
         launch_pdl=pdl,
     )
