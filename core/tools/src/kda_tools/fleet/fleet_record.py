@@ -24,7 +24,7 @@ HEAD = (
     "GPUs",
     "ready after, s",
     "work, s",
-    "GPU-seconds of it",
+    "GPU-seconds of work",
     "of one GPU's speed",
     "walls beside neighbours",
     "run",
