@@ -60,7 +60,7 @@ def axpy(x, y, *, factor):
 def measured(toy, monkeypatch):
     """Run a row with an arm of this source, as on a GPU: device and cold times of every arm, all on CPU graphs."""
 
-    def run(source, row):
+    def run(source, row, cold=True):
         for name, text in (("arm", source), ("other", EAGER)):
             (toy.path / "faulty" / f"{name}.py").write_text(HEAD + text)
         config = toy.path / "config.toml"
@@ -70,9 +70,9 @@ def measured(toy, monkeypatch):
             task=Task(toy.path), rows=[f"{row}-*"], subject="arm", against=["other"], device="cpu", generations=1
         )
         session = open_session(request)
-        settings = session.settings.model_copy(update={"cold": True, "samples": 2})
+        settings = session.settings.model_copy(update={"cold": cold, "samples": 2})
         monkeypatch.setattr(bench, "_l2_bytes", lambda device: 1 << 14)
-        timed = [Metric.WALL, Metric.LATENCY, Metric.DEVICE, Metric.COLD]
+        timed = [Metric.WALL, Metric.LATENCY, Metric.DEVICE, *([Metric.COLD] if cold else [])]
         monkeypatch.setattr(Sampler, "_metrics", lambda self, name: timed)
         record = bench.run(dataclasses.replace(session, settings=settings), frozen_rows(session))
         return record.rows[0]
@@ -86,6 +86,14 @@ def test_an_honest_arm_is_right_in_every_graph(measured, row, changed):
     assert found.verdict is Verdict.CORRECT, found.reason
     draws, slices, samples, audit = 9, 1, 2 * 3, 3  # a sample compares wall, device and cold
     assert found.arms["arm"].correctness.checks == draws + slices + samples + audit + changed
+
+
+@pytest.mark.parametrize("row", ["out", "inplace"])
+def test_graphs_are_timed_without_cold_inputs_too(measured, row):
+    found = measured(EAGER, row, cold=False)
+    assert found.verdict is Verdict.CORRECT, found.reason
+    draws, slices, samples, audit = 9, 1, 2 * 2, 3  # a sample compares wall and device
+    assert found.arms["arm"].correctness.checks == draws + slices + samples + audit
 
 
 @pytest.mark.parametrize(

@@ -587,11 +587,42 @@ def test_interference_beyond_the_noise_floor_is_not_published(task: Task, slower
     assert any("shared-host: walls of" in line for line in mismatches(forged)) != published
 
 
-def test_neighbours_whose_influence_is_not_known_keep_a_run_from_being_published(task: Task) -> None:
-    pool = FakePool(workers(2), lambda *_: None)
-    shared, _ = interference.measure(pool, order(), task, 60.0)
-    (problem,) = publishable(task, interference.marked(make_record(task), shared["n"]))
-    assert "shared-host: 1 neighbours worked at the time, and what they do to walls was not measured" in problem
+def test_more_neighbours_than_were_measured_keep_a_run_from_being_published(task: Task) -> None:
+    pool = FakePool(workers(3), probed(task, lambda *_: 1.0))
+    measured = interference.measure(pool, order(), task, 60.0)[0]["n"]
+    first = pool.workers[0]
+    assert run_fleet._beside(pool, first, measured) is measured
+    pool.workers += workers(4)[3:]
+    for known in (measured, None):
+        shared = run_fleet._beside(pool, first, known)
+        (problem,) = publishable(task, interference.marked(make_record(task), shared))
+        assert "shared-host: 3 neighbours worked at the time, and what they do to walls was not measured" in problem
+    pool.workers = [first]
+    assert run_fleet._beside(pool, first, None) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "failing", "why"),
+    [
+        (None, 0, "n/0: died"),
+        (Answer(failed="open_row.py:184: TypeError: no"), 0, "n/0: open_row.py:184: TypeError: no"),
+        (Answer(refused="no such row", exit_code=2), 0, "n/0: no such row"),
+        (Answer(failed="no NVIDIA GPU or driver"), 1, "n/1: no NVIDIA GPU or driver"),
+    ],
+)
+def test_a_probe_that_fails_ends_the_fleet_with_the_reason(
+    task: Task, answer: Answer | None, failing: int, why: str
+) -> None:
+    usual = probed(task, lambda *_: 1.0)
+    pool = FakePool(workers(2), lambda worker, *rest: answer if worker.slot == failing else usual(worker, *rest))
+    with pytest.raises(ArmFailed, match=f"n: what neighbours do to walls could not be measured: {why}"):
+        interference.measure(pool, order(), task, 60.0)
+
+
+def test_neighbours_that_failed_are_not_counted_as_measured(task: Task) -> None:
+    usual = probed(task, lambda *_: 1.0)
+    pool = FakePool(workers(4), lambda worker, *rest: None if worker.slot == 2 else usual(worker, *rest))
+    assert interference.measure(pool, order(), task, 60.0)[0]["n"].neighbours == 2
 
 
 @pytest.mark.parametrize(("record", "left"), [(True, 2), (False, 4)])

@@ -48,10 +48,9 @@ class Sampler:
 
     def _take_samples(self, case: Case, notes: RowNotes, generation: int) -> None:
         clocked = [name for name in self._setup.arms if self._metrics(name)]
-        stale = changed = None
-        if self._setup.settings.cold:
-            stale = make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device)
-            changed = self._checker.redraw(case, stale)
+        # What inputs hold before a first replay, and when a graph is captured whose inputs change.
+        stale = make(case.row, Family.NORMAL, self._checker.seed(), self._setup.device)
+        changed = self._checker.redraw(case, stale) if self._setup.settings.cold else None
         self._setup.cores.choose()
         for name, arm in notes.usable(self._setup.arms, *clocked):
             metrics = self._metrics(name)

@@ -4,7 +4,8 @@ On every node with two or more workers the first worker times two rows, one boun
 does so in turns: while its neighbours are idle, and while they all time the same rows. Each turn is a generation of an
 interval. The noise floor is A/A within the turns with idle neighbours. If walls change by more than that, no run
 beside these neighbours is published, and a recorded bench continues with fewer workers (`run_fleet`). In the loaded
-turns all boards time the same rows, so a board slower than the others shows.
+turns all boards time the same rows, so a board slower than the others shows. A probe that cannot be made ends the
+fleet: hours of walls that nobody may publish are worth less than the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Neighbours, Repeat, RunRecord, SharedHost
 from kda_judge.judge.open_row import footprint
 from kda_tools.fleet.drive import POLL_S, Pool, Worker
-from kda_tools.fleet.pieces import Answer, Order, Piece, Question
+from kda_tools.fleet.pieces import Order, Piece, Question
 from kda_tools.lab.compare_runs import MARGIN
 
 TURNS = 3
@@ -41,7 +42,11 @@ def probe_rows(task: Task, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def measure(pool: Pool, order: Order, task: Task, timeout_s: float) -> tuple[dict[str, SharedHost], list[str]]:
-    """Node -> its interference, for nodes with several workers; and a line for each board that stands out."""
+    """Node -> its interference, for nodes with several workers; and a line for each board that stands out.
+
+    Raises:
+        ArmFailed: a node's first worker, or all others, failed or took too long.
+    """
     piece = Piece(id=f"{task.op} beside neighbours", subject=task.op, items=probe_rows(task, order.rows))
     nodes: dict[str, list[Worker]] = {}
     for worker in pool.alive():
@@ -49,22 +54,28 @@ def measure(pool: Pool, order: Order, task: Task, timeout_s: float) -> tuple[dic
     several = {node: workers for node, workers in nodes.items() if len(workers) > 1}
     first = [workers[0] for workers in several.values()]
     every = [worker for workers in several.values() for worker in workers]
-    idle, loaded = list[Turn](), list[Turn]()
+    idle, loaded, failures = list[Turn](), list[Turn](), list[str]()
     for number in range(TURNS):
         # Idle, loaded, loaded, idle, ...: drift hits both.
         for turns, workers in ((idle, first), (loaded, every))[:: 1 if number % 2 == 0 else -1]:
-            turns.append(_turn(pool, order, piece, workers, timeout_s))
+            turns.append(_turn(pool, order, piece, workers, timeout_s, failures))
     shared = {}
     for node, workers in several.items():
         name = workers[0].name
         quiet = [turn[name] for turn in idle if name in turn]
         noisy = [turn[name] for turn in loaded if name in turn]
-        shared[node] = SharedHost(neighbours=len(workers) - 1, rows=interference(quiet, noisy))
+        worked = min(len(turn.keys() & {worker.name for worker in workers}) for turn in loaded)
+        if worked < 2 or not (rows := interference(quiet, noisy)):
+            why = failures[0] if failures else "no row was measured in all turns"
+            raise ArmFailed(f"{node}: what neighbours do to walls could not be measured: {why}")
+        shared[node] = SharedHost(neighbours=worked - 1, rows=rows)
     return shared, outliers(loaded)
 
 
-def _turn(pool: Pool, order: Order, piece: Piece, workers: Sequence[Worker], timeout_s: float) -> dict[str, RunRecord]:
-    """Worker -> its run in one turn; a run that failed or did not end in time is absent."""
+def _turn(
+    pool: Pool, order: Order, piece: Piece, workers: Sequence[Worker], timeout_s: float, failures: list[str]
+) -> dict[str, RunRecord]:
+    """Worker -> its run in one turn; for a run that failed or did not end in time, `failures` gets the reason."""
     names = {worker.name for worker in workers}
     waiting = {worker.name: worker for worker in pool.idle() if worker.name in names}
     for worker in waiting.values():
@@ -79,15 +90,14 @@ def _turn(pool: Pool, order: Order, piece: Piece, workers: Sequence[Worker], tim
             waiting.pop(came.worker.name)
             if came.answer is not None and came.answer.line is not None and came.answer.complete:
                 found[came.worker.name] = RunRecord.model_validate_json(came.answer.line)
-            _raise_refused(came.answer)
+            elif came.answer is None:
+                failures.append(f"{came.worker.name}: {came.why}")
+            elif why := came.answer.refused or came.answer.failed:
+                failures.append(f"{came.worker.name}: {why}")
     for worker in waiting.values():
+        failures.append(f"{worker.name}: no answer within {timeout_s:g} s")
         pool.kill(worker)
     return found
-
-
-def _raise_refused(answer: Answer | None) -> None:
-    if answer is not None and answer.refused is not None:
-        raise ArmFailed(f"measuring what neighbours do to walls: {answer.refused}")
 
 
 def interference(idle: Sequence[RunRecord], loaded: Sequence[RunRecord]) -> dict[str, Neighbours]:

@@ -80,7 +80,9 @@ def _run(
         shared = _measured(pool, folder, order, wish.timeout_s) if not schedule.over else {}
 
         def mark(line: str, worker: Worker) -> str:
-            return _marked(line, shared.get(worker.node)) if order.job is Job.BENCH else line
+            if order.job is not Job.BENCH or order.kind == "cpu":
+                return line
+            return _marked(line, _beside(pool, worker, shared.get(worker.node)))
 
         with showing(folder, pool.alive, len(plan.pieces)) as look:
             driver = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look, until)
@@ -126,6 +128,12 @@ def _asking(order: Order) -> Any:
     return ask
 
 
+def _beside(pool: Pool, worker: Worker, measured: SharedHost | None) -> SharedHost | None:
+    """What is known of the neighbours that a worker has now: nothing, if it has more of them than were measured."""
+    now = sum(one.node == worker.node for one in pool.alive()) - 1
+    return SharedHost(neighbours=now, rows={}) if now > (measured.neighbours if measured else 0) else measured
+
+
 def _marked(line: str, shared: SharedHost | None) -> str:
     from kda_judge.evidence import ledger
 
@@ -139,10 +147,14 @@ def _driver_facts(order: Order) -> NodeFacts:
     return facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
 
 
-def _await_workers(pool: ray_pool.RayPool, here: NodeFacts, kind: Kind) -> None:
+def _await_starting(pool: Pool) -> None:
     until = time.monotonic() + START_S
     while pool.starting() and time.monotonic() < until:
         pool.wait(1.0)
+
+
+def _await_workers(pool: ray_pool.RayPool, here: NodeFacts, kind: Kind) -> None:
+    _await_starting(pool)
     if late := pool.starting():
         say(f"begun without {', '.join(late)}: nothing heard for {START_S:.0f} s; another job may hold what they need")
     workers = pool.alive()
@@ -152,7 +164,7 @@ def _await_workers(pool: ray_pool.RayPool, here: NodeFacts, kind: Kind) -> None:
 
 
 def _measured(pool: Pool, folder: RunFolder, order: Order, timeout_s: float) -> dict[str, SharedHost]:
-    """Node -> what neighbours do to walls there; empty unless walls are measured.
+    """Node -> what neighbours do to walls there; empty unless walls are measured. ArmFailed if they could not be.
 
     If the workers of a node disturb each other in a recorded bench, half of them are retired until they do not.
     """
@@ -166,6 +178,7 @@ def _measured(pool: Pool, folder: RunFolder, order: Order, timeout_s: float) -> 
         for line in standing_out:
             folder.note("measured", why=line)
             say(f"stands out: {line}")
+        _await_starting(pool)  # those that failed meanwhile count as well
         crowded = {node: why for node, found in shared.items() if (why := disturbed(found))}
         if not (order.record and crowded):
             return shared
