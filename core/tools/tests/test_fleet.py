@@ -520,16 +520,21 @@ def test_a_probe_starts_only_the_arms_that_it_reads(task: Task) -> None:
     assert piece_jobs.only_walls(replace(session, settings=several)).arms == ("baseline", "solution")
 
 
-@pytest.mark.parametrize("op", ["norm_scale_shift", "temperature_softmax"])
-def test_a_probe_has_a_row_bound_by_the_host_and_a_short_one_bound_by_the_device(op: str) -> None:
-    task = find_task(op)
-    sizes = {row.id: footprint(task.config.ops[row.op], row) for row in task.workloads}
-    small, large = interference.probe_rows(task, ())
-    assert sizes[small] == min(sizes.values())
-    assert sizes[large] == min(size for size in sizes.values() if size >= interference.DEVICE_BOUND)
-    assert sizes[large] < max(sizes.values()), "the largest row takes the oracle long"
-    narrow = interference.probe_rows(task, [small])
-    assert narrow == (small,)
+def test_a_probe_has_a_row_bound_by_the_host_and_the_shortest_that_the_device_bounds() -> None:
+    tasks = [find_task(op) for op in ("norm_infer", "norm_scale_shift", "temperature_softmax")]
+    every = {row.id: (footprint(task.config.ops[row.op], row), task.op) for task in tasks for row in task.workloads}
+    task, (small, large) = interference.probe_rows(tasks, ())
+    assert every[large] == min(one for one in every.values() if one[0] >= interference.DEVICE_BOUND)
+    assert every[small] == min(one for one in every.values() if one[1] == task.op)
+    assert interference.probe_rows([task], [small]) == (task, (small,))
+    alone, rows = interference.probe_rows(tasks[:1], ())
+    assert alone is tasks[0]
+    assert len(rows) == 2
+
+
+def test_without_a_row_that_the_device_bounds_the_largest_is_probed(task: Task) -> None:
+    chosen, rows = interference.probe_rows([task], ())
+    assert (chosen, rows) == (task, ("small-4x8", "large-512x8"))
 
 
 def probed(task: Task, longer: Any, device: Any = lambda _worker: 1.0) -> Any:
@@ -562,7 +567,7 @@ def probed(task: Task, longer: Any, device: Any = lambda _worker: 1.0) -> Any:
 @pytest.mark.parametrize(("slower", "published"), [(1.0, True), (1.10, False), (0.9, False)])
 def test_interference_beyond_the_noise_floor_is_not_published(task: Task, slower: float, published: bool) -> None:
     pool = FakePool(workers(4), probed(task, lambda _, loaded: slower if loaded > 1 else 1.0))
-    shared, standing_out = interference.measure(pool, order(), task, 60.0)
+    shared, standing_out = interference.measure(pool, order(), [task], 60.0)
     assert (shared["n"].neighbours, list(shared["n"].rows), standing_out) == (3, ["fake small-4x8"], [])
     beside = shared["n"].rows["fake small-4x8"].beside
     assert len(beside.first) == len(beside.second) == interference.TURNS
@@ -589,7 +594,7 @@ def test_interference_beyond_the_noise_floor_is_not_published(task: Task, slower
 
 def test_more_neighbours_than_were_measured_keep_a_run_from_being_published(task: Task) -> None:
     pool = FakePool(workers(3), probed(task, lambda *_: 1.0))
-    measured = interference.measure(pool, order(), task, 60.0)[0]["n"]
+    measured = interference.measure(pool, order(), [task], 60.0)[0]["n"]
     first = pool.workers[0]
     assert run_fleet._beside(pool, first, measured) is measured
     pool.workers += workers(4)[3:]
@@ -616,13 +621,13 @@ def test_a_probe_that_fails_ends_the_fleet_with_the_reason(
     usual = probed(task, lambda *_: 1.0)
     pool = FakePool(workers(2), lambda worker, *rest: answer if worker.slot == failing else usual(worker, *rest))
     with pytest.raises(ArmFailed, match=f"n: what neighbours do to walls could not be measured: {why}"):
-        interference.measure(pool, order(), task, 60.0)
+        interference.measure(pool, order(), [task], 60.0)
 
 
 def test_neighbours_that_failed_are_not_counted_as_measured(task: Task) -> None:
     usual = probed(task, lambda *_: 1.0)
     pool = FakePool(workers(4), lambda worker, *rest: None if worker.slot == 2 else usual(worker, *rest))
-    assert interference.measure(pool, order(), task, 60.0)[0]["n"].neighbours == 2
+    assert interference.measure(pool, order(), [task], 60.0)[0]["n"].neighbours == 2
 
 
 @pytest.mark.parametrize(("record", "left"), [(True, 2), (False, 4)])
@@ -647,12 +652,12 @@ def test_a_worker_that_every_other_one_disturbs_is_left_alone(task: Task, tmp_pa
 
 def test_where_nothing_runs_beside_nothing_is_measured(task: Task) -> None:
     several = [*workers(1, "a"), *workers(1, "b")]
-    assert interference.measure(FakePool(several, lambda *_: pytest.fail("asked")), order(), task, 60.0) == ({}, [])
+    assert interference.measure(FakePool(several, lambda *_: pytest.fail("asked")), order(), [task], 60.0) == ({}, [])
 
 
 def test_a_slow_board_is_named(task: Task) -> None:
     slow = probed(task, lambda *_: 1.0, lambda worker: 1.04 if worker.slot == 2 else 1.0)
-    _, standing_out = interference.measure(FakePool(workers(4), slow), order(), task, 60.0)
+    _, standing_out = interference.measure(FakePool(workers(4), slow), order(), [task], 60.0)
     assert standing_out == [
         f"n/2 (GPU-2): {row} takes its GPU 1.040 times the boards' median" for row in ("small-4x8", "large-512x8")
     ]

@@ -171,7 +171,7 @@ def _measured(pool: Pool, folder: RunFolder, order: Order, timeout_s: float) -> 
     if order.job is not Job.BENCH or order.kind == "cpu":
         return {}
     while True:
-        shared, standing_out = interference.measure(pool, order, find_task(order.names[0]), timeout_s)
+        shared, standing_out = interference.measure(pool, order, [find_task(op) for op in order.names], timeout_s)
         for node, found in shared.items():
             folder.note("measured", node=node, shared=found, why=disturbed(found))
             say(f"{node}: {disturbed(found) or 'neighbours change walls by no more than the noise floor'}")
