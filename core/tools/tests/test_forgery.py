@@ -204,10 +204,13 @@ def published(task: Task, kind: str, data: dict[str, Any], draw: bool = False) -
     drawn = plots.plots(task, records) if draw else dict.fromkeys((plots.file_name(k, "h200") for k in plots.KINDS), "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "plots", lambda *_: drawn)
-        site = [task_page.task_page(task, records), overview_pages.headlines([(task, records)], "")]
+        site = [
+            task_page.task_page(task, records),
+            overview_pages.headlines([(task, report.published(task, records))], ""),
+        ]
         rows = row_pages.row_pages(task, records, report.published(task, records))
     site += [html for _, html in rows.values()]
-    pages = [results_page.results_md(task, records), tables.overview_md([(task, records)])]
+    pages = [results_page.results_md(task, records), tables.overview_md([(task, report.published(task, records))])]
     return "\n".join([*pages, *site, *drawn.values()])
 
 

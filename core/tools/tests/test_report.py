@@ -659,8 +659,8 @@ def test_results_without_a_run_say_how_to_make_one(task: Task) -> None:
 
 
 def test_the_picture_of_all_tasks(task: Task, record: RunRecord) -> None:
-    assert overview_md([(task, [])]) == "No task has a published run yet.\n"
-    text = overview_md([(task, [record])])
+    assert overview_md([(task, {})]) == "No task has a published run yet.\n"
+    text = overview_md([(task, published(task, [record]))])
     assert text.startswith("![How many times as fast as SGLang's own kernels each task's kernels are](docs/plots/")
     assert WHOSE in text
     assert text.endswith(" The same in numbers: [fam](fam/README.md).\n")

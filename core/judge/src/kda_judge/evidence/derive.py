@@ -46,6 +46,11 @@ def recompute(record: RunRecord) -> RunRecord:
     return rounded(record.model_copy(update=update))
 
 
+def with_rows(record: RunRecord, rows: Sequence[RowResult]) -> RunRecord:
+    """The record with these rows, each as some run's record has it; the headline is made from their samples."""
+    return rounded(record.model_copy(update={"rows": tuple(rows), "headline": _headline(rows, record)}))
+
+
 def _compared(part: Repeat) -> Repeat:
     return part.model_copy(update={"ratio": stats.speedup(part.first, part.second)})
 

@@ -3,30 +3,28 @@
 from collections.abc import Iterable
 
 from kda_judge.contract.tasks import Task
-from kda_tools.publish.report import NONE, STALE, interval, line, published, stale
-from kda_tools.publish.tables import SHOWN, Ledgers, against_pins, all_pins
+from kda_tools.publish.report import NONE, STALE, interval, line, stale
+from kda_tools.publish.tables import SHOWN, Runs, against_pins, all_pins
 from kda_tools.publish.task_notes import leftovers
 
 NOT_MEASURED = "not measured"
 
 
-def blocks(ledgers: Ledgers) -> dict[str, str]:
+def blocks(runs: Runs) -> dict[str, str]:
     """Name of the block -> its Markdown, for the tasks of one family.
 
     The map leaves out a task that still has parts of the task it was copied from: they are not its own yet.
     """
-    ledgers = [(task, records) for task, records in ledgers if not leftovers(task)]
-    tasks = [task for task, _ in ledgers]
-    return {"tasks": _tasks(ledgers), "models": _models(tasks)}
+    own = [(task, latest) for task, latest in runs if not leftovers(task)]
+    return {"tasks": _tasks(own), "models": _models(task for task, _ in own)}
 
 
-def _tasks(ledgers: Ledgers) -> str:
+def _tasks(runs: Runs) -> str:
     """One line per task and measured GPU: what the task computes, and the headline; unmeasured tasks get one line."""
-    found = [(task, published(task, records)) for task, records in ledgers]
-    pins = all_pins(record for _, latest in found for record in latest.values())
+    pins = all_pins(record for _, latest in runs for record in latest.values())
     head = ["task", "computes", "functions", "production rows", "GPU", *(f"vs {pin}" for pin in pins), "attained"]
     lines = [line(*head), "|---" * len(head) + "|\n"]
-    for task, latest in found:
+    for task, latest in runs:
         rows = sum(row.production for row in task.workloads)
         functions = ", ".join(f"`{op}`" for op in task.config.ops)
         names = f"[{task.folder}]({task.folder}/docs/results.md), [card]({task.folder}/prompt.md)"

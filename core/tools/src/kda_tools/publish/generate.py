@@ -97,14 +97,15 @@ def _of_all_tasks(
     readme = root / "README.md"
     if not readme.is_file():
         raise UsageError(f"{readme}: file not found; it holds the overview of all tasks")
-    yield readme, _filled(readme, {"results": overview_md(everything), **readme_blocks})
-    runs = [(task, run) for task, records in everything for run in published(task, records).values()]
-    if runs and draw:
-        yield root / OVERVIEW, overview_svg(runs)
+    runs = [(task, published(task, records)) for task, records in everything]
+    yield readme, _filled(readme, {"results": overview_md(runs), **readme_blocks})
+    every = [(task, run) for task, latest in runs for run in latest.values()]
+    if every and draw:
+        yield root / OVERVIEW, overview_svg(every)
     tutorial = next((one for one in everything if one[0].op == tutorial_blocks.OP), None)
     if tutorial and (page := root / tutorial_blocks.PAGE).is_file():
         yield page, _filled(page, tutorial_blocks.blocks(*tutorial))
-    for name, members in groupby(everything, key=lambda pair: pair[0].family):
+    for name, members in groupby(runs, key=lambda pair: pair[0].family):
         if (page := root / name / "README.md").is_file():
             yield page, _filled(page, family_map.blocks(list(members)))
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from kda_judge.bench import source_of
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.evidence import gpu_state, ledger
-from kda_judge.evidence.derive import MEASURED, recompute
+from kda_judge.evidence.derive import MEASURED, with_rows
 from kda_judge.evidence.run_record import Provenance, RowResult, RunRecord, Settings
 from kda_judge.session import Session, frozen_rows
 
@@ -79,14 +79,10 @@ def _rows(parts: Sequence[RunRecord]) -> dict[str, RowResult]:
 
 def _join(parts: Sequence[RunRecord]) -> RunRecord:
     last = parts[-1]
-    return recompute(
-        last.model_copy(
-            update={
-                "seconds": sum(part.seconds for part in parts),
-                "settings": last.settings.model_copy(update={"rows": ()}),
-                "rows": tuple(_rows(parts).values()),
-                "noise_floor": {row: repeat for part in parts for row, repeat in part.noise_floor.items()},
-                "parts": tuple(part.run_id for part in parts),
-            }
-        )
-    )
+    update = {
+        "seconds": sum(part.seconds for part in parts),
+        "settings": last.settings.model_copy(update={"rows": ()}),
+        "noise_floor": {row: repeat for part in parts for row, repeat in part.noise_floor.items()},
+        "parts": tuple(part.run_id for part in parts),
+    }
+    return with_rows(last.model_copy(update=update), list(_rows(parts).values()))

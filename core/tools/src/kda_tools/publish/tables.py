@@ -1,6 +1,6 @@
 """Describe published runs in Markdown: the overview of all tasks, geometric means, and what bounds the rows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kda_judge.contract.config import Target
@@ -21,13 +21,14 @@ from kda_tools.publish.report import (
     microseconds,
     misses,
     pin_name,
-    published,
     ratio,
     speedup,
 )
 
 Ledgers = Sequence[tuple[Task, Sequence[RunRecord]]]
 """Tasks with every record of their ledgers."""
+Runs = Sequence[tuple[Task, Mapping[str, RunRecord]]]
+"""Tasks with their published runs, by target."""
 HOST_BOUND = 0.8
 """Share of wall time. If the device takes less than this, the host bounds the call."""
 BOUNDS = f"""What bounds the solution's calls; a cell is the range over the rows of its group. The host bounds a row
@@ -43,12 +44,11 @@ SHOWN = " / ".join(WORDS[basis] for basis in SHOWN_BASES)
 """The bases of a cell that shows estimates without intervals, in words."""
 
 
-def overview_md(ledgers: Ledgers) -> str:
+def overview_md(runs: Runs) -> str:
     """The picture of every published run, what it shows, and where its numbers are."""
-    found = [(task, latest) for task, records in ledgers if (latest := published(task, records))]
-    if not found:
+    families = dict.fromkeys(task.family for task, latest in runs if latest)
+    if not families:
         return "No task has a published run yet.\n"
-    families = dict.fromkeys(task.family for task, _ in found)
     numbers = ", ".join(f"[{family}]({family}/README.md)" for family in families)
     return f"![{OVERVIEW_SAYS}]({OVERVIEW.as_posix()})\n\n{MARKS} The same in numbers: {numbers}.\n"
 

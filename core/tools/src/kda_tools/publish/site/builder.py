@@ -21,7 +21,7 @@ from kda_tools.publish.site.html_tables import inlined, raw, wide
 from kda_tools.publish.site.row_pages import folder_of, row_pages
 from kda_tools.publish.site.sweep_table import sweep_tables
 from kda_tools.publish.site.task_page import task_page
-from kda_tools.publish.tables import Ledgers, replace_block
+from kda_tools.publish.tables import Ledgers, Runs, replace_block
 from kda_tools.publish.task_notes import LINK
 
 NAME = "KDA-Pilot"
@@ -96,12 +96,13 @@ def build(out: Path) -> int:
     ledgers = [(task, read(task.ledger)) for task in find_tasks()]
     with unchanged_files(), tempfile.TemporaryDirectory(prefix="kda-site-") as scratch:
         source, html = Path(scratch) / "source", Path(scratch) / "html"
-        staged = _staged(root, ledgers)
+        runs = [(task, report.published(task, records)) for task, records in ledgers]
+        staged = _staged(root, ledgers, runs)
         _write(root, source, staged)
         _sphinx(source, html, Path(scratch) / "doctrees")
         rows = 0
-        for task, records in ledgers:
-            drawn = row_pages(task, records, report.published(task, records))
+        for (task, records), (_, latest) in zip(ledgers, runs, strict=True):
+            drawn = row_pages(task, records, latest)
             rows += write_row_pages(html / folder_of(task), drawn)
         (html / ".nojekyll").touch()  # GitHub Pages would leave out folders that begin with an underscore
         shutil.rmtree(out, ignore_errors=True)
@@ -110,7 +111,7 @@ def build(out: Path) -> int:
     return len(staged) + rows
 
 
-def _staged(root: Path, ledgers: Ledgers) -> Pages:
+def _staged(root: Path, ledgers: Ledgers, runs: Runs) -> Pages:
     """Every page, at the path of its document in the repository so that links between documents hold."""
     guides, skills, llms = (
         list(dict.fromkeys(path.relative_to(root) for one in patterns for path in sorted(root.glob(one))))
@@ -132,18 +133,19 @@ def _staged(root: Path, ledgers: Ledgers) -> Pages:
         places += [path for path in llms if path.parts[0] == family]
         page = Path(family) / START
         if (root / page).is_file():
-            text = replace_block(_text(root / page), "tasks", overview_pages.headlines(members, family))
-            text = overview_pages.link_models(text, members)
+            measured = [(task, latest) for task, latest in runs if task.family == family]
+            text = replace_block(_text(root / page), "tasks", overview_pages.headlines(measured, family))
+            text = overview_pages.link_models(text, measured)
             staged[page], places = wide(text) + _contents("", places), [page]
         shelves[family.capitalize()] = places
     steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
     steps_pages = [path for path in (STEPS, CEILINGS) if (root / path).is_file()]
     staged |= {path: wide(_text(root / path)) for path in steps_pages}
     known = {path.stem: f"[What its step is made of](../{path})." for path in llms}
-    found = overview_pages.model_pages(ledgers, steps, known)
+    found = overview_pages.model_pages(runs, steps, known)
     models = {Path("models") / f"{name}.md": text for name, text in found.items()}
-    staged |= {**models, ROWS: overview_pages.rows_page(ledgers)}
-    start = replace_block(_text(root / START), "results", overview_pages.landing(ledgers))
+    staged |= {**models, ROWS: overview_pages.rows_page(runs)}
+    start = replace_block(_text(root / START), "results", overview_pages.landing(runs))
     shelves = {
         "Results": [ROWS],
         **shelves,

@@ -20,7 +20,7 @@ from kda_tools.publish.site.html_tables import (
     wide,
 )
 from kda_tools.publish.site.row_pages import row_link
-from kda_tools.publish.tables import Ledgers
+from kda_tools.publish.tables import Runs
 
 ROW_HEAD = (
     "row",
@@ -36,23 +36,22 @@ ROW_HEAD = (
 RELEASES = (BASELINE, LATEST)
 
 
-def landing(ledgers: Ledgers) -> str:
+def landing(runs: Runs) -> str:
     """The start page's replacement for the README's picture: the picture inside the page, and the table of tasks."""
-    runs = [(task, run) for task, records in ledgers for run in report.published(task, records).values()]
-    picture = raw(inlined(plots.overview_svg(runs), "overview", plots.OVERVIEW_SAYS)) if runs else ""
-    return f"{picture}\n{report.MARKS} [Every row, with filters](rows.md).\n\n{headlines(ledgers, '')}"
+    every = [(task, run) for task, latest in runs for run in latest.values()]
+    picture = raw(inlined(plots.overview_svg(every), "overview", plots.OVERVIEW_SAYS)) if every else ""
+    return f"{picture}\n{report.MARKS} [Every row, with filters](rows.md).\n\n{headlines(runs, '')}"
 
 
-def headlines(ledgers: Ledgers, folder: str) -> str:
+def headlines(runs: Runs, folder: str) -> str:
     """The table of the tasks with their geometric means; `folder` is the folder of the page that shows it."""
-    found = [(task, report.published(task, records)) for task, records in ledgers]
-    every = [record for _, latest in found for record in latest.values()]
+    every = [record for _, latest in runs for record in latest.values()]
     pins = tables.all_pins(every)
     there = [b for b in tables.SHOWN_BASES if any(r.headline and r.headline.speedup.get(b) for r in every)]
     shown = there[:2]  # there is no room for three; each task's page has all
     head = ["task", "GPU", "rows", *(f"{basis.value} speedup over {pin}" for pin in pins for basis in shown)]
     lines = []
-    for task, latest in found:
+    for task, latest in runs:
         link = f"{'' if task.family == folder else f'{task.family}/'}{task.folder}/docs/results.html"
         first = Cell(task.folder, href=link)
         for target, record in latest.items():
@@ -71,12 +70,12 @@ def headlines(ledgers: Ledgers, folder: str) -> str:
     return raw(table("Headlines of all tasks", [*head, "attained", "measured"], lines))
 
 
-def rows_page(ledgers: Ledgers) -> str:
+def rows_page(runs: Runs) -> str:
     """Every row of every published run, with filters by model, dtype, GPU, verdict and task."""
     lines = [
         _row_line(task, target, record, row, f"{task.family}/{task.folder}/docs/")
-        for task, records in ledgers
-        for target, record in report.published(task, records).items()
+        for task, latest in runs
+        for target, record in latest.items()
         for row in record.rows
     ]
     return wide(
@@ -86,15 +85,14 @@ def rows_page(ledgers: Ledgers) -> str:
     )
 
 
-def model_pages(ledgers: Ledgers, steps: str, known: Mapping[str, str]) -> dict[str, str]:
+def model_pages(runs: Runs, steps: str, known: Mapping[str, str]) -> dict[str, str]:
     """Name of a serving model -> its page: the rows that its traffic gives, by task.
 
     `known` has, for some models, a sentence about the model's step; for all others it is `steps`.
     """
     found: dict[str, list[Line]] = {}
     tasks: dict[str, list[str]] = {}
-    for task, records in ledgers:
-        latest = report.published(task, records)
+    for task, latest in runs:
         models = {row.id: row.models for row in task.workloads if row.production}
         for model in dict.fromkeys(name for names in models.values() for name in names):
             tasks.setdefault(model, []).append(f"[{task.folder}](../{task.family}/{task.folder}/docs/results.md)")
@@ -118,9 +116,9 @@ def model_pages(ledgers: Ledgers, steps: str, known: Mapping[str, str]) -> dict[
     return pages
 
 
-def link_models(text: str, ledgers: Ledgers) -> str:
+def link_models(text: str, runs: Runs) -> str:
     """A family's map with links from its table of models to their pages."""
-    names = {name for task, _ in ledgers for row in task.workloads if row.production for name in row.models}
+    names = {name for task, _ in runs for row in task.workloads if row.production for name in row.models}
     return re.sub(
         r"^\| ([^ |]+) \|",
         lambda line: f"| [{line[1]}](../models/{line[1]}.md) |" if line[1] in names else line[0],
