@@ -194,11 +194,11 @@ def test_l04_runs_upstreams_instructions(dtype, mode):
     assert np.array_equal(q.view(torch.uint8).numpy(), nearest_e4m3(groups * factor[..., None]).reshape(3, 256))
 
 
-def test_k03_in_both_of_its_configurations():
+def test_k03_with_one_tile_and_with_two():
     task = task_of("qknorm_rope")
     (table,) = tables_of(task)
-    assert len(table.configs) == 2
-    for config in table.configs:
+    tuned = table.configs[0]
+    for config in {*table.configs, *(dataclasses.replace(tuned, tiles=n, early=n == 2) for n in (1, 2))}:
         for case in cases_of(task):
             with table.forced(config) as asked:
                 (launch,) = check(case)
