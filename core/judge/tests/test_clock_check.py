@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from kda_judge import bench
 from kda_judge.arms.arm_process import Fault
 from kda_judge.arms.protocol import HOT, Timed
 from kda_judge.evidence.run_record import LIMIT_ARM, Metric, Verdict
 from kda_judge.judge.clock_check import LONG_US, LOOPS, longer, suspect
 from kda_judge.judge.row_notes import ArmNotes
 from kda_judge.judge.sampler import Sampler
+from kda_judge.session import Request, frozen_rows, open_session
 
 CLAIMED = [20_000.0, 20_100.0, 19_900.0]
 LONG, LONG_OF_LESS = 6, 7
@@ -141,3 +143,11 @@ def test_samples_too_short_for_the_clock_are_judged_by_longer_loops():
     assert fault.verdict is Verdict.INVALID
     assert len(asked) == LOOPS
     assert hold(1.0, calls=1)[0] is None
+
+
+def test_only_arms_that_would_gain_are_held_to_the_clock(toy, monkeypatch):
+    held = []
+    monkeypatch.setattr(Sampler, "_hold_to_clock", lambda *given: held.append(given[-1].spec.name))
+    session = open_session(Request(task=toy, rows=["out-*"], against=["eager"], device="cpu", generations=1))
+    assert bench.run(session, frozen_rows(session)).rows
+    assert set(held) == {"solution"}

@@ -20,8 +20,8 @@ from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, provenance
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.gpu_watch import Watcher, completed
-from kda_judge.evidence.run_record import LIMIT_ARM, ArmRow, Metric, Provenance, Repeat, RowResult, RunRecord
-from kda_judge.judge.judge import AGAIN, Judge, Progress
+from kda_judge.evidence.run_record import AGAIN, LIMIT_ARM, ArmRow, Metric, Provenance, Repeat, RowResult, RunRecord
+from kda_judge.judge.judge import Judge, Progress
 from kda_judge.judge.oracle import load_reference
 from kda_judge.judge.quiet_core import QuietCore
 from kda_judge.judge.row_notes import RowNotes

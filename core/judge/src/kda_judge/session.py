@@ -19,8 +19,7 @@ from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.contract.workloads import Workload, select, shrink
 from kda_judge.evidence import gpu_state
-from kda_judge.evidence.run_record import LIMIT_ARM, PORTABLE_ARM, REPLAYED_ARM, Settings
-from kda_judge.judge.judge import AGAIN
+from kda_judge.evidence.run_record import AGAIN, LIMIT_ARM, PORTABLE_ARM, REPLAYED_ARM, Settings
 from kda_judge.judge.open_row import output_spec
 from kda_judge.judge.oracle import load_reference
 

@@ -16,6 +16,8 @@ SCHEMA_VERSION: Final = 3
 """Version of the lines written now; `kda_judge.evidence.ledger_migrations` reads the older ones."""
 LIMIT_ARM = "limit"
 """Arm of a row whose `wall` is the host's floor and whose `device` is the GPU's: its medians are the row's limit."""
+AGAIN = "again"
+"""A second worker of the first opponent: A/A, the noise floor of the session."""
 PORTABLE_ARM, REPLAYED_ARM = "portable", "replayed"
 """The solution as it leaves this repository: its plain export with Triton's own launcher, and the same with the cached
 launcher that upstream's latest release wraps its Triton functions in."""
@@ -288,7 +290,7 @@ class SharedHost(Strict):
     neighbours: Annotated[Count, Field(gt=0)]
     """Other GPUs of the host that worked for the fleet."""
     rows: dict[str, Neighbours]
-    """`op row` -> the interference, measured at the beginning of the fleet; empty where that failed."""
+    """`op row` -> the interference, measured at the beginning of the fleet; empty if it was not."""
 
 
 class Spread(Strict):

@@ -25,8 +25,6 @@ from kda_judge.judge.row_notes import ArmNotes, RowNotes
 from kda_judge.judge.run_setup import Setup
 from kda_judge.judge.sampler import Sampler
 
-AGAIN = "again"
-"""A second worker of the first opponent: A/A, the noise floor of the session."""
 PROFILED_CALLS = 20
 
 Progress = Callable[[str, str], None]

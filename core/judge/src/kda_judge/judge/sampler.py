@@ -9,7 +9,7 @@ from typing import Any
 from kda_judge.arms.arm_process import ArmProcess
 from kda_judge.arms.input_values import Family, make
 from kda_judge.arms.protocol import CHANGED, COLD, HOT, Called, Captured, Ready, Timed
-from kda_judge.evidence.run_record import LIMIT_ARM, Metric, OutputError, Verdict
+from kda_judge.evidence.run_record import AGAIN, LIMIT_ARM, Metric, OutputError, Verdict
 from kda_judge.judge.checker import Checker
 from kda_judge.judge.clock_check import LATE, LEAST_US, LOOPS, SHAVED, claimed_us, longer, suspect
 from kda_judge.judge.idle_arms import alone, busy, watched
@@ -78,8 +78,10 @@ class Sampler:
                     arm_notes.fault = arm_notes.fault or busy(name, arm_notes)
             if not notes.worth_measuring(self._setup.settings):
                 return
+        # An opponent that shaved its time would only make the subject look slower.
+        opponents = {AGAIN, LIMIT_ARM, *self._setup.settings.against}
         for name, arm in notes.usable(self._setup.arms, *clocked):
-            if name != LIMIT_ARM:
+            if name not in opponents:
                 spent = self._setup.spent.commands_as("holding to the clock")
                 with notes.arms[name].noting(), alone(name, self._setup.arms), spent:
                     self._hold_to_clock(case, notes, notes.arms[name], arm)
