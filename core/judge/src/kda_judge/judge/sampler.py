@@ -79,7 +79,7 @@ class Sampler:
             if not notes.worth_measuring(self._setup.settings):
                 return
         # An opponent that shaved its time would only make the subject look slower.
-        opponents = {AGAIN, LIMIT_ARM, *self._setup.settings.against}
+        opponents = {AGAIN, LIMIT_ARM, *self._setup.settings.against} - {self._setup.settings.subject}
         for name, arm in notes.usable(self._setup.arms, *clocked):
             if name not in opponents:
                 spent = self._setup.spent.commands_as("holding to the clock")
