@@ -526,6 +526,7 @@ def test_a_probe_has_a_row_bound_by_the_host_and_the_shortest_that_the_device_bo
     task, (small, large) = interference.probe_rows(tasks, ())
     assert every[large] == min(one for one in every.values() if one[0] >= interference.DEVICE_BOUND)
     assert every[small] == min(one for one in every.values() if one[1] == task.op)
+    assert every[large] < max(every.values()), "the largest row takes the oracle long"
     assert interference.probe_rows([task], [small]) == (task, (small,))
     alone, rows = interference.probe_rows(tasks[:1], ())
     assert alone is tasks[0]

@@ -4,8 +4,8 @@ On every node with two or more workers the first worker times two rows, one boun
 does so in turns: while its neighbours are idle, and while they all time the same rows. Each turn is a generation of an
 interval. The noise floor is A/A within the turns with idle neighbours. If walls change by more than that, no run
 beside these neighbours is published, and a recorded bench continues with fewer workers (`run_fleet`). In the loaded
-turns all boards time the same rows, so a board slower than the others shows. A probe that cannot be made ends the
-fleet: hours of walls that nobody may publish are worth less than the reason.
+turns all boards time the same rows, so a board slower than the others shows. If this cannot be
+measured, the fleet ends and says why: what it would measure could not be published.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def probe_rows(tasks: Sequence[Task], patterns: Sequence[str]) -> tuple[Task, tu
         rows = sorted(sizes, key=sizes.__getitem__)
         large = next((row for row in rows if sizes[row] >= DEVICE_BOUND), rows[-1])
         found.append((sizes[large], task, tuple(dict.fromkeys((rows[0], large)))))
-    large_ones = [one for one in found if one[0] >= DEVICE_BOUND]
-    _, task, chosen = min(large_ones, key=lambda one: one[0]) if large_ones else max(found, key=lambda one: one[0])
+    _, task, chosen = min(found, key=lambda one: (one[0] < DEVICE_BOUND, abs(one[0] - DEVICE_BOUND)))
     return task, chosen
 
 

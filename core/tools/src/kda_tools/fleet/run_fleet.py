@@ -178,7 +178,7 @@ def _measured(pool: Pool, folder: RunFolder, order: Order, timeout_s: float) -> 
         for line in standing_out:
             folder.note("measured", why=line)
             say(f"stands out: {line}")
-        _await_starting(pool)  # those that failed meanwhile count as well
+        _await_starting(pool)  # a worker that failed in the probe comes up again, and is a neighbour then
         crowded = {node: why for node, found in shared.items() if (why := disturbed(found))}
         if not (order.record and crowded):
             return shared

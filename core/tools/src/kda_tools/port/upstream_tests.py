@@ -195,7 +195,12 @@ def _names(path: Path) -> set[str]:
 def _modules(path: Path) -> Iterator[str]:
     """Modules of SGLang that a file imports, including imported names that may be modules.
 
-    Its lines say so; to parse thousands of files takes half a minute. A docstring may add a file that nothing needs.
+    Found in its text, since parsing thousands of files is slow. An import inside a docstring counts as well, so a file
+    that nothing needs may be among them.
     """
     for module, names, plain in IMPORT.findall(path.read_text(encoding="utf-8")):
-        yield from (module, *(f"{module}.{name}" for name in WORD.findall(names))) if module else MODULE.findall(plain)
+        if module:
+            yield module
+            yield from (f"{module}.{name}" for name in WORD.findall(names))
+        else:
+            yield from MODULE.findall(plain)
