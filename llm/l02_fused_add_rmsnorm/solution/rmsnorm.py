@@ -32,10 +32,10 @@ from kda_runtime.tuned_table import Table
 MAX_COLUMNS = 16384
 """The widest row that upstream takes; 32 warps hold it in 16 registers of float32 a thread."""
 MAX_WARPS = 32
-PREFETCHING = 256
-"""Largest grid whose programs prefetch weight. In a larger grid most programs begin when weight is in the L2 already,
-and thousands of requests for the same few lines wait for one another. With a prefetch in every program, calls of
-thousands of rows were slower than upstream's in a quick run on an H200; without it their time has not been measured."""
+PREFETCHING = 16
+"""Largest grid whose programs prefetch weight. Behind matrix products that evict weight from the L2, a prefetch hides
+its latency in calls of one to sixteen rows with a residual. In larger grids, and without a residual, the requests cost
+more than they hide (dispatch.md)."""
 
 
 # --- configuration and selection
@@ -195,6 +195,7 @@ def plan(call: Call) -> Launch:
     tile = warps // spread * config.rows * (spread * warp // block)
     programs = triton.cdiv(rows, tile)
     pdl = config.pdl and pdl_works(rmsnorm_kernel, major)
+    prefetches = pdl and residual is not None and programs <= PREFETCHING
     return Launch.make(
         rmsnorm_kernel,
         (programs,),
@@ -212,7 +213,7 @@ def plan(call: Call) -> Launch:
         ROWS=tile,
         REPEAT=block < warps * warp,
         EARLY=config.early,
-        PREFETCH=prefetched(width, x.itemsize, warps) if pdl and programs <= PREFETCHING else 0,
+        PREFETCH=prefetched(width, x.itemsize, warps) if prefetches else 0,
         PDL=pdl,
         STORE=config.store,
         num_warps=warps,
