@@ -126,9 +126,9 @@ def test_of_a_bench_only_what_recorded_runs_lack(task: Task, monkeypatch: pytest
     monkeypatch.setattr(export, "export", lambda _task, folder, *_, **__: folder)
     pieces = plan(order(Job.BENCH, "fake", "fake", missing=2, rows=("r*",)), 4)
     assert [(piece.id, piece.items) for piece in pieces[:3]] == [
-        ("fake 1/3", ("r0", "r1")),
-        ("fake 2/3", ("r2", "r3")),
-        ("fake 3/3", ("r4",)),
+        ("fake 1/3", ("r0", "r3")),
+        ("fake 2/3", ("r1", "r4")),
+        ("fake 3/3", ("r2",)),
     ]
     assert pieces[3:] == pieces[:3], "in the order of the tasks, so that the first are complete where the time ends"
     assert patterns[0] == (["r*"], ["portable"]), "the arms of a recorded run decide what it is a result of"
@@ -365,8 +365,8 @@ def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("left", "each", "done"),
     [
-        (120.0, {"a": 10.0, "b": 50.0}, {"two", "one"}),
-        (120.0, {"three": 10.0, "b": 50.0}, set(ALL)),
+        (140.0, {"a": 10.0, "b": 50.0}, {"two", "one"}),
+        (140.0, {"three": 10.0, "b": 50.0}, set(ALL)),
         (60.0, {}, set(ALL)),
         (-1.0, {}, set()),
     ],
@@ -385,6 +385,25 @@ def test_no_piece_is_begun_that_would_end_too_late(
         assert folder.done == set(done)
         assert {piece.id for piece in schedule.waiting} == set(ALL) - set(done)
         assert not schedule.failed
+
+
+@pytest.mark.parametrize(("took", "done"), [(46.0, {"one", "ten"}), (60.0, {"one"})])
+def test_the_start_of_a_piece_is_no_time_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: float, done: set[str]
+) -> None:
+    """A row took 46 s, of which 30 s were the start: ten rows take 190 s, and 200 s are left."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def say(*_: object) -> Answer:
+        now[0] += took
+        return Answer(line="{}")
+
+    pieces = [Piece(id="one", subject="a", items=("row",)), Piece(id="ten", subject="b", items=("row",) * 10)]
+    with RunFolder(tmp_path).open() as folder:
+        schedule = Schedule.of(pieces, (), {}, limit=3)
+        Driver(folder, FakePool(workers(1), say), ask, 900.0, until=now[0] + took + 200.0).run(schedule)
+        assert folder.done == done
 
 
 def test_events_and_results_say_what_a_piece_spent_its_time_on(tmp_path: Path) -> None:

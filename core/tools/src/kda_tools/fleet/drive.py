@@ -20,6 +20,9 @@ POLL_S = 0.5
 """Seconds between two checks of how long the pieces have run."""
 GRACE_S = 20.0
 """Seconds after Ctrl-C in which pieces may hand over what they have; nox gives a command as long."""
+START_S = 30.0
+"""Seconds that a piece takes before its first item: its processes start, and upstream's functions are compiled. Without
+them, a short piece would make every row of a long one look as slow as a start."""
 ALONE_S = 120.0
 """Seconds without a live worker, while some are still starting, after which the fleet gives up."""
 
@@ -122,7 +125,7 @@ class Driver:
     until: float = math.inf
     """By `time.monotonic`: no piece is begun that would probably end later."""
     each_s: dict[str, float] = field(default_factory=dict)
-    """Subject -> seconds of an item, on average, in the piece of it that took longest so far."""
+    """Subject -> seconds of an item beyond the start, on average, in the piece of it that took longest so far."""
 
     def run(self, schedule: Schedule) -> bool:
         """Work until all pieces are done or given up. False after Ctrl-C or at the limit; the results so far are kept.
@@ -177,7 +180,7 @@ class Driver:
     def _fits(self, piece: Piece) -> bool:
         """Whether the piece ends in time if its items take as long as those of its subject did, else as long as any."""
         each = self.each_s.get(piece.subject, max(self.each_s.values(), default=0.0))
-        return time.monotonic() + each * max(len(piece.items), 1) <= self.until
+        return time.monotonic() + START_S + each * max(len(piece.items), 1) <= self.until
 
     def _take(self, schedule: Schedule, came: Came, seconds: float, lost: What = "lost") -> None:
         worker, answer = came.worker, came.answer
@@ -196,7 +199,7 @@ class Driver:
             )
             self.folder.keep(result, worker.name)
             if answer.complete:
-                each = seconds / max(len(piece.items), 1)
+                each = max(seconds - START_S, 0.0) / max(len(piece.items), 1)
                 self.each_s[piece.subject] = max(self.each_s.get(piece.subject, 0.0), each)
                 schedule.finish(worker.name)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
@@ -65,16 +66,12 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
 
 
 def _bench(order: Order, task: Task) -> list[Piece]:
-    if order.missing:
-        rows = _lacking(order, task)
-        return list(
-            _numbered(task.op, [tuple(rows[at : at + order.missing]) for at in range(0, len(rows), order.missing)])
-        )
-    rows = [row.id for row in select(task.workloads, list(order.rows))]
-    if order.parts == 1:
+    rows = _lacking(order, task) if order.missing else [row.id for row in select(task.workloads, list(order.rows))]
+    if not order.missing and order.parts == 1:
         return [Piece(id=task.op, subject=task.op, items=tuple(rows) if order.rows else ())]
-    parts = [tuple(rows[number :: order.parts]) for number in range(order.parts)]
-    return list(_numbered(task.op, [part for part in parts if part]))
+    # Neighbours in a table are of one size. So each part gets rows from all over it, and all take about as long.
+    count = ceil(len(rows) / order.missing) if order.missing else min(order.parts, len(rows))
+    return list(_numbered(task.op, [tuple(rows[number::count]) for number in range(count)]))
 
 
 def _lacking(order: Order, task: Task) -> list[str]:
