@@ -88,12 +88,32 @@ UPSTREAMS_SILU: tl.constexpr = tl.constexpr("""{
 """What nvcc 13 makes of `gate * __frcp_rn(1.0f + __expf(-gate))` with `--use_fast_math`; the first constant is
 -log2(e). On Blackwell upstream has another formula."""
 UPSTREAMS_QUOTIENT: tl.constexpr = tl.constexpr("div.approx.ftz.f32 $0, $1, $2;")
+TWO_TO_BFLOAT16: tl.constexpr = tl.constexpr("""{
+    .reg .b32 pair;
+    cvt.rn.bf16x2.f32 pair, $3, $2;
+    shl.b32 $0, pair, 16;
+    and.b32 $1, pair, 0xFFFF0000;
+}""")
+"""Rounds two values of float32 to bfloat16, and widens them again."""
 
 
 @triton.jit
 def _upstreams(CODE: tl.constexpr, one, other):
     """The instructions CODE on two values of float32."""
     return tl.inline_asm_elementwise(CODE, "=f,f,f", [one, other], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _rounded(value, dtype: tl.constexpr, EXACT: tl.constexpr):
+    """The value rounded to dtype, in float32.
+
+    The unit that computes exponentials and reciprocals, which has enough to do here, also rounds single values to
+    bfloat16. Another unit rounds two at once.
+    """
+    if EXACT and dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(TWO_TO_BFLOAT16, "=f,=f,f,f", [value], dtype=tl.float32, is_pure=True, pack=2)
+    else:
+        return widen(value.to(dtype))
 
 
 @triton.jit
@@ -145,10 +165,10 @@ def group_quant_kernel(
     if ACTIVATION != "":
         up = widen(load_tile(x + N, col, whole, N, False, LOAD))
         if ACTIVATION == "silu rounded":
-            value = widen(_silu(value, EXACT).to(x.dtype.element_ty)) * up
+            value = _rounded(_silu(value, EXACT), x.dtype.element_ty, EXACT) * up
         else:
             value = silu_times(value, up, EXACT)
-        value = widen(value.to(x.dtype.element_ty))
+        value = _rounded(value, x.dtype.element_ty, EXACT)
 
     largest = tl.maximum(tl.max(tl.abs(value), axis=2), 1e-10)  # [ROWS, BESIDE]
     if EXACT:
