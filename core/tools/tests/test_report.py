@@ -506,6 +506,11 @@ def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> No
     assert whole.rows == record.rows
     assert whole.headline == record.headline
     assert whole.parts == tuple(half.run_id for half in halves)
+    second, first = (
+        half.model_copy(update={"run_id": other.run_id}) for half, other in zip(halves, halves[::-1], strict=True)
+    )
+    (turned,) = published(task, [first, second]).values()
+    assert turned.rows == record.rows, "in the order of the task's rows, whichever part came first"
     assert results_md(task, halves).count("| published above |") == 2
     assert mismatches(whole) == [f"parts: expected none in a line of a ledger, got {', '.join(whole.parts)}"]
     other = updated(halves[1], provenance={"versions": {"torch": "2.12.0"}})

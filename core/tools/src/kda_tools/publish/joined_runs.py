@@ -1,7 +1,7 @@
 """Join runs of some rows each into one run, if files, versions, settings and the kind of GPU are the same."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from kda_judge.bench import source_of
 from kda_judge.contract.errors import MissingRequirement
@@ -11,11 +11,12 @@ from kda_judge.evidence.run_record import Provenance, RowResult, RunRecord, Sett
 from kda_judge.session import Session, frozen_rows
 
 
-def joined(records: Sequence[RunRecord], frozen: Collection[str]) -> list[RunRecord]:
+def joined(records: Sequence[RunRecord], frozen: Sequence[str]) -> list[RunRecord]:
     """The runs that can be joined from parts of one state; if a row was measured twice, the later result counts.
 
     A single part is a run if it has all `frozen` rows. Parts that follow a whole run are joined with that run. Each
-    row's interval stays as it is. The geometric means are over the rows of all parts.
+    row's interval stays as it is. The geometric means are over the rows of all parts, which come in the order of
+    `frozen`: several GPUs measure them in any.
     """
     found, latest = list[list[RunRecord]](), dict[str, list[RunRecord]]()
     for record in filter(_counts, sorted(records, key=lambda record: (record.utc, record.run_id))):
@@ -25,7 +26,7 @@ def joined(records: Sequence[RunRecord], frozen: Collection[str]) -> list[RunRec
             found.append(latest[state])
         latest[state].append(record)
     restricted = (parts for parts in found if parts[-1].settings.rows)
-    return [_join(parts) for parts in restricted if len(parts) > 1 or _rows(parts).keys() >= set(frozen)]
+    return [_join(parts, frozen) for parts in restricted if len(parts) > 1 or _rows(parts).keys() >= set(frozen)]
 
 
 def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, settings: Settings) -> dict[str, bool]:
@@ -77,12 +78,14 @@ def _rows(parts: Sequence[RunRecord]) -> dict[str, RowResult]:
     return {row.id: row for part in parts for row in part.rows}
 
 
-def _join(parts: Sequence[RunRecord]) -> RunRecord:
-    last = parts[-1]
+def _join(parts: Sequence[RunRecord], frozen: Sequence[str]) -> RunRecord:
+    last, rows, place = parts[-1], _rows(parts), {row: at for at, row in enumerate(frozen)}
     update = {
         "seconds": sum(part.seconds for part in parts),
         "settings": last.settings.model_copy(update={"rows": ()}),
         "noise_floor": {row: repeat for part in parts for row, repeat in part.noise_floor.items()},
         "parts": tuple(part.run_id for part in parts),
     }
-    return with_rows(last.model_copy(update=update), list(_rows(parts).values()))
+    return with_rows(
+        last.model_copy(update=update), sorted(rows.values(), key=lambda row: place.get(row.id, len(place)))
+    )
