@@ -168,4 +168,4 @@ def _walls(one: FleetRecord) -> str:
 
 def _run(one: FleetRecord) -> str:
     marks = "; uncommitted changes" * one.dirty + f"; {one.lost} attempts lost" * bool(one.lost)
-    return f"{one.utc[:19]}Z, commit {one.commit[:10]}; {one.versions.get('driver', '')}{marks}"
+    return f"{one.utc}, commit {one.commit[:10]}; {one.versions.get('driver', '')}{marks}"
