@@ -4,8 +4,8 @@ On every node with two or more workers the first worker times two rows, one boun
 does so in turns: while its neighbours are idle, and while they all time the same rows. Each turn is a generation of an
 interval. The noise floor is A/A within the turns with idle neighbours. If walls change by more than that, no run
 beside these neighbours is published, and a recorded bench continues with fewer workers (`run_fleet`). In the loaded
-turns all boards time the same rows, so a board slower than the others shows. If this cannot be
-measured, the fleet ends and says why: what it would measure could not be published.
+turns all boards time the same rows, so a board slower than the others shows. If this cannot be measured, the fleet ends
+and says why: what it would measure could not be published.
 """
 
 from __future__ import annotations
