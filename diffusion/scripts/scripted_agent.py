@@ -53,7 +53,7 @@ def tables_first(text: str) -> str:
 
 def half_the_squares(text: str) -> str:
     """The deliberate mistake: divide by half of the head."""
-    return text.replace("tl.rsqrt(squares / DIM + EPS)", "tl.rsqrt(squares / HALF + EPS)")
+    return text.replace("tl.rsqrt(squares / DIM + EPS)", "tl.rsqrt(squares / (DIM // 2) + EPS)")
 
 
 def configure(entry: int, config: str) -> Callable[[str], str]:

@@ -47,6 +47,13 @@ def seen(text: str, task: Task) -> set[tuple[str, int]]:
     return {(one.check, int(one.where.split(":")[1])) for one in found if one.check != "imports"}
 
 
+def test_looking_at_callers_is_seen_and_stacking_tensors_is_not(tmp_path: Path) -> None:
+    task = make_checkout(tmp_path)
+    assert seen("import torch\n\n\ndef f(x):\n    return torch.stack((x, x))\n", task) == set()
+    assert seen("from inspect import stack\n", task) == {("benchmark", 1)}
+    assert seen("import sys\n\nsys._getframe(1)\n", task) == {("benchmark", 3)}
+
+
 def test_what_a_program_sees(tmp_path: Path) -> None:
     task = make_checkout(tmp_path)
     rows = task.path / "bench" / "workloads.toml"

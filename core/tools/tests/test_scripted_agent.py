@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,9 @@ def test_every_step_changes_what_is_there_whatever_was_kept(agent: ModuleType) -
         best[step.file] = text
     for text in (best[agent.KERNEL], *(text for step, text in alone if step.file == agent.KERNEL)):
         ast.parse(text)
+        ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"]  # undefined names
+        done = subprocess.run(ruff, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
         assert text.count("cos_b, sin_b = weighted_angles(") == text.count("angles = cache + ") == 2  # two kernels
     entries = tomli.loads(best[agent.TABLE])["qknorm_rope"]
     assert [entry["config"]["warps"] for entry in entries] == [2, 8]

@@ -25,7 +25,10 @@ STREAMS = frozenset(
     {"Stream", "ExternalStream", "stream", "set_stream", "wait_stream", "record_stream", "cudaStreamCreate"}
 )
 WATCHERS = frozenset(
-    {"_getframe", "stack", "settrace", "setprofile", "environ", "getenv", "perf_counter", "elapsed_time"}
+    {
+        *("inspect", "traceback", "_getframe", "settrace", "setprofile"),
+        *("environ", "getenv", "perf_counter", "elapsed_time"),
+    }
 )
 CONTAINERS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
 WRITERS = frozenset({"append", "add", "update", "setdefault", "pop", "extend", "clear", "insert"})
