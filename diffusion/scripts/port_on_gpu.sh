@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Ports every task to an SGLang tree on a machine with a GPU. First it runs the grid and SGLang's own tests for all
-# tasks in parallel, then it times the ported arms, one task after another. The records go to OUT/ports.tar.gz. A task
-# that has no place in the release is refused, as its log says.
+# Ports every task to an SGLang tree on a machine with a GPU. First it runs the grid and SGLang's own tests, for a few
+# tasks at a time. Then it times the ported arms, one task after another. The records go to OUT/ports.tar.gz. A task that
+# has no place in the release is refused, as its log says.
 #
 #   diffusion/scripts/port_on_gpu.sh TREE OUT [TASK...]
 #
@@ -40,6 +40,7 @@ PYTHON
 port() { op=$1; shift; timeout "${TASK_S:-200}" "$python" -m kda_tools port "$op" --sglang "$tree" --checks "$out/$op.json" --quick "$@"; }
 
 for op in "$@"; do
+  while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-3}" ]; do wait -n || true; done
   port "$op" --limit-s "${CHECK_S:-60}" >"$out/$op.patch" 2>"$out/$op.log" &
 done
 wait || true

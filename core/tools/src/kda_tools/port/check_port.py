@@ -78,6 +78,11 @@ def run_grid(
     request = Request(task=port.task, rows=rows, subject=NAME, device=device, allow_busy=True, ports={NAME: folder})
     session = grid_session(open_session(request))
     chosen = tuple(row for row in grid_rows(session, full=False, thin=thin) if row.op not in port.left)
+    absent = {row.id: port.lacking.get(row.op, frozenset()) & {*row.inputs, *row.scalars} for row in chosen}
+    if names := sorted(frozenset().union(*absent.values())):
+        count = sum(map(bool, absent.values()))
+        say(f"{count} rows are left out: their calls have {', '.join(names)}, which the tree's function does not")
+        chosen = tuple(row for row in chosen if not absent[row.id])
     most = f", {limit_s:g} s at most" if limit_s is not None else ""
     say(f"grid: {len(chosen)} rows on the {_place(session)}{most} ...")
     return _sorted(session, run(session, chosen, measure=False, limit_s=limit_s), len(chosen))

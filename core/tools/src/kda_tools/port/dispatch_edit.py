@@ -42,6 +42,14 @@ def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
     raise UsageError(f"{where}: expected a function {name} on its top level, found none")
 
 
+def lacks(text: str, where: Path, function: Callable[..., Any]) -> frozenset[str]:
+    """The solution's arguments that the module's function of the same name does not have."""
+    names = {
+        name for name, _, _ in _parameters(definition(ast.parse(text, where.name), function.__name__, where), where)
+    }
+    return frozenset(inspect.signature(function).parameters.keys() - names)
+
+
 def try_name(function: Callable[..., Any]) -> str:
     """The name of the port's function that does a call, or returns None if it does not take the call."""
     return f"try_{function.__name__}"

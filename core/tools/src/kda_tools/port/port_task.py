@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_tools.port.dispatch_edit import dispatch
+from kda_tools.port.dispatch_edit import dispatch, lacks
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, hosts, locked
@@ -31,6 +32,8 @@ class Port:
     """Paths of modules whose bytes differ from the pinned release's."""
     exact: bool = False
     """Whether upstream's bits were asked for. Then only ops that can give them are ported."""
+    lacking: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Op -> those of its arguments that the tree's function does not have, so that nobody can give them there."""
 
     @property
     def tier(self) -> str:
@@ -81,6 +84,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     for name, text in package_files(task, tree, list(functions.values()), new, exact).items():
         patch.created[f"{prefix}{place}/{name}"] = text
     strangers = []
+    lacking: dict[str, frozenset[str]] = {}
     pins = locked(task, tree.layout)
     for module in dict.fromkeys(modules.values()) if not new else ():
         path = tree.module_path(module)
@@ -88,10 +92,12 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         if hashlib.sha256(where.read_bytes()).hexdigest() != pins[path]:
             strangers.append(path)
         mine = [function for name, function in functions.items() if modules[name] == module]
-        patch.insert(prefix + path, *dispatch(patch.read(prefix + path), where, package, mine))
+        text = patch.read(prefix + path)
+        lacking |= {one.__name__: lacks(text, where, one) for one in mine}
+        patch.insert(prefix + path, *dispatch(text, where, package, mine))
     if tree.layout is Layout.FACADE:
         edit_facade(patch, tree, task, list(functions), new, tier(task, exact))
     test, benchmark = proof_files(task, tree, modules, tier(task, exact))
     proof = {tree.test(task): test, tree.benchmark(task): benchmark}
     patch.created |= formatted({path.relative_to(base).as_posix(): text for path, text in proof.items()})
-    return Port(task, tree, patch, modules, new, tuple(strangers), exact)
+    return Port(task, tree, patch, modules, new, tuple(strangers), exact, lacking)

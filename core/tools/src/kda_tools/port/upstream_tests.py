@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 
 from kda_judge.arms.sglang_standins import STANDINS
 from kda_judge.contract.strict_models import Strict
@@ -66,6 +67,9 @@ IMPORT = re.compile(
 WORD, MODULE = re.compile(r"\w+"), re.compile(r"\bsglang[\w.]*")
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 COLLECTED = re.compile(r"(\d+) tests? collected")
+ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+LONGEST = 160
+"""Characters of a failed test's error that a record keeps."""
 TIMEOUT_S = 900
 CALLS = "calls.txt"
 """The file with a line for each test process: how many calls the port did, and how many SGLang's own code did."""
@@ -150,8 +154,11 @@ def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
         return UpstreamTest(file=name, outcome=f"not run: {why[-1] if why else done.returncode}", ran=False)
     outcome = ", ".join(f"{number} {word}" for word, number in counts.items())
     if done.returncode:
-        errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
-        outcome += f": {errors[0][1:].strip()}" if errors else ""
+        errors = [line[1:].strip() for line in done.stdout.splitlines() if line.startswith("E  ")]
+        absent = {found[1] for one in errors if (found := ABSENT.match(one))}
+        if absent and "passed" not in counts:
+            return UpstreamTest(file=name, outcome=f"not run: it needs {', '.join(sorted(absent))}", ran=False)
+        outcome += f": {shorten(errors[0], LONGEST)}" if errors else ""
     taken, left = _calls(folder / CALLS)
     outcome += f"; {taken} of {taken + left} calls were the port's"
     ran = done.returncode == 0 and counts.get("passed", 0) > 0
