@@ -23,7 +23,7 @@ from kda_tools.llm.step_protocol import LlmStepRecord, PhaseAnswer, StepAnswer
 from kda_tools.llm.step_worth import RecordedRows, Saving
 from kda_tools.models.calls import Call, Rows
 from kda_tools.models.protocol import Timed
-from kda_tools.publish import report
+from kda_tools.publish import report, staleness
 
 KNOWN = known_llms.load_llms(ROOT / "llm" / "models.toml")
 FOLDER = ROOT / "llm"
@@ -247,9 +247,14 @@ def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):
     stale = record.model_copy(update={"hashes": {"step": "0" * 64, "l01_silu_and_mul": "0" * 64}, "dirty": True})
     text = page(stale)
     assert "**stale**: the code or the settings of the run, l01_silu_and_mul changed since" in text
-    assert "from a checkout with changes" in text
+    assert staleness.LOST in text
     clean, later = (stale.model_copy(update={"utc": f"{year}", "dirty": year != 2998}) for year in (2998, 2999))
-    assert step_page.chosen([clean, later]) == [clean]
+    assert step_page.chosen([clean, later], FOLDER) == [clean]
+    same = record.model_copy(update={"utc": "2999", "dirty": True})
+    assert step_page.chosen([clean, same], FOLDER) == [same], "its files are those of this checkout"
+    assert staleness.LOST not in page(same)
+    assert " with changes`" not in page(same)
+    assert "` with changes, `" in page(same)
     assert step_page.NOT_MEASURED in "".join(step_page.section([], FOLDER))
 
 

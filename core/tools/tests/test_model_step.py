@@ -47,6 +47,7 @@ from kda_tools.models.run_step import WORKER, Plan, ask, hashes, joined
 from kda_tools.models.step_record import Profile, Share, StepRecord, log
 from kda_tools.models.stepping import check_memory
 from kda_tools.models.worker_process import PHASE, answers_of, causes
+from kda_tools.publish import staleness
 
 K05 = Task(ROOT / "diffusion" / "k05_norm_scale_shift")
 
@@ -682,7 +683,8 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     folder = ROOT / known_models.FOLDER
     assert readme_block.steps_md([], folder) == readme_block.NOTHING
-    unfit = [measured(noisy=("busy",)), measured(dirty=True), measured(arm="upstream"), measured(modes={})]
+    lost = measured(dirty=True, hashes={"models": "0" * 64})
+    unfit = [measured(noisy=("busy",)), lost, measured(arm="upstream"), measured(modes={})]
     assert readme_block.steps_md(unfit, folder) == readme_block.NOTHING
     older = measured(release="0.5.12.post1")
     head, _, line, _, where = readme_block.steps_md([measured(), *unfit, older], folder).splitlines()
@@ -725,7 +727,12 @@ def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):
     assert "kda clean" in page.contents([noisy, clean], folder)["steps.md"]
     alone = page.contents([noisy], folder)["steps.md"]
     assert "noisy: GPU was busy" in alone
-    assert "from a checkout with changes" in page.contents([measured(dirty=True)], folder)["steps.md"]
+    lost = measured(command="kda lost", dirty=True, hashes={"models": "0" * 64})
+    assert "kda clean" in page.contents([clean, lost], folder)["steps.md"]
+    assert staleness.LOST in page.contents([lost], folder)["steps.md"]
+    changed = page.contents([clean, measured(command="kda changed", dirty=True)], folder)["steps.md"]
+    assert "` with changes, `kda changed`" in changed
+    assert staleness.LOST not in changed
 
 
 def test_a_claim_that_does_not_follow_from_its_samples_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kda_judge.evidence import stats
 from kda_tools.llm.known_llms import FOLDER
-from kda_tools.llm.step_page import HEADING, outdated, read
+from kda_tools.llm.step_page import HEADING, outdated, read, unfit
 from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
 from kda_tools.publish.report import NONE, STALE, STALE_MEANS, gpu_of, interval, line
 
@@ -23,7 +23,7 @@ def block(folder: Path) -> dict[str, str]:
 
 def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
     """A line for each model, a column for each phase: the latest run on a GPU that nothing disturbed."""
-    fit = [one for one in records if one.machine.before and not one.noisy and not one.dirty]
+    fit = [one for one in records if one.machine.before and not unfit(one, folder)]
     latest = {record.model: record for record in fit}
     if not latest:
         return NOTHING

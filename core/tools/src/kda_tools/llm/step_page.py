@@ -17,6 +17,7 @@ from kda_tools.llm.solution_ops import step_tasks
 from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
 from kda_tools.llm.step_worth import RecordedRows, saving
 from kda_tools.publish import report
+from kda_tools.publish.staleness import CHANGES, LOST, is_lost
 
 HEADING = "The step with our kernels"
 NOT_MEASURED = "Not measured: no step on a GPU is recorded for this model.\n"
@@ -54,10 +55,15 @@ def read(folder: Path) -> list[LlmStepRecord]:
     return records
 
 
-def chosen(records: Sequence[LlmStepRecord]) -> list[LlmStepRecord]:
+def unfit(record: LlmStepRecord, folder: Path) -> bool:
+    """Whether a run was disturbed, or made from files that nobody has: shown only if there is no clean one."""
+    return bool(record.noisy) or is_lost(record.dirty, outdated(record, folder))
+
+
+def chosen(records: Sequence[LlmStepRecord], folder: Path) -> list[LlmStepRecord]:
     """For each GPU the newest timed run; a disturbed one only if there is no clean one."""
     found: dict[str, LlmStepRecord] = {}
-    for record in sorted(records, key=lambda one: (not (one.noisy or one.dirty), one.utc)):
+    for record in sorted(records, key=lambda one: (not unfit(one, folder), one.utc)):
         if record.machine.before is not None:
             found[record.machine.before.name] = record
     return list(found.values())
@@ -73,7 +79,7 @@ def outdated(record: LlmStepRecord, folder: Path) -> list[str]:
 def section(records: Sequence[LlmStepRecord], folder: Path) -> Iterator[str]:
     """The heading, then a table for each GPU."""
     yield f"## {HEADING}\n\n"
-    shown = chosen(records)
+    shown = chosen(records, folder)
     if not shown:
         yield NOT_MEASURED
         return
@@ -85,11 +91,12 @@ def section(records: Sequence[LlmStepRecord], folder: Path) -> Iterator[str]:
 def _run(record: LlmStepRecord, folder: Path) -> Iterator[str]:
     assert record.machine.before is not None
     gpu, tasks = record.machine.before.name, step_tasks()
-    yield f"{gpu}, {record.utc[:10]}, commit `{record.commit[:10]}`, `{record.command}`\n\n"
-    if parts := outdated(record, folder):
+    yield f"{gpu}, {record.utc[:10]}, commit `{record.commit[:10]}`{CHANGES * record.dirty}, `{record.command}`\n\n"
+    parts = outdated(record, folder)
+    if parts:
         yield f"- **stale**: {', '.join(STALE.get(part, part) for part in parts)} changed since\n"
-    if record.dirty:
-        yield "- **from a checkout with changes that no commit holds**\n"
+    if is_lost(record.dirty, parts):
+        yield f"- {LOST}\n"
     if record.layers != record.layers_of_model:
         yield f"- **{record.layers} of {record.layers_of_model} layers**\n"
     yield from (f"- **disturbed**: {reason}\n" for reason in record.noisy)

@@ -16,6 +16,7 @@ from kda_tools.models.run_step import hashes
 from kda_tools.models.step_record import BOUND, StepRecord, log
 from kda_tools.models.views import UNTIMED, facts, heading, on_gpu, row_of, timing
 from kda_tools.publish import figures
+from kda_tools.publish.staleness import CHANGES, LOST, is_lost
 from kda_tools.publish.write_pages import write_pages
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def contents(records: Sequence[StepRecord], folder: Path) -> dict[str, str]:
     latest: dict[tuple[str, str, str, bool], StepRecord] = {}
     for record in records:
         key = (record.model, record.release, record.arm, record.tiny)
-        if not unfit(record) or key not in latest or unfit(latest[key]):
+        if not unfit(record, folder) or key not in latest or unfit(latest[key], folder):
             latest[key] = record  # a disturbed run never stands in a clean one's place
     chosen = list(latest.values())
     if not chosen:
@@ -92,9 +93,9 @@ def contents(records: Sequence[StepRecord], folder: Path) -> dict[str, str]:
     return {"steps.md": page_md(chosen, {id(record): stale(record, folder) for record in chosen}), **found}
 
 
-def unfit(record: StepRecord) -> bool:
-    """Whether a run was disturbed, or made from files that no commit holds: shown only if there is no clean one."""
-    return bool(record.noisy) or record.dirty
+def unfit(record: StepRecord, folder: Path) -> bool:
+    """Whether a run was disturbed, or made from files that nobody has: shown only if there is no clean one."""
+    return bool(record.noisy) or is_lost(record.dirty, stale(record, folder))
 
 
 def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str]]) -> str:
@@ -129,9 +130,12 @@ def anchor(record: StepRecord) -> str:
 
 def section_md(record: StepRecord, stale_parts: Sequence[str]) -> str:
     """One run: what ran, what it called, how far the arms are apart."""
-    lines = [heading(record), f"{record.utc[:10]}, commit `{record.commit[:10]}`, `{record.command}`"]
-    if record.dirty:
-        lines.append("**from a checkout with changes that no commit holds**")
+    lines = [
+        heading(record),
+        f"{record.utc[:10]}, commit `{record.commit[:10]}`{CHANGES * record.dirty}, `{record.command}`",
+    ]
+    if is_lost(record.dirty, stale_parts):
+        lines.append(LOST)
     if stale_parts:
         lines.append(f"**stale**: {', '.join(STALE.get(one, one) for one in stale_parts)} changed since")
     lines += [UNTIMED] if record.tiny else []

@@ -8,7 +8,7 @@ from statistics import median
 from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
 from kda_tools.models.known_models import FOLDER
-from kda_tools.models.page import anchor, stale
+from kda_tools.models.page import anchor, stale, unfit
 from kda_tools.models.step_record import Samples, StepRecord, log
 from kda_tools.publish.report import NONE, STALE, STALE_MEANS, gpu_of, interval, line
 
@@ -33,9 +33,7 @@ def block(folder: Path) -> dict[str, str]:
 
 def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     """A line for each model: the latest run on a GPU that nothing disturbed, of the latest release."""
-    fit = [
-        r for r in records if not r.noisy and not r.dirty and not r.tiny and r.arm == "solution" and _ran(r, "eager")
-    ]
+    fit = [r for r in records if not unfit(r, folder) and not r.tiny and r.arm == "solution" and _ran(r, "eager")]
     latest = {record.model: record for record in sorted(fit, key=lambda one: _numbers(one.release))}
     if not latest:
         return NOTHING

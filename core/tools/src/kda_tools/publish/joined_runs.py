@@ -68,9 +68,9 @@ def _state_of(record: RunRecord) -> str:
 def _state(source: Provenance, gpu: str | None, settings: Settings) -> str:
     """What joined runs must share: files, releases, versions, kind of GPU, and all settings except the rows.
 
-    The commit may differ: the hashes cover all files that decide a number.
+    The commit may differ, and the checkout may have changes: the hashes cover all files that decide a number.
     """
-    same = (source.dirty, source.hashes, source.pins, source.versions, gpu)
+    same = (source.hashes, source.pins, source.versions, gpu)
     return json.dumps([*same, settings.model_copy(update={"rows": ()}).model_dump(mode="json")], sort_keys=True)
 
 
@@ -83,6 +83,7 @@ def _join(parts: Sequence[RunRecord], frozen: Sequence[str]) -> RunRecord:
     update = {
         "seconds": sum(part.seconds for part in parts),
         "settings": last.settings.model_copy(update={"rows": ()}),
+        "provenance": last.provenance.model_copy(update={"dirty": any(part.provenance.dirty for part in parts)}),
         "noise_floor": {row: repeat for part in parts for row, repeat in part.noise_floor.items()},
         "parts": tuple(part.run_id for part in parts),
     }

@@ -10,7 +10,7 @@ from kda_judge.evidence.derive import MEASURED, samples_of
 from kda_judge.evidence.run_record import Basis, Headline, Interval, Machine, Metric, RowResult, RunRecord
 from kda_tools.lab.compare_runs import MARGIN
 from kda_tools.publish.joined_runs import joined
-from kda_tools.publish.staleness import hashes
+from kda_tools.publish.staleness import changed, hashes, is_lost
 from kda_tools.publish.task_notes import leftovers
 
 COMMAND = "kda publish"
@@ -255,8 +255,8 @@ def _setup_problems(task: Task, record: RunRecord) -> list[str]:
         problems.append("ran without a GPU")
     elif target_of(task, record) is None:
         problems.append(f"{record.machine.before.name} is no target in config.toml ({', '.join(task.config.targets)})")
-    if record.provenance.dirty:
-        problems.append("the checkout was dirty")
+    if is_lost(record.provenance.dirty, parts := changed(task, record.provenance)):
+        problems.append(f"the checkout was dirty, and this one differs from it in {', '.join(parts)}")
     if record.provenance.commit == provenance.UNKNOWN_COMMIT:
         problems.append("the commit is unknown")
     problems += [f"noisy: {reason}" for reason in _noise(record)]

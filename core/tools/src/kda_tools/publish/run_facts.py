@@ -4,6 +4,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.gpu_state import GpuState
 from kda_judge.evidence.run_record import MachineWatch, RunRecord
 from kda_tools.publish.report import noise_floor, publishable
+from kda_tools.publish.staleness import CHANGES
 
 
 def facts(record: RunRecord) -> dict[str, str]:
@@ -15,7 +16,7 @@ def facts(record: RunRecord) -> dict[str, str]:
     during = {"GPU during the run": _watched(record.machine_watch)} if record.machine_watch else {}
     return {
         "run": f"`{record.run_id}`, {record.seconds:.0f} s: `{record.command}`{_joined(record)}",
-        "commit": f"`{source.commit}`",
+        "commit": f"`{source.commit}`{CHANGES * source.dirty}",
         "sha256": ", ".join(f"{part} `{digest[:12]}`" for part, digest in source.hashes.items()),
         "upstream": ", ".join(pins),
         "GPU": f"{gpu.name}, driver {gpu.driver}; before {_state(gpu)}; after {_state(host.after)}",
