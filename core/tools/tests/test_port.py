@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from kda_tools.port import (
     port_task,
     proof_files,
     row_source,
+    tree_files,
     tree_format,
     upstream_tests,
 )
@@ -358,6 +360,7 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
 PLATFORMS = """
 import os, sys, types
 from pathlib import Path
+from types import SimpleNamespace
 import torch
 from kda_judge.arms import sglang_standins
 from kda_judge.arms.upstream import activate
@@ -788,6 +791,42 @@ def test_upstreams_tests_run_the_port_and_say_whose_calls_they_were(
     assert (one.taken, one.left) == (4, 0)
     assert one.outcome.endswith("; 4 of 4 calls were the port's")
     assert ("as it should" in one.outcome) != right
+
+
+def test_a_test_that_needs_a_missing_package_is_not_run(
+    releases: dict[Layout, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = find_tree(releases[Layout.JIT_KERNEL])
+    own = tree.root / "sglang/jit_kernel/tests/diffusion/test_own_qknorm_rope.py"
+    monkeypatch.setattr(upstream_tests, "has_gpu", lambda: True)
+    monkeypatch.setattr(upstream_tests, "find_tests", lambda _: [own])
+    port = make_port(find_task("qknorm_rope"), tree)
+    try:
+        own.write_text("def test_one():\n    import nobody_has_this.part\n")
+        (one,) = run_tests(port, write_arm(port, tmp_path / "arm"))
+    finally:
+        own.unlink()
+    assert (one.outcome, one.ran) == ("not run: it needs nobody_has_this", False)
+
+
+def test_calls_that_the_tree_cannot_get_are_no_failures(releases: dict[Layout, Path]) -> None:
+    """Arguments of a later release, and calls that SGLang's own function refuses before a gate compares bits."""
+    port = make_port(find_task("moe_routing"), find_tree(releases[Layout.JIT_KERNEL]))
+    assert "write_inactive_prefix_count" in port.lacking["moe_align_block_size"]
+    told: list[str] = []
+    rows = ["moe_align*write_inactive*", "moe_align_block_size-1x2-of-4-by-16-int32-pad_sorted_token_ids"]
+    with check_port.arm(port) as folder:
+        grid = check_port.run_grid(port, folder, rows, "cpu", say=told.append)
+    assert grid.asked == 1
+    assert told[0].endswith("their calls have write_inactive_prefix_count, which the tree's function does not")
+    (row,) = grid.left
+    errors = (f"ValueError: {tree_files.REFUSED}: 16-byte aligned", "RuntimeError: CUDA error: an illegal access")
+    fake = [row.model_copy(update={"id": error, "reason": f"arm 'ported' raised {error}"}) for error in errors]
+    session = SimpleNamespace(kind="cuda")
+    sorted_ = check_port._sorted(session, SimpleNamespace(rows=tuple(fake)), 2)  # type: ignore[arg-type]
+    assert ([one.id for one in sorted_.refused], [one.id for one in sorted_.failed]) == ([errors[0]], [errors[1]])
+    assert sorted_.asked == 1
+    assert "1 more rows are left out" in "\n".join(sorted_.lines())
 
 
 def test_checks_are_kept_for_the_same_patch_alone(

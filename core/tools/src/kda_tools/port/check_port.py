@@ -16,7 +16,7 @@ from kda_judge.session import Request, Session, open_session
 from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME, write_arm
-from kda_tools.port.tree_files import LEFT
+from kda_tools.port.tree_files import LEFT, REFUSED
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,19 @@ class Grid:
     """Rows whose calls the port's kernels did correctly."""
     left: tuple[RowResult, ...]
     """Rows whose calls go to SGLang's own code, which does not run without a GPU."""
+    refused: tuple[RowResult, ...]
+    """Rows that SGLang's own function refuses, which a gate calls to compare bits: nobody can make such a call."""
     failed: tuple[RowResult, ...]
     asked: int
-    """Number of the grid's rows; a time limit may have left some of them unchecked."""
+    """Number of the grid's other rows; a time limit may have left some of them unchecked."""
 
     def lines(self) -> list[str]:
         """A summary for the terminal."""
         told = [f"grid on the {self.device}: {len(self.taken)} of {self.asked} rows right, done by the port's kernels"]
         if self.left:
             told.append(f"  {len(self.left)} rows go to SGLang's own code, which was not run without a GPU")
+        if self.refused:
+            told.append(f"  {len(self.refused)} more rows are left out: SGLang's own function refuses their calls")
         return told + [f"  {row.id}: {row.verdict.value}: {row.reason}" for row in self.failed]
 
 
@@ -90,10 +94,11 @@ def run_grid(
 
 def _sorted(session: Session, record: RunRecord, asked: int) -> Grid:
     left = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and LEFT in row.reason)
+    refused = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and REFUSED in row.reason)
     bad = (Verdict.INCORRECT, Verdict.INVALID, Verdict.ERROR, Verdict.TIMEOUT)
-    failed = tuple(row for row in record.rows if row.verdict in bad and row not in left)
+    failed = tuple(row for row in record.rows if row.verdict in bad and row not in (*left, *refused))
     taken = tuple(row for row in record.rows if row.verdict not in bad)
-    return Grid(_place(session), taken, left, failed, asked)
+    return Grid(_place(session), taken, left, refused, failed, asked - len(refused))
 
 
 def _place(session: Session) -> str:

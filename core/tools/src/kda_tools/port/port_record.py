@@ -112,13 +112,12 @@ def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool
 
     Raises:
         MissingRequirement: there is no GPU.
+        UsageError: the rows are all of ops that are not ported.
     """
     demand_gpu()
     against: list[str] = [
         name for name in map(str, ("baseline", "upstream_latest", "solution")) if name in port.task.config.arms
     ]
-    if port.left and not rows:
-        rows = [row.id for row in port.task.workloads if row.op not in port.left]
     request = Request(
         task=port.task,
         rows=rows,
@@ -130,7 +129,10 @@ def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool
         quick=quick,
     )
     session = open_session(request)
-    return run(session, frozen_rows(session), command=command)
+    chosen = tuple(row for row in frozen_rows(session) if row.op not in port.left)
+    if not chosen:
+        raise UsageError(f"--rows: expected rows of {', '.join(sorted(port.modules))}, which are ported, got none")
+    return run(session, chosen, command=command)
 
 
 def keep(port: Port, checked: Checks, measured: RunRecord) -> PortRecord:

@@ -74,7 +74,8 @@ def write_files(
         target = folder / "tree" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    plan = {"version": version, "gate": gate, "exact": exact, "functions": functions, "left": tree_files.LEFT}
+    words = {"left": tree_files.LEFT, "refused": tree_files.REFUSED}
+    plan = {"version": version, "gate": gate, "exact": exact, "functions": functions, **words}
     (folder / "arm.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     source = Path(str(tree_files.__file__)).parent / "ported_arm.py"
     (folder / "__init__.py").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import shorten
 
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult
@@ -11,6 +12,8 @@ from kda_tools.port.ported_arm import NAME
 from kda_tools.publish.report import arm_name, line, median, microseconds
 from kda_tools.publish.write_pages import write_pages
 
+LONGEST = 300
+"""Characters of a test's outcome; records of older versions hold whole messages."""
 INTRODUCTION = "Ports of this task's solution to SGLang, each measured beside the other arms. Made by `kda publish`.\n"
 
 
@@ -39,7 +42,7 @@ def section_md(record: PortRecord) -> str:
         f"- Grid on {checks.gpu or 'a CPU'}: of {checks.grid_asked} rows {checks.grid_right} right, "
         f"{len(checks.grid_failed)} wrong{left}."
     )
-    paragraphs += [f"- SGLang's `{one.file}`: {one.outcome}." for one in checks.upstream_tests]
+    paragraphs += [f"- SGLang's `{one.file}`: {shorten(one.outcome, LONGEST)}." for one in checks.upstream_tests]
     if not checks.upstream_tests:
         paragraphs.append("- The tree ships no test of SGLang's that names these functions.")
     if run.settings.quick:

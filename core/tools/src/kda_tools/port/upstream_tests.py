@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
@@ -17,7 +17,7 @@ from kda_judge.arms.sglang_standins import STANDINS
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.task_import import import_path
 from kda_judge.evidence.gpu_state import has_gpu
-from kda_tools.port.layouts import DIFFUSION
+from kda_tools.port.layouts import DIFFUSION, module_path
 from kda_tools.port.port_task import Port
 
 CONFTEST = """import importlib
@@ -118,17 +118,18 @@ def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None
     (folder / "conftest.py").write_text(
         CONFTEST.format(arm=arm.name, modules=port.modules, calls=CALLS), encoding="utf-8"
     )
-    found = find_tests(port)
-    for path in _imported(root, found):
-        target = arm / "tree" / path
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / path, target)
     for name in SOURCES:
         if (root / name).is_dir():
             shutil.copytree(root / name, arm / "tree" / name, dirs_exist_ok=True)
     done = []
-    for file in found:
+    for file in find_tests(port):
+        # Tests of models need SGLang's real runtime. They come last, since a real file goes before a stand-in.
+        alone = file.parent == port.tree.test(port.task).parent
+        for path in _imported(root, file, STANDINS if alone else ()):
+            target = arm / "tree" / path
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(root / path, target)
         say(f"SGLang's {file.name}: {'runs' if has_gpu() else 'is collected'} ...")
         done.append(_run(shutil.copy(file, folder), file.name, folder))
     return done
@@ -149,15 +150,15 @@ def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
     counts = {word.rstrip("s"): int(number) for number, word in COUNTS.findall(done.stdout[-2000:])}
     if not has_gpu() and not done.returncode and (collected := COLLECTED.search(done.stdout)):
         return UpstreamTest(file=name, outcome=f"not run: its {collected[1]} tests need a GPU", ran=False)
+    errors = [line[1:].strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("E  ")]
+    absent = sorted({found[1] for one in errors if (found := ABSENT.match(one))})
+    if absent and "passed" not in counts:
+        return UpstreamTest(file=name, outcome=f"not run: it needs {', '.join(absent)}", ran=False)
     if not counts:
         why = (done.stdout + done.stderr).strip().splitlines()
         return UpstreamTest(file=name, outcome=f"not run: {why[-1] if why else done.returncode}", ran=False)
     outcome = ", ".join(f"{number} {word}" for word, number in counts.items())
     if done.returncode:
-        errors = [line[1:].strip() for line in done.stdout.splitlines() if line.startswith("E  ")]
-        absent = {found[1] for one in errors if (found := ABSENT.match(one))}
-        if absent and "passed" not in counts:
-            return UpstreamTest(file=name, outcome=f"not run: it needs {', '.join(sorted(absent))}", ran=False)
         outcome += f": {shorten(errors[0], LONGEST)}" if errors else ""
     taken, left = _calls(folder / CALLS)
     outcome += f"; {taken} of {taken + left} calls were the port's"
@@ -173,15 +174,15 @@ def _calls(path: Path) -> tuple[int, int]:
     return sum(taken for taken, _ in pairs), sum(left for _, left in pairs)
 
 
-def _imported(root: Path, files: Iterable[Path]) -> set[str]:
-    """The files of the tree that these files import, directly or not, except modules that a stand-in replaces."""
+def _imported(root: Path, file: Path, replaced: Collection[str]) -> set[str]:
+    """The files of the tree that this file imports, directly or not, except the `replaced` modules."""
     found: set[str] = set()
-    todo = list(files)
+    todo = [file]
     while todo:
         for module in _modules(todo.pop()):
-            if module in STANDINS:
+            if module in replaced:
                 continue
-            path = f"{module.replace('.', '/')}.py"
+            path = module_path(module, lambda place: (root / place).is_file())
             if path not in found and (root / path).is_file():
                 found.add(path)
                 todo.append(root / path)
