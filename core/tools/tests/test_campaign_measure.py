@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,35 @@ def test_without_a_graph_of_either_the_wall_decides(tmp_path: Path) -> None:
     assert found.verdict is Verdict.ERROR
     found = captured_no_more("best")
     assert (found.metric, found.limit_us) == ("wall", None)
+
+
+@pytest.mark.parametrize("arm", ["best", "baseline", "solution"])
+def test_a_row_that_another_arm_spoils_is_measured_again(
+    campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str
+) -> None:
+    """On a busy machine the judge's clock may contradict any arm's. Only the candidate's own times are its failure."""
+    good = make_record(make_checkout(tmp_path))
+    first, *rest = (row.model_copy(update={"id": f"out-{number}"}) for number, row in enumerate(good.rows))
+    spoilt = first.model_copy(update={"verdict": Verdict.INVALID, "reason": f"{arm}: device: the judge's clock saw"})
+    asked: list[list[str]] = []
+
+    def ran(_: object, rows: tuple[SimpleNamespace, ...], **__: object) -> object:
+        asked.append([row.id for row in rows])
+        found = (spoilt, *rest) if len(asked) == 1 else (first,)
+        return good.model_copy(update={"rows": tuple(found), "noisy": ("warm",) if len(asked) == 2 else ()})
+
+    ids = [first.id, *(row.id for row in rest)]
+    monkeypatch.setattr(measure, "run", ran)
+    monkeypatch.setattr(measure, "_session", lambda *_: None)
+    monkeypatch.setattr(measure, "frozen_rows", lambda _: tuple(SimpleNamespace(id=one) for one in ids))
+    monkeypatch.setattr(measure.gpu_state, "has_gpu", lambda: True)
+    state = campaign.state()
+    found = measure.measure(campaign.task, Rules(), campaign.repository, state.best, state.launched.target)
+    again = arm != "solution"
+    assert asked == ([ids, [first.id]] if again else [ids])
+    assert [row.id for row in found.rows] == ids
+    assert (found.failure is None) == again
+    assert found.noisy == (("warm",) if again else ())
 
 
 def test_rows_of_production_are_measured_unless_the_rules_name_others(campaign: Campaign) -> None:
