@@ -18,7 +18,18 @@ from kda_judge.evidence import gpu_state, record_log
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools import cli
 from kda_tools.lab.grid import run_grid as grid_run
-from kda_tools.lab.grid.grid_record import FailedRow, GridRecord, Worst, fingerprint, log, positions, ranges, runs
+from kda_tools.lab.grid.grid_record import (
+    FailedRow,
+    GridRecord,
+    Worst,
+    failures,
+    fingerprint,
+    log,
+    outside,
+    positions,
+    ranges,
+    runs,
+)
 from kda_tools.lab.grid.join_runs import join
 from kda_tools.project.new_task import IGNORED
 from kda_tools.publish.generate import publish
@@ -95,6 +106,48 @@ def page(task: Task, *records: GridRecord) -> str:
     assert short is not None
     assert short.partition("## What was checked")[0] == text.partition("## What was checked")[0]
     return text
+
+
+# ---- which rows agree -------------------------------------------------------------------------
+
+
+CHECKED = "RuntimeError: Runtime check failed at fused_add_rmsnorm.cuh:177: Large hidden_sizes are not supported"
+
+
+@pytest.mark.parametrize(
+    ("arm", "raised", "passed", "production", "partial", "agrees"),
+    [
+        ("baseline", CHECKED, True, False, False, True),
+        ("baseline", "RuntimeError: CUDA error: an illegal memory access was encountered", True, False, False, False),
+        ("baseline", CHECKED, False, False, False, False),
+        ("solution", CHECKED, False, False, False, False),
+        ("baseline", CHECKED, True, True, False, False),
+        ("baseline", CHECKED, True, False, True, False),
+    ],
+)
+def test_an_opponent_may_refuse_a_row_of_a_grid(
+    tmp_path: Path, arm: str, raised: str, passed: bool, production: bool, partial: bool, agrees: bool
+) -> None:
+    """SGLang checks arguments in host code and throws a RuntimeError, as CUDA does when the GPU fails."""
+    record = cpu_record(make_checkout(tmp_path))
+    row = record.rows[0]
+    theirs = row.arms["solution"].correctness.model_copy(update={"passed": False, "failure": raised})
+    ours = row.arms["solution"].correctness.model_copy(update={"passed": passed})
+    arms = {
+        "solution": row.arms["solution"].model_copy(update={"correctness": ours}),
+        "baseline": row.arms["solution"].model_copy(update={"correctness": theirs}),
+    }
+    reason = f"arm {arm!r} raised {raised}"
+    update = {"verdict": Verdict.ERROR, "reason": reason, "production": production, "arms": arms}
+    run = record.model_copy(
+        update={
+            "rows": (row.model_copy(update=update),),
+            "partial": partial,
+            "settings": record.settings.model_copy(update={"against": ("baseline",)}),
+        }
+    )
+    assert (failures(run) == []) == agrees
+    assert outside(run) == ({"baseline": (row.id,)} if agrees else {})
 
 
 # ---- ranges -----------------------------------------------------------------------------------

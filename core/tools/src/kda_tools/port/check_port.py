@@ -13,6 +13,7 @@ from kda_judge.bench import run
 from kda_judge.contract.errors import UsageError
 from kda_judge.evidence.run_record import RowResult, RunRecord, Verdict
 from kda_judge.session import Request, Session, open_session
+from kda_tools.lab.grid.grid_record import agrees
 from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME, write_arm
@@ -96,8 +97,10 @@ def _sorted(session: Session, record: RunRecord, asked: int) -> Grid:
     left = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and LEFT in row.reason)
     refused = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and REFUSED in row.reason)
     bad = (Verdict.INCORRECT, Verdict.INVALID, Verdict.ERROR, Verdict.TIMEOUT)
-    failed = tuple(row for row in record.rows if row.verdict in bad and row not in (*left, *refused))
-    taken = tuple(row for row in record.rows if row.verdict not in bad)
+    failed = tuple(
+        row for row in record.rows if row.verdict in bad and row not in (*left, *refused) and not agrees(row, record)
+    )
+    taken = tuple(row for row in record.rows if row not in (*left, *refused, *failed))
     return Grid(_place(session), taken, left, refused, failed, asked - len(refused))
 
 

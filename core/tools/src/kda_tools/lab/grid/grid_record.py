@@ -19,6 +19,9 @@ from kda_judge.evidence.run_record import Machine, Provenance, RowResult, RunRec
 Range = tuple[int, int]
 """First and last position, both included."""
 
+HOST_CHECK = ("RuntimeError: Runtime check failed at ", "RuntimeError: Failed at ")
+"""How errors begin that SGLang's host code raises about the arguments of a call."""
+
 
 class FailedRow(Strict):
     """A row that does not agree with the oracle, or could not be compared with it."""
@@ -164,12 +167,32 @@ def positions(parts: Iterable[Range]) -> Iterator[int]:
 
 def failures(run: RunRecord) -> list[RowResult]:
     """Rows of a run over a grid that do not agree with the oracle, or could not be compared with it."""
-    return [row for row in run.rows if row.verdict is not Verdict.CORRECT]
+    return [row for row in run.rows if not agrees(row, run)]
+
+
+def agrees(row: RowResult, run: RunRecord) -> bool:
+    """Whether the subject is right on a row of a grid, on which an opponent may refuse the call.
+
+    The judge takes a RuntimeError for a failure of the GPU. In SGLang's host code it is a check of the arguments, and
+    nothing is launched. The subject has been compared by then: it comes first in every draw.
+    """
+    if row.verdict is not Verdict.ERROR or row.production or run.partial:
+        return row.verdict is Verdict.CORRECT
+    settings = run.settings
+    subject = row.arms.get(settings.subject)
+    return (
+        subject is not None
+        and subject.correctness.passed
+        and subject.correctness.checks > 0
+        and any(
+            row.reason.startswith(f"arm {name!r} raised {check}") for name in settings.against for check in HOST_CHECK
+        )
+    )
 
 
 def outside(run: RunRecord) -> dict[str, tuple[str, ...]]:
     """Opponent -> rows on which it is outside the tolerance or refuses while the subject is right; none if empty."""
-    agreeing = [row for row in run.rows if row.verdict is Verdict.CORRECT]
+    agreeing = [row for row in run.rows if agrees(row, run)]
     found = {
         arm: tuple(row.id for row in agreeing if not row.arms[arm].correctness.passed) for arm in run.settings.against
     }
