@@ -365,8 +365,8 @@ def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("left", "each", "done"),
     [
-        (140.0, {"a": 10.0, "b": 50.0}, {"two", "one"}),
-        (140.0, {"three": 10.0, "b": 50.0}, set(ALL)),
+        (190.0, {"a": 10.0, "b": 50.0}, {"two", "one"}),
+        (190.0, {"three": 10.0, "b": 50.0}, set(ALL)),
         (60.0, {}, set(ALL)),
         (-1.0, {}, set()),
     ],
@@ -374,7 +374,7 @@ def test_without_any_worker_the_loop_ends_and_says_how_to_go_on(tmp_path: Path) 
 def test_no_piece_is_begun_that_would_end_too_late(
     tmp_path: Path, left: float, each: dict[str, float], done: set[str]
 ) -> None:
-    """If the longest rows took 50 s, three of them take too long: a piece of two is begun instead."""
+    """If the longest rows took 50 s, three of another task may take 225 s: a piece of two is begun instead."""
     pieces = [Piece(id=name, subject=name, items=("row",) * count) for name, count in ALL.items()]
     pool = FakePool(workers(1), lambda *_: Answer(line="{}"))
     with RunFolder(tmp_path).open() as folder:
@@ -391,7 +391,7 @@ def test_no_piece_is_begun_that_would_end_too_late(
 def test_the_start_of_a_piece_is_no_time_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: float, done: set[str]
 ) -> None:
-    """A row took 46 s, of which 30 s were the start: ten rows take 190 s, and 200 s are left."""
+    """A row took 46 s, of which 30 s were the start: ten of another task may take 270 s, and 280 s are left."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
@@ -402,8 +402,55 @@ def test_the_start_of_a_piece_is_no_time_of_its_rows(
     pieces = [Piece(id="one", subject="a", items=("row",)), Piece(id="ten", subject="b", items=("row",) * 10)]
     with RunFolder(tmp_path).open() as folder:
         schedule = Schedule.of(pieces, (), {}, limit=3)
-        Driver(folder, FakePool(workers(1), say), ask, 900.0, until=now[0] + took + 200.0).run(schedule)
+        Driver(folder, FakePool(workers(1), say), ask, 900.0, until=now[0] + took + 280.0).run(schedule)
         assert folder.done == done
+
+
+def test_what_a_limit_leaves_no_time_for_is_left_of_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 s are left, and a row takes 20 s: one worker begins six rows of eight, the other one the two others."""
+    now, begun = [1000.0], list[tuple[str, tuple[str, ...]]]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def say(_worker: Worker, question: Question, loaded: int) -> Answer:
+        assert question.piece is not None
+        begun.append((question.piece.id, question.piece.items))
+        now[0] += (30.0 + 20.0 * len(question.piece.items)) / loaded
+        return Answer(line=json.dumps(question.piece.items))
+
+    first, second = (Piece(id=name, subject="k", items=tuple(f"{name}{row}" for row in range(8))) for name in "ab")
+    with RunFolder(tmp_path).open() as folder:
+        schedule, pool = Schedule.of([first, second], (), {}, limit=3), FakePool(workers(2), say)
+        options: dict[str, Any] = {"until": now[0] + 150.0, "divisible": True, "each_s": {"k": 20.0}}
+        driver = Driver(folder, pool, ask, 900.0, **options)
+        assert not driver.run(schedule)
+        assert driver.at_limit(schedule)
+        assert begun == [("a", first.items[:6]), ("a", first.items[6:])]
+        assert [(one.complete, one.items) for one in folder.results] == [(False, first.items[:6]), (True, ())]
+        assert [event.event for event in folder.events if event.event != "started"] == ["part", "finished"]
+        assert (folder.done, schedule.waiting) == ({"a"}, [second])
+        options |= {"until": now[0] + 100.0, "each_s": {"k": 20.0}}
+        assert not Driver(folder, FakePool(workers(1), say), ask, 900.0, **options).run(schedule)
+        assert begun[2:] == [("b", second.items[:3])]
+        assert [piece.items for piece in schedule.waiting] == [second.items[3:]]
+        rest = Schedule.of([remaining(second, folder.results)], folder.done, {}, limit=3)
+        assert Driver(folder, FakePool(workers(1), say), ask, 900.0).run(rest)
+        assert begun[3:] == [("b", second.items[3:])]
+        assert folder.done == {"a", "b"}
+
+
+def test_a_piece_is_not_done_while_a_part_of_it_waits_runs_or_has_failed() -> None:
+    schedule = Schedule.of([Piece(id="a", subject="k", items=("x", "y", "z"))], (), {}, limit=1)
+    assert schedule.next("n/0")
+    assert not schedule.is_part("n/0")
+    schedule.split("n/0", 1)
+    assert schedule.running["n/0"][0].items == ("x",)
+    assert schedule.is_part("n/0"), "the rest waits"
+    taken = schedule.next("n/1")
+    assert taken is not None
+    assert taken[0].items == ("y", "z")
+    assert schedule.is_part("n/0"), "the rest runs"
+    assert not schedule.lose("n/1", "died")
+    assert schedule.is_part("n/0"), "the rest has failed"
 
 
 def test_events_and_results_say_what_a_piece_spent_its_time_on(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ GRACE_S = 20.0
 START_S = 30.0
 """Seconds that a piece takes before its first item: its processes start, and upstream's functions are compiled. Without
 them, a short piece would make every row of a long one look as slow as a start."""
+UNKNOWN = 1.5
+"""A subject of which no piece has come back may be slower than all others, by as much."""
 ALONE_S = 120.0
 """Seconds without a live worker, while some are still starting, after which the fleet gives up."""
 
@@ -124,6 +126,8 @@ class Driver:
     """Called in every turn of the loop, to show the progress."""
     until: float = math.inf
     """By `time.monotonic`: no piece is begun that would probably end later."""
+    divisible: bool = False
+    """Whether a worker may do some of a piece's items, if all of them would take too long."""
     each_s: dict[str, float] = field(default_factory=dict)
     """Subject -> seconds of an item beyond the start, on average, in the piece of it that took longest so far."""
 
@@ -163,7 +167,8 @@ class Driver:
     def _hand_out(self, schedule: Schedule, since: dict[str, float]) -> None:
         names = [worker.name for worker in self.pool.alive()]
         for worker in self.pool.idle():
-            if (chosen := schedule.next(worker.name, names, self._fits)) is None:
+            chosen = schedule.next(worker.name, names, self._fits) or self._part(schedule, worker.name, names)
+            if chosen is None:
                 continue
             piece, attempt = chosen
             since[worker.name] = time.monotonic()
@@ -173,31 +178,48 @@ class Driver:
             self.pool.give(worker, self.ask(piece, attempt, worker))
 
     def at_limit(self, schedule: Schedule) -> bool:
-        """Whether pieces wait, of which none would end in time, and nothing runs."""
+        """Whether pieces wait, of which none would end in time, not even in part, and nothing runs."""
         waiting = not schedule.over and not schedule.running
-        return waiting and not any(map(self._fits, schedule.waiting))
+        return waiting and not any(self._fits(piece) or self._room(piece) for piece in schedule.waiting)
 
     def _fits(self, piece: Piece) -> bool:
-        """Whether the piece ends in time if its items take as long as those of its subject did, else as long as any."""
-        each = self.each_s.get(piece.subject, max(self.each_s.values(), default=0.0))
-        return time.monotonic() + START_S + each * max(len(piece.items), 1) <= self.until
+        """Whether the piece ends in time."""
+        return time.monotonic() + START_S + self._each(piece) * max(len(piece.items), 1) <= self.until
+
+    def _each(self, piece: Piece) -> float:
+        """Seconds of an item: as those of the subject took, else longer than any did."""
+        return self.each_s.get(piece.subject, UNKNOWN * max(self.each_s.values(), default=0.0))
+
+    def _room(self, piece: Piece) -> int:
+        """How many of the piece's items end in time; 0 if they would take less than their start."""
+        each, left = self._each(piece), self.until - time.monotonic() - START_S
+        count = int(left / each) if self.divisible and each and left < math.inf else 0
+        return min(count, len(piece.items) - 1) if count * each >= START_S else 0
+
+    def _part(self, schedule: Schedule, worker: str, names: Sequence[str]) -> tuple[Piece, int] | None:
+        """Take as much of a piece as ends in time; None if there is none."""
+        if (chosen := schedule.next(worker, names, lambda piece: self._room(piece) > 0)) is not None:
+            schedule.split(worker, self._room(chosen[0]))
+            return schedule.running[worker]
+        return None
 
     def _take(self, schedule: Schedule, came: Came, seconds: float, lost: What = "lost") -> None:
         worker, answer = came.worker, came.answer
         piece, attempt = schedule.running[worker.name]
         if answer is not None and answer.line is not None:
+            part = answer.complete and schedule.is_part(worker.name)
             result = Result(
                 piece=piece.id,
                 attempt=attempt,
                 node=worker.node,
                 gpu=worker.gpu,
                 seconds=round(seconds, 3),
-                complete=answer.complete,
-                items=answer.items,
+                complete=answer.complete and not part,
+                items=piece.items if part else answer.items,
                 spent=answer.spent,
                 line=self.mark(answer.line, worker),
             )
-            self.folder.keep(result, worker.name)
+            self.folder.keep(result, worker.name, part)
             if answer.complete:
                 each = max(seconds - START_S, 0.0) / max(len(piece.items), 1)
                 self.each_s[piece.subject] = max(self.each_s.get(piece.subject, 0.0), each)

@@ -80,9 +80,10 @@ def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | N
     named = {name: [event for event in folder.events if event.event == name] for name in ("started", "lost")}
     if not folder.done or any(event.event == "resumed" for event in folder.events):
         return None
+    ended = ("finished", "part")
     begun, first, last = (
-        next(event.moment for event in some if event.event == name)
-        for name, some in (("planned", folder.events), ("started", folder.events), ("finished", folder.events[::-1]))
+        next(event.moment for event in some if event.event in of)
+        for of, some in ((("planned",), folder.events), (("started",), folder.events), (ended, folder.events[::-1]))
     )
     order = plan.order
     return FleetRecord(

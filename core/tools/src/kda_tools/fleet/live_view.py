@@ -17,9 +17,9 @@ from kda_tools.fleet.drive import Worker
 from kda_tools.fleet.run_folder import Event, RunFolder
 from kda_tools.fleet.schedule import Schedule
 
-PLAIN = ("finished", "interrupted", "lost", "given-up", "refused", "retired", "doubled", "resumed", "measured")
+PLAIN = ("finished", "part", "interrupted", "lost", "given-up", "refused", "retired", "doubled", "resumed", "measured")
 """Events that are printed, one line each, if there is no terminal."""
-WORKED = ("finished", "interrupted", "lost", "refused", "doubled")
+WORKED = ("finished", "part", "interrupted", "lost", "refused", "doubled")
 """Events that end the work on a piece."""
 Look = Callable[[Schedule], None]
 

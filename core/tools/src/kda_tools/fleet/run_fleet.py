@@ -85,7 +85,9 @@ def _run(
             return _marked(line, _beside(pool, worker, shared.get(worker.node)))
 
         with showing(folder, pool.alive, len(plan.pieces)) as look:
-            driver = Driver(folder, pool, _asking(order), wish.timeout_s, mark, look, until)
+            driver = Driver(
+                folder, pool, _asking(order), wish.timeout_s, mark, look, until, divisible=bool(order.missing)
+            )
             complete = driver.run(schedule)
             at_limit = driver.at_limit(schedule)
     except KeyboardInterrupt:

@@ -28,6 +28,7 @@ What = Literal[
     "measured",
     "started",
     "finished",
+    "part",
     "doubled",
     "interrupted",
     "lost",
@@ -53,9 +54,10 @@ class Event(Strict):
     """One line of `events.jsonl`.
 
     planned: the first line. joined: a worker is ready. measured: the neighbours' influence. started, finished: a piece.
-    doubled: a piece came back a second time, and was dropped. lost: a piece did not come back, for the reason
-    `why`. refused: it would fail on any worker. given-up: it was lost too often. retired: a worker was ended for good.
-    recorded: `why` names the log and the run. finished, of a bench: `why` says what the seconds were spent on.
+    part: some items of a piece are done, as many as a limit left time for. doubled: a piece came back a second time,
+    and was dropped. lost: a piece did not come back, for the reason `why`. refused: it would fail on any worker.
+    given-up: it was lost too often. retired: a worker was ended for good. recorded: `why` names the log and the run.
+    finished, of a bench: `why` says what the seconds were spent on.
     """
 
     event: What
@@ -126,15 +128,16 @@ class RunFolder:
         self._events.append(made)
         return made
 
-    def keep(self, result: Result, worker: str | None = None) -> bool:
-        """Append a result; False if it is dropped because its piece has a complete one."""
+    def keep(self, result: Result, worker: str | None = None, part: bool = False) -> bool:
+        """Append a result, of a `part` of its piece or not; False if it is dropped because there is a complete one."""
         facts = result.model_dump(include={"piece", "attempt", "node", "gpu", "seconds"})
         if result.piece in self.done:
             self.note("doubled", worker=worker, **facts)
             return False
         record_log.append(self.results_file, result)
         self._results.append(result)
-        self.note("finished" if result.complete else "interrupted", worker=worker, why=result.spent, **facts)
+        ended: What = "part" if part else "finished" if result.complete else "interrupted"
+        self.note(ended, worker=worker, why=result.spent, **facts)
         return True
 
     @property

@@ -48,6 +48,18 @@ class Schedule:
             return self.running[worker]
         return None
 
+    def split(self, worker: str, count: int) -> None:
+        """The worker does only the first `count` items of its piece; the others wait, under the same name."""
+        piece, attempt = self.running[worker]
+        self.running[worker] = (piece.model_copy(update={"items": piece.items[:count]}), attempt)
+        self.waiting.insert(0, piece.model_copy(update={"items": piece.items[count:]}))
+
+    def is_part(self, worker: str) -> bool:
+        """Whether other items of the worker's piece wait, are worked on, or have failed."""
+        name = self.running[worker][0].id
+        others = [*self.waiting, *(piece for other, (piece, _) in self.running.items() if other != worker)]
+        return name in self.failed or any(piece.id == name for piece in others)
+
     def finish(self, worker: str) -> tuple[Piece, int]:
         """The piece of a worker has come back, and runs no more."""
         return self.running.pop(worker)
