@@ -1,5 +1,6 @@
 """What a recorded run over many GPUs took: from the events of its folder to the table of the page."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,25 @@ def test_what_a_time_limit_left_is_counted_and_such_a_run_is_compared_with_no_ot
     (two,) = [line for line in lines if "2 NVIDIA H100" in line]
     assert "4 of 6 pieces" in two
     assert "| 120, 100% | - |" in two
+
+
+def test_the_work_ends_with_the_last_piece_that_was_interrupted(tmp_path, monkeypatch):
+    """Lines from before that end with the last whole piece: their GPUs seem to work for longer than the run."""
+    keep = RunFolder.keep
+
+    def interrupted_at_last(folder, one, worker=None, part=False):
+        kept = keep(folder, one, worker, part)
+        if one.piece == "c":
+            time.sleep(0.3)
+            folder.note("interrupted", piece="d", worker="n/1", seconds=9.0)
+        return kept
+
+    monkeypatch.setattr(RunFolder, "keep", interrupted_at_last)
+    one = ended(tmp_path / "run", planned="abcd")
+    assert one is not None
+    assert one.work_s >= 0.3
+    assert "| 100 |" in fleet_record.table([made(2, 100.0)])
+    assert fleet_record.table([made(2, 100.0, busy_s=216.0)]) == fleet_record.NOTHING
 
 
 def test_a_record_is_appended_once(tmp_path):

@@ -11,7 +11,7 @@ from pydantic import Field
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
 from kda_judge.evidence import record_log
 from kda_judge.evidence.run_record import SharedHost
-from kda_tools.fleet.live_view import busy_s
+from kda_tools.fleet.live_view import WORKED, busy_s
 from kda_tools.fleet.pieces import Job, NodeFacts
 from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.publish.report import NONE, line
@@ -62,7 +62,7 @@ class FleetRecord(Strict):
     ready_s: Amount
     """Seconds from the plan to the first piece: workers come up, and a bench measures the neighbours' influence."""
     work_s: Amount
-    """Seconds from the start of the first piece to the end of the last one."""
+    """Seconds from the start of the first piece to the end of the work on the last one."""
     busy_s: Amount
     """Seconds in which workers had a piece, summed over the workers."""
     shared: dict[str, SharedHost] = {}
@@ -80,10 +80,9 @@ def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | N
     named = {name: [event for event in folder.events if event.event == name] for name in ("started", "lost")}
     if not folder.done or any(event.event == "resumed" for event in folder.events):
         return None
-    ended = ("finished", "part")
     begun, first, last = (
         next(event.moment for event in some if event.event in of)
-        for of, some in ((("planned",), folder.events), (("started",), folder.events), (ended, folder.events[::-1]))
+        for of, some in ((("planned",), folder.events), (("started",), folder.events), (WORKED, folder.events[::-1]))
     )
     order = plan.order
     return FleetRecord(
@@ -130,8 +129,12 @@ def publish(root: Path, check: bool) -> list[str]:
 
 
 def table(records: Sequence[FleetRecord]) -> str:
-    """A line for the latest run of each work on each number of GPUs, compared with the latest on one GPU."""
-    latest = {(one.same_work, one.workers): one for one in records}
+    """A line for the latest run of each work on each number of GPUs, compared with the latest on one GPU.
+
+    A line of an older version ends with the last whole piece, even if others were interrupted later: it is left out if
+    its GPUs were busy for longer than its seconds.
+    """
+    latest = {(one.same_work, one.workers): one for one in records if one.busy_s <= one.work_s * one.workers + 1}
     if not latest:
         return NOTHING
     lines = [line(*HEAD), "|---" * len(HEAD) + "|\n"]
