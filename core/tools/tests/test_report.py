@@ -344,6 +344,19 @@ def test_the_latest_publishable_run_of_each_gpu(task: Task, record: RunRecord) -
     assert published(task, [later, dirty, b200, record]) == {"h200": later, "b200": b200}
 
 
+def test_runs_of_the_present_code_come_first(task: Task, record: RunRecord) -> None:
+    """Whoever opens a page sees numbers of the kernels that are there."""
+    b200 = updated(make_record(task, seed=3), machine={"before": gpu_reading("NVIDIA B200")})
+    assert list(published(task, [record, b200])) == ["h200", "b200"]
+    hashes = {**record.provenance.hashes, "solution": "1" * 64}
+    old = updated(record, provenance={"hashes": hashes})
+    assert list(published(task, [old, b200])) == ["b200", "h200"]
+    text = results_md(task, [old, b200])
+    assert text.index("## b200\n") < text.index("## h200\n")
+    alone = results_md(task, [b200])
+    assert alone.index("## b200\n") < alone.index("## h200\n\nCompiled (")
+
+
 def test_a_changed_checkout_matters_where_its_files_are_not_those_of_this_one(task: Task, record: RunRecord) -> None:
     """The hashes cover every file that decides a number, so an edit elsewhere costs nobody a run."""
     elsewhere = updated(record, provenance={"dirty": True})

@@ -41,7 +41,8 @@ def draw(state: State) -> str | None:
 
     def picture(axes: Axes) -> None:
         # The best is measured anew in each session, beside the candidate: the distance of the two decides.
-        axes.step(list(best), [one.estimate for one in best.values()], where="mid", color=BLUE, label="best so far")
+        estimates = [one.estimate for one in best.values()]
+        axes.step(list(best), estimates, where="mid", color=BLUE, marker="_", markersize=14, label="best so far")
         for decision, (colour, marker, label) in MARKS.items():
             chosen = [(n, done.against_baseline) for n, done in measured.items() if done.decision is decision]
             values, places = [one for _, one in chosen if one], [n for n, one in chosen if one]

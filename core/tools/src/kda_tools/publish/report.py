@@ -64,13 +64,19 @@ def publishable(task: Task, record: RunRecord) -> list[str]:
 
 
 def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
-    """Target -> its latest publishable run; a run joined from parts counts too."""
+    """Target -> its latest publishable run, those of the present code first; a run joined from parts counts too."""
     latest, every = {}, list(records)
     for record in sorted([*every, *joined(every, [row.id for row in task.workloads])], key=by_age):
         target = target_of(task, record)
         if target is not None and not publishable(task, record):
             latest[target] = record
-    return {target: latest[target] for target in task.config.targets if target in latest}
+    known = [target for target in task.config.targets if target in latest]
+    return {target: latest[target] for target in sorted(known, key=lambda one: bool(stale(task, latest[one])))}
+
+
+def goals(task: Task, shown: Mapping[str, RunRecord]) -> dict[str, Target]:
+    """Every target of the task with its goals, in a page's order: those with a run first, as in `shown`."""
+    return {target: task.config.targets[target] for target in dict.fromkeys((*shown, *task.config.targets))}
 
 
 def stale(task: Task, record: RunRecord) -> list[str]:

@@ -15,6 +15,7 @@ from kda_tools.publish.report import (
     WORDS,
     arm_name,
     by_age,
+    goals,
     interval,
     line,
     median,
@@ -41,7 +42,7 @@ def results_md(task: Task, records: Sequence[RunRecord]) -> str:
     """The whole text of `docs/results.md`."""
     latest = published(task, records)
     parts = [f"{HEADER}\n# Results of {task.folder}\n\n{task.config.task.title}\n"]
-    for target, goal in task.config.targets.items():
+    for target, goal in goals(task, latest).items():
         if target in latest:
             parts.append(_measured(task, target, goal, latest[target]))
         else:

@@ -42,7 +42,7 @@ def task_page(task: Task, records: Sequence[RunRecord]) -> str:
     latest = report.published(task, records)
     drawn = plots.plots(task, records)
     parts = [f"# {task.folder}\n\n{task.config.task.title}.\n", _links(task)]
-    for target, goal in task.config.targets.items():
+    for target, goal in report.goals(task, latest).items():
         parts.append(f"## {target}\n")
         parts.append(
             _measured(task, target, goal, latest[target], drawn) if target in latest else _unmeasured(task, goal)
