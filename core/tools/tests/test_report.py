@@ -640,6 +640,32 @@ def test_a_device_that_the_host_hides_is_named(task: Task, record: RunRecord) ->
     assert "| met |" not in table, "no target is stated, so none is met"
 
 
+@pytest.mark.parametrize(
+    ("high", "replayed", "named"),
+    [(0.949, None, True), (0.951, None, False), (0.6, 0.94, True), (0.6, 0.97, False), (1.5, 0.9, True)],
+)
+def test_rows_that_a_port_would_slow_down_are_named(
+    task: Task, record: RunRecord, high: float, replayed: float | None, named: bool
+) -> None:
+    """By the plain export's wall, under upstream's own launcher where that applies; the interval has to say so."""
+
+    def spoilt(end: float) -> dict[str, Interval]:
+        return {"upstream_latest": Interval(estimate=0.7 * end, low=0.5 * end, high=end, level=0.95)}
+
+    bases = {Basis.PORTABLE: spoilt(high)} | ({Basis.REPLAYED: spoilt(replayed)} if replayed else {})
+    changed = change_row(record, speedup={**record.rows[0].speedup, **bases})
+    text = results_md(task, [changed])
+    words = (
+        "by wall the portable form is more than 5% slower than the newest release on 1 row: there, keep SGLang's own"
+    )
+    assert (words in text) == named
+    table = text.partition("Rows to look at")[2].partition("</details>")[0]
+    assert ("| portable wall, newest release |" in table) == named
+    cells = next((line for line in table.splitlines() if line.startswith("| small-4x8 |")), "")
+    assert (f" {interval(spoilt(replayed or high)['upstream_latest'])} |" in cells) == named
+    assert "newest release" not in results_md(task, [record])
+
+
 def test_rows_are_told_apart_by_what_bounds_them(task: Task, record: RunRecord) -> None:
     """The small row's device takes less than 0.8 of its wall, the large one's nearly all of it."""
     small = {Metric.WALL: 10.0, Metric.DEVICE: 7.9}

@@ -170,6 +170,22 @@ def bases(record: RunRecord) -> list[Basis]:
     return sorted(found, key=lambda basis: (basis is not record.settings.decides, list(Basis).index(basis)))
 
 
+PORTABLE_LOSS = 0.95
+"""A portable form below this share of the newest release's speed by wall is an exception, which pages name."""
+
+
+def portable_basis(row: RowResult) -> Basis:
+    """What an eager framework gets: the plain export under upstream's own launcher, else under Triton's."""
+    return Basis.REPLAYED if row.speedup.get(Basis.REPLAYED) else Basis.PORTABLE
+
+
+def portable_losses(record: RunRecord) -> dict[str, Interval]:
+    """Row -> the portable form's speedup by wall over the newest release, where it is clearly below `PORTABLE_LOSS`."""
+    arm = LATEST if LATEST in record.settings.against else record.settings.against[0]
+    found = {row.id: speedup(row, portable_basis(row), arm) for row in record.rows}
+    return {row: one for row, one in found.items() if one is not None and one.high < PORTABLE_LOSS}
+
+
 def misses(record: RunRecord, goal: Target) -> list[str]:
     """The rows that miss the target: too far from their limit on the device, or not enough faster than upstream."""
     return [row.id for row in record.rows if _misses(row, record.settings.subject, goal)]

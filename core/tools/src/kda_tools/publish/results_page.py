@@ -10,6 +10,7 @@ from kda_tools.publish.report import (
     COMMAND,
     HEADER,
     NONE,
+    PORTABLE_LOSS,
     UPSTREAM,
     WHOSE,
     WORDS,
@@ -21,6 +22,7 @@ from kda_tools.publish.report import (
     median,
     microseconds,
     misses,
+    portable_losses,
     published,
     ratio,
     shown_ids,
@@ -90,6 +92,12 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
     parts += [f"{words}: {_names(pairs)}" for words, pairs in slower.items() if pairs]
     if words := target_words(record, goal):
         parts.append(words)
+    if slow := portable_losses(record):
+        parts.append(
+            f"by wall the portable form is more than {1 - PORTABLE_LOSS:.0%} slower than the newest release on "
+            f"{len(slow)} row{'s'[: len(slow) != 1]}: there, keep SGLang's own function in eager code without "
+            "kda-runtime"
+        )
     if stale(task, record):
         parts.append("**stale**: the code has changed since; `kda validate` says which part")
     return [*found, ("Exceptions", "; ".join(parts))]
@@ -138,12 +146,13 @@ def _limit(record: RunRecord) -> str:
 
 
 def _exceptions(record: RunRecord, goal: Target) -> str:
-    """The rows that miss the target, are slower than an opponent, or are not FASTER, with their times.
+    """The rows that miss the target, are not FASTER, or are slower than an opponent, if only in the portable form.
 
     The table shows the verdict beside the speedup that decided it: not every run was decided on the device.
     """
     by_verdict, by_device = slower_rows(record)
-    slow = {row for row, _ in (*by_verdict, *by_device)}
+    losses = portable_losses(record)
+    slow = {*losses, *(row for row, _ in (*by_verdict, *by_device))}
     missed = set(misses(record, goal)) if goal.stated else None
     shown = [row for row in record.rows if row.id in (missed or set()) | slow or row.verdict is not Verdict.FASTER]
     if not shown:
@@ -151,9 +160,11 @@ def _exceptions(record: RunRecord, goal: Target) -> str:
     arms = (record.settings.subject, *record.settings.against)
     decided = f"speedup over {record.settings.against[0]}, {WORDS[record.settings.decides]}"
     head = ["row", "verdict", decided, "target", *(f"device us, {arm}" for arm in arms), "limit us", "attained"]
+    head += ["portable wall, newest release"] * bool(losses)
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for row in shown:
-        lines.append(line(*_exception_cells(row, record, missed)))
+        portable = [interval(losses[row.id]) if row.id in losses else NONE] * bool(losses)
+        lines.append(line(*_exception_cells(row, record, missed), *portable))
     return folded(f"Rows to look at: {len(shown)}", "".join(lines))
 
 
