@@ -2,6 +2,7 @@
 
 import datetime as dt
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from core.judge.tests.records_factory import make_checkout, make_record
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
+from kda_judge.contract.workloads import select
 from kda_judge.evidence import ledger, provenance, record_log
 from kda_judge.evidence.run_record import RunRecord
 from kda_tools.cli.base import app
@@ -78,6 +80,21 @@ def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
     assert "- Not the release's file: `sglang/a.py`." in page
     assert "- Grid on NVIDIA H200: of 9 rows 7 right, 0 wrong, 2 not checked." in page
     assert ports_page.publish([task], check=True) == []
+
+
+def test_only_rows_of_ported_ops_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port of l04 to 0.5.23 has no function for the gated SiLU alone."""
+    task = find_task("per_token_group_quant")
+    port = SimpleNamespace(task=task, left=frozenset({"silu_and_mul_quant"}), modules={"per_token_group_quant": "m"})
+    timed: list[str] = []
+    monkeypatch.setattr("kda_tools.port.port_record.demand_gpu", lambda: None)
+    monkeypatch.setattr("kda_tools.port.port_record.open_session", lambda request: request)
+    monkeypatch.setattr("kda_tools.port.port_record.frozen_rows", lambda request: select(task.workloads, request.rows))
+    monkeypatch.setattr("kda_tools.port.port_record.run", lambda _, rows, **__: timed.extend(row.op for row in rows))
+    measure(port, Path(), [], "kda port")  # type: ignore[arg-type]
+    assert set(timed) == {"per_token_group_quant"}
+    with pytest.raises(UsageError, match="--rows: expected rows of per_token_group_quant, which are ported, got none"):
+        measure(port, Path(), ["*-silu-*"], "kda port")  # type: ignore[arg-type]
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
