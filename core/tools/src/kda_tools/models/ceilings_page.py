@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence import record_log
-from kda_tools.models import step_flow
-from kda_tools.models.page import HEADER
+from kda_tools.models import step_flow, step_record
+from kda_tools.models.page import HEADER, unfit
 from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
+from kda_tools.models.step_record import StepRecord
 from kda_tools.publish.report import NONE, STALE, line
 from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit
@@ -41,12 +42,21 @@ def publish(folder: Path, check: bool) -> list[str]:
         return []
     limits = {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
     flows = record_log.read(step_flow.log(folder), StepFlow)
-    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits, flows)}, check)
+    fit = {one.run_id for one in record_log.read(step_record.log(folder), StepRecord) if not unfit(one, folder)}
+    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits, flows, fit)}, check)
 
 
-def page_md(records: Sequence[StepHotspots], limits: dict[str, CopyLimit], flows: Sequence[StepFlow]) -> str:
-    """A line for each model, release and GPU, then the hotspots of each: of its newest undisturbed profile."""
-    fit = [one for one in records if not one.noisy and not one.dirty] or records
+def page_md(
+    records: Sequence[StepHotspots],
+    limits: dict[str, CopyLimit],
+    flows: Sequence[StepFlow],
+    fit_steps: Collection[str] = (),
+) -> str:
+    """A line for each model, release and GPU, then the hotspots of each: of its newest undisturbed profile.
+
+    `fit_steps`: the runs whose files are here, for profiles of a checkout with changes.
+    """
+    fit = [one for one in records if not one.noisy and (not one.dirty or one.run_id in fit_steps)] or records
     latest = list({(one.model, one.release, one.gpu): one for one in fit}.values())
     head = (
         "model",
