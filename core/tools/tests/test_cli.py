@@ -711,7 +711,7 @@ def test_the_module_is_the_command(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("dirty", [False, True])
-def test_a_run_that_cannot_be_published_is_told_so_before_it_begins(tmp_path, monkeypatch, capsys, dirty) -> None:
+def test_a_run_that_may_not_be_published_is_told_so_before_it_begins(tmp_path, monkeypatch, capsys, dirty) -> None:
     """A GPU's time is gone by the time that the ledger's page says it."""
     state = provenance.GitState("0123456789abcdef" * 2 + "01234567", dirty)
     monkeypatch.setattr(provenance, "git_state", lambda _: state)

@@ -109,7 +109,7 @@ def relative(path: Path) -> str:
 
 
 def recordable(log: Path | None) -> None:
-    """Before a run: refuse a log that cannot be appended to, and warn if the run could not be published."""
+    """Before a run: refuse a log that cannot be appended to, and warn if the run may not be published."""
     from kda_judge.contract.tasks import checkout_root
     from kda_judge.evidence.append_only import demand_appendable
     from kda_judge.evidence.provenance import git_state
@@ -120,7 +120,8 @@ def recordable(log: Path | None) -> None:
     state = git_state(checkout_root())
     if state.dirty:
         why = f"the files are not those of commit {state.commit[:10]}"
-        typer.echo(f"--record: {why}, so its numbers will not be published; commit first", err=True)
+        then = "its numbers are published only if what it ran is committed unchanged; better commit first"
+        typer.echo(f"--record: {why}: {then}", err=True)
 
 
 def writable(file: Path | None, option: str = "--json", lines: bool = False) -> None:
