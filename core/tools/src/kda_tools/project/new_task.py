@@ -29,6 +29,8 @@ IGNORED = shutil.ignore_patterns(
         "grid.md",
         "profile.md",
         "sanitize.md",
+        "ports.md",
+        "iterations.md",
         "baseline_source.md",
         "card.toml",
         "from_trace.toml",
