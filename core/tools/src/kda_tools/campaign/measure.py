@@ -117,9 +117,10 @@ def measure(task: Task, rules: Rules, repository: Repository, best: str, target:
         disturbed = [row.id for row in record.rows if is_others_fault(row)]
         if disturbed:
             second = measured(_run(session, tuple(row for row in frozen_rows(session) if row.id in disturbed)))
+            again = {row.id: row for row in second.rows}
             found = replace(
                 found,
-                rows=tuple(next((new for new in second.rows if new.id == row.id), row) for row in found.rows),
+                rows=tuple(again.get(row.id, row) for row in found.rows),
                 noisy=tuple(dict.fromkeys((*found.noisy, *second.noisy))),
             )
     if not on_gpu and all(row.verdict in GOOD for row in record.rows):

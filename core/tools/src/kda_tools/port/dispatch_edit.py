@@ -42,12 +42,13 @@ def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
     raise UsageError(f"{where}: expected a function {name} on its top level, found none")
 
 
-def lacks(text: str, where: Path, function: Callable[..., Any]) -> frozenset[str]:
-    """The solution's arguments that the module's function of the same name does not have."""
-    names = {
-        name for name, _, _ in _parameters(definition(ast.parse(text, where.name), function.__name__, where), where)
-    }
-    return frozenset(inspect.signature(function).parameters.keys() - names)
+def lacking(text: str, where: Path, functions: Sequence[Callable[..., Any]]) -> dict[str, frozenset[str]]:
+    """Name of each function -> the solution's arguments that the module's function of that name does not have."""
+    tree, found = ast.parse(text, where.name), {}
+    for function in functions:
+        theirs = {name for name, _, _ in _parameters(definition(tree, function.__name__, where), where)}
+        found[function.__name__] = frozenset(inspect.signature(function).parameters.keys() - theirs)
+    return found
 
 
 def try_name(function: Callable[..., Any]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_tools.port.dispatch_edit import dispatch, lacks
+from kda_tools.port.dispatch_edit import dispatch, lacking
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, hosts, locked
@@ -84,7 +84,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     for name, text in package_files(task, tree, list(functions.values()), new, exact).items():
         patch.created[f"{prefix}{place}/{name}"] = text
     strangers = []
-    lacking: dict[str, frozenset[str]] = {}
+    absent: dict[str, frozenset[str]] = {}
     pins = locked(task, tree.layout)
     for module in dict.fromkeys(modules.values()) if not new else ():
         path = tree.module_path(module)
@@ -93,11 +93,11 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
             strangers.append(path)
         mine = [function for name, function in functions.items() if modules[name] == module]
         text = patch.read(prefix + path)
-        lacking |= {one.__name__: lacks(text, where, one) for one in mine}
+        absent |= lacking(text, where, mine)
         patch.insert(prefix + path, *dispatch(text, where, package, mine))
     if tree.layout is Layout.FACADE:
         edit_facade(patch, tree, task, list(functions), new, tier(task, exact))
     test, benchmark = proof_files(task, tree, modules, tier(task, exact))
     proof = {tree.test(task): test, tree.benchmark(task): benchmark}
     patch.created |= formatted({path.relative_to(base).as_posix(): text for path, text in proof.items()})
-    return Port(task, tree, patch, modules, new, tuple(strangers), exact, lacking)
+    return Port(task, tree, patch, modules, new, tuple(strangers), exact, absent)

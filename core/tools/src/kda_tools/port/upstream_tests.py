@@ -17,7 +17,7 @@ from kda_judge.arms.sglang_standins import STANDINS
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.task_import import import_path
 from kda_judge.evidence.gpu_state import has_gpu
-from kda_tools.port.layouts import DIFFUSION, module_path
+from kda_tools.port.layouts import DIFFUSION, Tree
 from kda_tools.port.port_task import Port
 
 CONFTEST = """import importlib
@@ -125,7 +125,7 @@ def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None
     for file in find_tests(port):
         # Tests of models need SGLang's real runtime. They come last, since a real file goes before a stand-in.
         alone = file.parent == port.tree.test(port.task).parent
-        for path in _imported(root, file, STANDINS if alone else ()):
+        for path in _imported(port.tree, file, STANDINS if alone else ()):
             target = arm / "tree" / path
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def _calls(path: Path) -> tuple[int, int]:
     return sum(taken for taken, _ in pairs), sum(left for _, left in pairs)
 
 
-def _imported(root: Path, file: Path, replaced: Collection[str]) -> set[str]:
+def _imported(tree: Tree, file: Path, replaced: Collection[str]) -> set[str]:
     """The files of the tree that this file imports, directly or not, except the `replaced` modules."""
     found: set[str] = set()
     todo = [file]
@@ -182,10 +182,10 @@ def _imported(root: Path, file: Path, replaced: Collection[str]) -> set[str]:
         for module in _modules(todo.pop()):
             if module in replaced:
                 continue
-            path = module_path(module, lambda place: (root / place).is_file())
-            if path not in found and (root / path).is_file():
+            path = tree.module_path(module)
+            if path not in found and (tree.root / path).is_file():
                 found.add(path)
-                todo.append(root / path)
+                todo.append(tree.root / path)
     return found
 
 
