@@ -59,7 +59,7 @@ def apply(
     demand_release(program[0], known, absent_ok=True)
     runtime = form == "runtime"
     by_op = {one.task: task for one in plan for task in tasks if task.op == one.task}
-    solutions = {op: collect(task, runtime, exact).files for op, task in by_op.items()}
+    solutions = {op: collect(task, runtime, exact) for op, task in by_op.items()}
     if not runtime:
         solutions = {op: with_plain_tables(by_op[op], files) for op, files in solutions.items()}
     with TemporaryDirectory(prefix="kda-apply-") as temporary:

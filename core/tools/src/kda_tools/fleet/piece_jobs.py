@@ -19,18 +19,19 @@ PROBE_GENERATIONS = 1
 
 def bench(question: Question, piece: Piece) -> Answer:
     """`kda bench`: a ledger line."""
-    from kda_judge.bench import run
+    from kda_judge.bench import begin, run
     from kda_judge.evidence import ledger
     from kda_judge.session import Request, open_session
     from kda_tools.project.export.portable import portable
 
     order, task = question.order, find_task(piece.subject)
-    spent: list[str] = []
+    device, spent = "cuda" if order.kind == "cuda" else "cpu", list[str]()
+    begin(device)
     with portable(task, "solution", {}) as ports:
         request = Request(
             task=task,
             rows=list(piece.items),
-            device="cuda" if order.kind == "cuda" else "cpu",
+            device=device,
             again=order.record or question.probe,
             quick=order.quick or question.probe,
             generations=PROBE_GENERATIONS if question.probe else None,
@@ -54,17 +55,19 @@ def only_walls(session: Session) -> Session:
 
 def validate(question: Question, piece: Piece) -> Answer:
     """`kda validate`: on a GPU a line of `docs/grid.jsonl`, on the CPU the run itself."""
-    from kda_judge.bench import run
+    from kda_judge.bench import begin, run
     from kda_judge.evidence import ledger
     from kda_judge.session import Request, open_session
     from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
     from kda_tools.lab.grid.run_grid import record_of
 
     order, wanted = question.order, set(piece.items)
+    device = "cuda" if order.kind == "cuda" else "cpu"
+    begin(device)
     request = Request(
         task=find_task(piece.subject),
         rows=list(order.rows),
-        device="cuda" if order.kind == "cuda" else "cpu",
+        device=device,
         allow_busy=True,
         node=question.node,
         attempt=question.attempt,

@@ -284,7 +284,7 @@ DECIDING = (
 @contextmanager
 def _exports(tasks: Sequence[Task]) -> Iterator[dict[str, str]]:
     """Plain exports of the tasks' solutions for as long as the run lasts."""
-    from kda_tools.project.export.write import export
+    from kda_tools.project.export.write import write_arm
 
     with tempfile.TemporaryDirectory(prefix="kda-exports-") as folder:
-        yield {task.folder: str(export(task, Path(folder) / f"portable_{task.op}", "plain", False)) for task in tasks}
+        yield {task.folder: str(write_arm(task, Path(folder) / f"portable_{task.op}")) for task in tasks}

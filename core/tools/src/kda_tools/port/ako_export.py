@@ -168,7 +168,7 @@ def export(task: Task, folder: Path) -> list[Path]:
             "kda campaign ako export: expected a git checkout with a commit, by which the import knows the base"
         )
     op, package = task.op, package_name(task)
-    files = collect(task, runtime=False).files
+    files = collect(task, runtime=False)
     names = sorted(task.config.ops)
     kernel = KERNEL.format(
         title=task.config.task.title,

@@ -153,7 +153,7 @@ def package_files(
     `functions` are ported. `new`: the tree has none of them. `exact`: the port gives upstream's bits.
     """
     names = [one.__name__ for one in functions]
-    exported = with_plain_tables(task, collect(task, runtime=False, exact=exact, only=names).files)
+    exported = with_plain_tables(task, collect(task, runtime=False, exact=exact, only=names))
     exported["__init__.py"] = titled(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
     files = {f"{KERNEL}/{name}": text for name, text in exported.items()}

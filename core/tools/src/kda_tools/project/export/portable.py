@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.gpu_state import has_gpu
 from kda_judge.evidence.run_record import PORTABLE_ARM
-from kda_tools.project.export.write import export
+from kda_tools.project.export.write import write_arm
 from kda_tools.publish.report import SUBJECT
 
 
@@ -19,4 +19,4 @@ def portable(task: Task, subject: str, ports: Mapping[str, Path]) -> Iterator[di
         yield dict(ports)
         return
     with TemporaryDirectory(prefix="kda-portable-") as folder:
-        yield {**ports, PORTABLE_ARM: export(task, Path(folder) / f"kda_{task.op}", "plain", runtime=False)}
+        yield {**ports, PORTABLE_ARM: write_arm(task, Path(folder) / f"kda_{task.op}")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,15 +31,6 @@ LEFT_OUT = frozenset({"bound.py", "native.py", "native.c"})
 """Files of the C launcher. Without them calls use Triton's own launcher, as in a framework without the runtime."""
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The text of every file of an export, by its path in the export."""
-
-    files: Mapping[str, str]
-    public: tuple[str, ...]
-    """The names of the public functions."""
-
-
 def exact_ops(task: Task) -> tuple[str, ...]:
     """The public functions that can give upstream's bits (`Op.set_exact`).
 
@@ -55,11 +45,11 @@ def exact_ops(task: Task) -> tuple[str, ...]:
     return found
 
 
-def carried(task: Task, exact: bool = False) -> Sources:
-    """The files of an export without kda_runtime: the parts of it that the solution uses, and tables without TOML."""
-    files = with_plain_tables(task, collect(task, runtime=False, exact=exact).files)
+def carried(task: Task, exact: bool = False) -> dict[str, str]:
+    """Path -> text, without kda_runtime: only the parts of it that the solution uses, and tables without TOML."""
+    files = with_plain_tables(task, collect(task, runtime=False, exact=exact))
     own = [name for name in files if name.endswith(".py") and not name.startswith(f"{VENDORED}/")]
-    return Sources(prune(files, own), tuple(task.config.ops))
+    return prune(files, own)
 
 
 def titled(task: Task, text: str, about: str) -> str:
@@ -96,8 +86,8 @@ def _measured(line: Line) -> str:
     return line.reason if line.reason.startswith(UNMEASURED) else f"{line.device}, {line.date}"
 
 
-def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] | None = None) -> Sources:
-    """The solution's modules and tables, with the runtime's modules in full unless `runtime` stays a dependency.
+def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] | None = None) -> dict[str, str]:
+    """Path -> text of the solution's modules and tables, and of the runtime's unless `runtime` stays a dependency.
 
     `exact`: with upstream's bits for the ops that can give them; `only` restricts these ops.
 
@@ -121,7 +111,7 @@ def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] 
         for part in sorted({"__init__.py", *library(solution)} - LEFT_OUT):
             text = (folder / part).read_text(encoding="utf-8")
             files[f"{VENDORED}/{part}"] = _relative(text, len(Path(part).parts) - 1, "")
-    return Sources(files, tuple(task.config.ops))
+    return files
 
 
 def _relative(text: str, depth: int, inside: str) -> str:

@@ -41,13 +41,9 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
     name = folder.resolve().name if form == "plain" else f"kda_{task.op}"
     if not name.isidentifier() or iskeyword(name):
         raise UsageError(f"{folder}: expected a folder whose name Python can import (letters, digits, _)")
-    sources = collect(task, runtime, exact) if runtime else carried(task, exact)
-    files = dict(sources.files)
-    files["__init__.py"] = titled(task, files["__init__.py"], ABOUT)
-    if (root := checkout_root()) is not None and (root / "LICENSE").is_file():
-        files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
+    files = hashed_files(task, runtime, exact)
     files["provenance.json"] = origin_json(task, {name: _sha256(text) for name, text in sorted(files.items())})
-    ops = ", ".join(sources.public)
+    ops = ", ".join(task.config.ops)
     folder.mkdir(parents=True, exist_ok=True)
     if form == "plain":
         call = f"from {name} import {ops}"
@@ -60,6 +56,20 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
     built = _write(folder / "build" / f"torch-{BACKEND}", files)
     (built / "metadata.json").write_text(json.dumps(_metadata(name), indent=2) + "\n", encoding="utf-8")
     return built
+
+
+def write_arm(task: Task, folder: Path) -> Path:
+    """Write the plain export as an arm of a run: without README and provenance, whose tables take seconds to make."""
+    return _write(folder, hashed_files(task, runtime=False, exact=False))
+
+
+def hashed_files(task: Task, runtime: bool, exact: bool) -> dict[str, str]:
+    """The files of an export that a record hashes, by their path: all but README and provenance."""
+    files = collect(task, runtime, exact) if runtime else carried(task, exact)
+    files["__init__.py"] = titled(task, files["__init__.py"], ABOUT)
+    if (root := checkout_root()) is not None and (root / "LICENSE").is_file():
+        files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
+    return files
 
 
 def next_steps(task: Task, folder: Path) -> str:
