@@ -46,7 +46,7 @@ from kda_tools.fleet.schedule import Schedule
 from kda_tools.lab.adversaries import page
 from kda_tools.lab.adversaries.table import ADVERSARIES
 from kda_tools.lab.grid import grid_record
-from kda_tools.lab.tune import run_sweep
+from kda_tools.lab.tune import run_sweep, tuning_files
 from kda_tools.models import known_models, run_step
 from kda_tools.project.export import portable as export
 from kda_tools.publish import joined_runs
@@ -96,13 +96,26 @@ def result(piece: str, text: str = "{}", **more: Any) -> Result:
 @given(st.integers(0, 400), st.integers(1, 16))
 def test_a_cut_leaves_nothing_out_and_puts_the_small_pieces_last(count: int, several: int) -> None:
     items = [f"row {number}" for number in range(count)]
-    parts = cut(items, several)
+    parts = cut(items, several, least=0)
     assert [item for part in parts for item in part] == items
     assert all(parts)
     assert len(parts) <= 3 * several
     sizes = [len(part) for part in parts]
     assert sizes[: several - 1] == sorted(sizes, reverse=True)[: several - 1]
     assert max(sizes, default=0) <= count / several / 2 + 1
+
+
+@given(st.integers(0, 400), st.integers(1, 16))
+def test_few_items_are_one_piece_a_worker_from_all_over_them(count: int, several: int) -> None:
+    items = list(map(str, range(count)))
+    parts = cut(items, several, least=1000)
+    assert sorted((item for part in parts for item in part), key=int) == items
+    assert all(parts)
+    assert len(parts) <= several
+    sizes = [len(part) for part in parts]
+    assert max(sizes, default=0) - min(sizes, default=0) <= count / several / 8 + 1
+    if count >= 100 * several:
+        assert all(int(part[0]) < count / 7 and int(part[-1]) > count * 6 / 7 for part in parts), "large ones to all"
 
 
 def test_a_bench_is_split_by_task_or_by_rows_that_join(task: Task) -> None:
@@ -762,6 +775,20 @@ def test_pieces_of_a_grid_add_up_in_its_log(task: Task, tmp_path: Path) -> None:
 
 def swept(*rows: Any, **more: Any) -> str:
     return sweeps.record(*rows, partial=True, **more).model_dump_json()
+
+
+def test_a_joined_sweep_has_its_rows_in_the_order_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces have rows from all over the table."""
+    found, asked = find_task("group_norm_silu"), list[Any]()
+    (done, *_) = tuning_files.recorded(found)
+    monkeypatch.setattr("kda_tools.fleet.deliver.joined", lambda _results, rows, whole: asked.append(rows) or done)
+    wanted = order(Job.TUNE, found.op)
+    made = Plan(order=wanted, pieces=plan(wanted, 4), commit="0" * 40, files={})
+    with RunFolder(tmp_path / "run").open() as folder:
+        folder.note("planned", plan=made)
+        folder.keep(result(made.pieces[0].id))
+        assert deliver(folder, made, facts(), whole=True) == []
+    assert asked == [[row.id for row in found.workloads]]
 
 
 def test_pieces_of_a_sweep_are_one_sweep_whose_rows_know_their_gpu() -> None:

@@ -807,7 +807,7 @@ TIMES = (1.0, 2.0, 3.0, 4.0)
 
 
 def page_of(*records: SweepRecord, sweep: Sweep[Config] = SWEEP) -> list[str]:
-    text = digest_md(Task(Path("/nowhere/k01_norm")), [sweep], records)
+    text = digest_md(Task(Path("/nowhere/k01_norm")), [sweep], records, records)
     assert text is not None
     return text.splitlines()
 
@@ -945,6 +945,31 @@ def test_guesses_are_sound_until_a_sweep_is_recorded(tuning_task: Task) -> None:
     written = tuned_table.read(tune.tuned(tuning_task))["axpy"]
     assert [one.config for one in written] == [{"blocks": 1}] * 2
     assert [one.at_most for one in written] == [{"step": 30}, {}]
+
+
+def test_lines_follow_the_kind_of_gpu_that_they_name(tuning_task: Task, capsys: pytest.CaptureFixture[str]) -> None:
+    """An H100 and an H200 have one capability, so a sweep on one must not replace what was chosen on the other."""
+    first = recorded(tuning_task)
+    tune_task.rederive(tuning_task)
+    chosen = tune.tuned(tuning_task).read_text()
+    rows = [one.model_copy(update={"median_us": (40.0, 30.0, 20.0, 10.0)}) for one in first.tables[0].rows]
+    table = first.tables[0].model_copy(update={"rows": tuple(rows)})
+    changes = {"device": "NVIDIA H100", "utc": "2026-12-02T00:00:00Z", "tables": (table,)}
+    record_log.append(tune.log(tuning_task), first.model_copy(update=changes))
+    capsys.readouterr()
+    tune_task.rederive(tuning_task)
+    assert tune.tuned(tuning_task).read_text() == chosen
+    assert "`kda tune axpy --derive --gpu 'NVIDIA H100'` changes that" in capsys.readouterr().out.replace("\n", " ")
+    assert "| the tables follow another kind of GPU |" in tuning_page.page(tuning_task).read_text()
+    assert check_tuning.check(tuning_task) == []
+    tune_task.rederive(tuning_task, "NVIDIA H100")
+    lines = tuned_table.read(tune.tuned(tuning_task))["axpy"]
+    assert [(one.device, one.config) for one in lines] == [("NVIDIA H100", {"blocks": 2})] * 2
+    assert check_tuning.check(tuning_task) == []
+    with pytest.raises(
+        UsageError, match=r"--gpu 'L4': expected a GPU of a usable sweep in .*: 'NVIDIA H100', 'NVIDIA H200'"
+    ):
+        tune_task.rederive(tuning_task, "L4")
 
 
 @pytest.mark.parametrize(

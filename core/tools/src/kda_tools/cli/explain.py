@@ -30,6 +30,14 @@ def tune(
             "--derive", help="Only make tuned.toml and docs/tuning.md again from the recorded sweeps; no GPU."
         ),
     ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="With --derive: follow the sweeps on this kind of GPU, not on the one that the lines name.",
+        ),
+    ] = None,
 ) -> None:
     """Time every configuration of a task's kernels and write the table that the solution reads."""
     from kda_judge.contract.tasks import find_task
@@ -37,8 +45,10 @@ def tune(
     from kda_tools.project import tune_task
 
     found = find_task(task)
+    if gpu is not None and not derive:
+        raise UsageError(f"--gpu {gpu!r}: expected with --derive; a sweep runs on this machine's GPU")
     if derive:
-        tune_task.rederive(found)
+        tune_task.rederive(found, gpu)
         return
     request = Request(
         task=found, rows=rows or [], rounds=rounds, device=device, limit_s=limit_s, command=command_line()

@@ -83,7 +83,9 @@ EACH: Mapping[Job, Callable[[str, str], Iterator[Appended]]] = {Job.BENCH: _run,
 def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
     if not results:
         return
-    rows = [row for piece in plan.pieces if piece.subject == task.op for row in piece.items]
+    asked = {row for piece in plan.pieces if piece.subject == task.op for row in piece.items}
+    known = (*task.workloads, *(row for sweep in tune.load(task) for row in sweep.rows))
+    rows = [row for row in dict.fromkeys(row.id for row in known) if row in asked]
     record: SweepRecord = joined(results, rows, whole=not plan.order.rows)
     if record in tune.recorded(task):
         return

@@ -175,7 +175,9 @@ class Driver:
             self.folder.note(
                 "started", piece=piece.id, attempt=attempt, worker=worker.name, node=worker.node, gpu=worker.gpu
             )
-            self.pool.give(worker, self.ask(piece, attempt, worker))
+            left = max(self.until - time.monotonic() - START_S, 1.0)
+            limit = {"limit_s": left} if left < math.inf else {}
+            self.pool.give(worker, self.ask(piece, attempt, worker).model_copy(update=limit))
 
     def at_limit(self, schedule: Schedule) -> bool:
         """Whether pieces wait, of which none would end in time, not even in part, and nothing runs."""

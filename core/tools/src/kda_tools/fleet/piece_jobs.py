@@ -74,7 +74,7 @@ def validate(question: Question, piece: Piece) -> Answer:
     )
     session = grid_session(open_session(request))
     rows = tuple(row for row in grid_rows(session, order.full) if row.id in wanted)
-    record = run(session, rows, measure=False, command=order.command)
+    record = run(session, rows, measure=False, command=order.command, limit_s=question.limit_s)
     if not record.rows:
         return Answer(failed="interrupted before any row was checked")
     if order.kind == "cuda":
@@ -90,7 +90,11 @@ def tune(question: Question, piece: Piece) -> Answer:
 
     planned = run_sweep.plan(
         run_sweep.Request(
-            task=find_task(piece.subject), rows=piece.items, device="cuda", command=question.order.command
+            task=find_task(piece.subject),
+            rows=piece.items,
+            device="cuda",
+            limit_s=question.limit_s,
+            command=question.order.command,
         )
     )
     record = run_sweep.sweep(planned, lambda _trial, _times: None)

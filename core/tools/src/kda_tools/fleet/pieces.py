@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from itertools import chain
 from math import ceil
 from typing import Annotated, Literal
 
@@ -12,10 +13,11 @@ from pydantic import Field
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
 
 SHARES = (1 / 2, 1 / 3, 1 / 6)
-"""Sizes of a worker's pieces, as fractions of its share of the items, the largest first. Each piece starts arm
-processes of its own, which takes as long as dozens of rows of a grid, so there are few pieces. With small ones at the
-end, all GPUs stop at about the same time.
+"""Sizes of a worker's pieces, as fractions of its share of the items, the largest first. With small ones at the end,
+all GPUs stop at about the same time.
 """
+RUNS = 8
+"""Runs of neighbours in a worker's only piece. Neighbours share compiled kernels, and their sizes differ little."""
 Kind = Literal["cuda", "cpu"]
 
 
@@ -77,6 +79,8 @@ class Question(Strict):
     """Number of equal shares of the node's cores; the process keeps to share `slot`."""
     probe: bool = False
     """A short run of `piece` on which the neighbours' influence is measured; its record is not kept."""
+    limit_s: Amount | None = None
+    """Seconds after which no further row of a grid or a sweep begins."""
 
 
 class Answer(Strict):
@@ -139,8 +143,17 @@ def remaining(piece: Piece, results: Sequence[Result]) -> Piece:
     return piece.model_copy(update={"items": tuple(item for item in piece.items if item not in finished)})
 
 
-def cut(items: Sequence[str], workers: int) -> list[tuple[str, ...]]:
-    """Split all items, in order, into pieces for `workers`: each worker's share is divided by `SHARES`."""
+def cut(items: Sequence[str], workers: int, least: int = 1) -> list[tuple[str, ...]]:
+    """Split all items into pieces for `workers`: each worker's share, in order, is divided by `SHARES`.
+
+    Each piece starts arm processes of its own, which takes as long as a hundred rows of a grid. So if the smallest
+    piece would have fewer than `least` items, each worker gets one piece: runs of neighbours from all over the items,
+    since otherwise one worker would get all the large ones.
+    """
+    if len(items) / workers * SHARES[-1] < least:
+        size = max(1, ceil(len(items) / workers / RUNS))
+        runs = [items[start : start + size] for start in range(0, len(items), size)]
+        return [tuple(chain.from_iterable(runs[one::workers])) for one in range(min(workers, len(runs)))]
     left, found = list(items), list[tuple[str, ...]]()
     for share in SHARES:
         size = ceil(len(items) / workers * share)

@@ -12,6 +12,9 @@ from kda_judge.contract.workloads import select
 from kda_judge.session import Request, open_session
 from kda_tools.fleet.pieces import Job, Kind, Order, Piece, cut
 
+LEAST = 1000
+"""Rows of a grid or a sweep in a worker's smallest piece. Fewer do not pay for the start of its arms."""
+
 
 def names(job: Job, given: Sequence[str], kind: Kind) -> tuple[str, ...]:
     """The given names, or all that make sense on `kind` if none is given.
@@ -61,7 +64,7 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
         found = [piece for task in tasks for piece in _bench(order, task)]
     else:
         items = _grid_rows if order.job is Job.VALIDATE else _sweep_rows
-        found = [piece for task in tasks for piece in _numbered(task.op, cut(items(order, task), workers))]
+        found = [piece for task in tasks for piece in _numbered(task.op, cut(items(order, task), workers, LEAST))]
     return tuple(found if order.missing else sorted(found, key=lambda piece: -len(piece.items)))
 
 

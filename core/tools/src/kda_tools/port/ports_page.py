@@ -47,6 +47,11 @@ def section_md(record: PortRecord) -> str:
         paragraphs.append("- The tree ships no test of SGLang's that names these functions.")
     if run.settings.quick:
         paragraphs.append("- A first look at the times: one generation of workers, few samples.")
+    paragraphs += [
+        f"- Not timed: `{row.id}`: {row.verdict.value}, {shorten(row.reason, LONGEST)}."
+        for row in run.rows
+        if median(row, NAME, Metric.DEVICE) is None
+    ]
     paragraphs += [f"- Not the release's file: `{path}`." for path in record.strangers]
     arms = list(run.settings.against)
     head = (

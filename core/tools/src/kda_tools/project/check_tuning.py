@@ -9,7 +9,7 @@ from pathlib import Path
 from kda_judge.contract.errors import KdaError
 from kda_judge.contract.tasks import Task
 from kda_tools.lab.tune.choose_lines import unfounded
-from kda_tools.lab.tune.tuning_files import derived, has_sweeps, load, log, read_tables, recorded, text_of, tuned
+from kda_tools.lab.tune.tuning_files import derived, followed, has_sweeps, load, log, read_tables, text_of, tuned
 from kda_tools.publish.tuning_page import page, page_problems
 
 CHECK_TIMEOUT_S = 300
@@ -52,7 +52,7 @@ def check(task: Task) -> list[str]:
     """As `problems`, in this process."""
     sweeps, path = load(task), tuned(task)
     current = read_tables(path)
-    found = [f"{path}: {problem}" for problem in unfounded(sweeps, recorded(task), current)]
+    found = [f"{path}: {problem}" for problem in unfounded(sweeps, followed(task), current)]
     if found:
         return found
     tables = derived(task, sweeps)

@@ -31,10 +31,10 @@ def run(request: run_sweep.Request) -> ExitCode:
     return ExitCode.INTERRUPTED if record.partial and planned.whole and request.limit_s is None else ExitCode.OK
 
 
-def rederive(task: Task) -> None:
-    """Write `tuned.toml` and its page from the recorded sweeps, and show the tables."""
+def rederive(task: Task, gpu: str | None = None) -> None:
+    """Write `tuned.toml` and its page from the recorded sweeps, and show the tables; `gpu` as in `tune.followed`."""
     sweeps = tune.load(task)
-    tables = tune.derived(task, sweeps)
+    tables = tune.derived(task, sweeps, gpu)
     written = {tune.tuned(task): tune.write(task, tables), tuning_page.page(task): tuning_page.write_page(task, sweeps)}
     sweep_view.print_tables(tables)
     for path, changed in written.items():
@@ -44,6 +44,9 @@ def rederive(task: Task) -> None:
         say("no sweep is recorded yet: the lines are what somebody wrote")
     elif records[-1].solution != run_sweep.solution_hash(task):
         say(f"the solution has changed since the sweep of {records[-1].utc}: `kda tune {task.op}` measures again")
+    if records and records[-1] not in tune.followed(task):
+        device = records[-1].device
+        say(f"the lines stay those of another kind of GPU; `kda tune {task.op} --derive --gpu {device!r}` changes that")
 
 
 def _compile(planned: run_sweep.Plan) -> None:

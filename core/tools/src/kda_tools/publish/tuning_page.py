@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda_judge.contract.errors import UsageError
 from kda_tools.lab.tune.choose_lines import Decided, Scored, decide, label, latest, over_copy, spread
-from kda_tools.lab.tune.tuning_files import log, recorded, replace_text
+from kda_tools.lab.tune.tuning_files import followed, log, recorded, replace_text
 from kda_tools.publish.report import line, microseconds, ratio
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ def page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
 
 def contents(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[Path, str | None]:
     """Path -> required text of the page and the CSV files; None for a file that must not exist."""
-    records = recorded(task)
+    records = followed(task)
     return {
-        page(task): digest_md(task, sweeps, records),
+        page(task): digest_md(task, sweeps, records, recorded(task)),
         table(task): rows_csv(sweeps, records),
         choices(task): choices_csv(sweeps, records),
     }
@@ -124,8 +124,13 @@ def _decided(sweep: Sweep[Any], record: SweepRecord, measured: TableTimes) -> li
         return []
 
 
-def digest_md(task: Task, sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord]) -> str | None:
-    """The whole text of `docs/tuning.md`; None for a task without a recorded sweep."""
+def digest_md(
+    task: Task, sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord], every: Sequence[SweepRecord]
+) -> str | None:
+    """The whole text of `docs/tuning.md`; None for a task without a recorded sweep.
+
+    `records`: those that the tables follow; `every`: all.
+    """
     if not records:
         return None
     header = (
@@ -142,7 +147,7 @@ def digest_md(task: Task, sweeps: Sequence[Sweep[Any]], records: Sequence[SweepR
             except UsageError as error:  # the solution has other configurations now: only a new sweep says more
                 parts.append(f"{error}.\n")
             used.add(record.utc)
-    parts.append(_history(records, used))
+    parts.append(_history(every, used, {record.utc for record in records}))
     return "\n".join(parts)
 
 
@@ -212,11 +217,12 @@ def _wrong(table: TableTimes) -> str:
     )
 
 
-def _history(records: Sequence[SweepRecord], used: set[str]) -> str:
+def _history(records: Sequence[SweepRecord], used: set[str], counted: set[str]) -> str:
     lines = [line("sweep", "GPU", "commit", "rows", "seconds", "command", "state"), "|---" * 7 + "|\n"]
     for record in reversed(records):
         why = ["rows are missing"] * record.partial + list(record.noisy)
-        state = f"no table follows: {'; '.join(why)}" if why else "used above" if record.utc in used else "superseded"
+        other = "superseded" if record.utc in counted else "the tables follow another kind of GPU"
+        state = f"no table follows: {'; '.join(why)}" if why else "used above" if record.utc in used else other
         lines.append(
             line(
                 record.utc,

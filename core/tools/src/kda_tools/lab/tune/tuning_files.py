@@ -33,6 +33,28 @@ def recorded(task: Task) -> list[SweepRecord]:
     return record_log.read(log(task), SweepRecord)
 
 
+def followed(task: Task, gpu: str | None = None) -> list[SweepRecord]:
+    """The sweeps that decide the tables: those on the kind of GPU that the present lines name, or on `gpu`.
+
+    So a sweep on an H100 does not replace what was chosen on an H200: both have one capability, and one table. All
+    sweeps of a capability count if no usable one ran on that kind.
+
+    Raises:
+        UsageError: no usable sweep ran on `gpu`.
+    """
+    records, path = recorded(task), tuned(task)
+    present = read_tables(path) if path.is_file() else {}
+    kinds = {line.capability: line.device for lines in present.values() for line in lines}
+    swept = {(record.capability, record.device) for record in records if record.usable}
+    if gpu is not None:
+        kinds |= {capability: device for capability, device in swept if device == gpu}
+        if gpu not in kinds.values():
+            there = ", ".join(sorted({repr(device) for _, device in swept})) or "none"
+            raise UsageError(f"--gpu {gpu!r}: expected a GPU of a usable sweep in {log(task)}: {there}")
+    held = {capability: device for capability, device in kinds.items() if (capability, device) in swept}
+    return [one for one in records if held.get(one.capability, one.device) == one.device]
+
+
 def tuned(task: Task) -> Path:
     """The tables that the solution reads."""
     return task.path / "solution" / tuned_table.FILE
@@ -57,12 +79,12 @@ def load(task: Task) -> tuple[Sweep[Any], ...]:
     return tuple(sweeps)
 
 
-def derived(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[str, tuple[Line, ...]]:
-    """The tables that the task's `tuned.toml` has to hold."""
+def derived(task: Task, sweeps: Sequence[Sweep[Any]], gpu: str | None = None) -> dict[str, tuple[Line, ...]]:
+    """The tables that the task's `tuned.toml` has to hold; `gpu` as in `followed`."""
     path = tuned(task)
     current = read_tables(path) if path.is_file() else {}
     try:
-        return expected(sweeps, recorded(task), current)
+        return expected(sweeps, followed(task, gpu), current)
     except UsageError as error:
         raise UsageError(f"{log(task)}: {error}") from None
 
