@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -39,7 +40,7 @@ from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, find_tree,
 from kda_tools.port.package_files import KERNEL
 from kda_tools.port.port_record import Checks
 from kda_tools.port.port_task import Port, make_port
-from kda_tools.port.ported_arm import write_arm
+from kda_tools.port.ported_arm import write_arm, write_files
 from kda_tools.port.upstream_tests import find_tests, run_tests
 
 pytest.importorskip("torch")
@@ -827,6 +828,41 @@ def test_calls_that_the_tree_cannot_get_are_no_failures(releases: dict[Layout, P
     assert ([one.id for one in sorted_.refused], [one.id for one in sorted_.failed]) == ([errors[0]], [errors[1]])
     assert sorted_.asked == 1
     assert "1 more rows are left out" in "\n".join(sorted_.lines())
+
+
+PICKY = """
+import torch
+from arm import _or_refused
+
+def picky(x, out):
+    if x.data_ptr() % 16 or out.data_ptr() % 16:
+        raise RuntimeError("16-byte aligned")
+    if not x.is_contiguous():
+        raise RuntimeError("contiguous")
+    out.copy_(2 * x)
+    return out.clone()
+
+memory, called = torch.arange(64.0), _or_refused(picky)
+x, out = memory[1:9].view(2, 4), memory[17:29].as_strided((2, 4), (8, 1))
+assert (called(x, out=out) == 2 * x).all() and (out == 2 * x).all()
+assert memory[21:25].tolist() == [21, 22, 23, 24], "the gap of out"
+for wrong in (memory[:8].view(4, 2).t(), memory[1:9].view(4, 2).t()):
+    try:
+        called(wrong, torch.empty(2, 4))
+    except ValueError as error:
+        assert str(error) == "no: contiguous", error
+    else:
+        raise AssertionError("it was not refused")
+"""
+
+
+def test_what_sglangs_function_takes_at_aligned_addresses_only_is_checked_on_copies(tmp_path: Path) -> None:
+    write_files(tmp_path / "arm", {"sglang/__init__.py": b""}, "0.5.23", {}, exact=True)
+    plan = (tmp_path / "arm" / "arm.json").read_text()
+    (tmp_path / "arm" / "arm.json").write_text(plan.replace(tree_files.REFUSED, "no"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), import_path()]), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", PICKY], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_checks_are_kept_for_the_same_patch_alone(

@@ -48,17 +48,44 @@ def _or_raise(attempt: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _or_refused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, with a word for calls that SGLang's own function refuses: a gate that compares bits calls it first."""
+    """The same, with a word for calls that SGLang's own function refuses: a gate that compares bits calls it first.
+
+    The judge also draws tensors that begin at any element. Where the function refuses these, it gets aligned copies.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
+            why = error
+        copies = [*map(_aligned, (*args, *kwargs.values()))]
+        moved = [pair for pair in zip((*args, *kwargs.values()), copies, strict=True) if pair[0] is not pair[1]]
+        try:
+            if str(why).startswith("CUDA") or not moved:
+                raise why
+            result = function(*copies[: len(args)], **dict(zip(kwargs, copies[len(args) :], strict=True)))
+        except RuntimeError as error:
             if str(error).startswith("CUDA"):
                 raise
             raise ValueError(f"{_plan['refused']}: {error}") from None
+        for given, copy in moved:
+            _memory(given).copy_(_memory(copy))
+        return result
 
     return called
+
+
+def _aligned(value: Any) -> Any:
+    """A copy, with the same strides, of a tensor that begins at no multiple of 16 bytes; all else as it is."""
+    if not isinstance(value, torch.Tensor) or value.data_ptr() % 16 == 0:
+        return value
+    return _memory(value).clone().as_strided(value.size(), value.stride())
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements between the tensor's first and its last, those in gaps included."""
+    span = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.as_strided((span + 1,), (1,))
 
 
 class _Every:
