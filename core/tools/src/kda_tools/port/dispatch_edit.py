@@ -13,6 +13,8 @@ from kda_tools.port.insertions import Insertion
 
 WIDTH = 88
 """Line length of SGLang's formatter, in columns."""
+REGISTERS = "register_custom_op"
+"""SGLang's function that makes an op of PyTorch from a function."""
 
 
 def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[..., Any]]) -> list[Insertion]:
@@ -39,6 +41,11 @@ def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
+    if inner := registered(tree, name):
+        raise UsageError(
+            f"{where}: {name} is made by {REGISTERS} from {inner}: expected a function, in front of whose body a "
+            "dispatch can stand; `kda apply` replaces the op itself"
+        )
     raise UsageError(f"{where}: expected a function {name} on its top level, found none")
 
 
@@ -49,6 +56,16 @@ def lacking(text: str, where: Path, functions: Sequence[Callable[..., Any]]) -> 
         theirs = {name for name, _, _ in _parameters(definition(tree, function.__name__, where), where)}
         found[function.__name__] = frozenset(inspect.signature(function).parameters.keys() - theirs)
     return found
+
+
+def registered(tree: ast.Module, name: str) -> str | None:
+    """The function of which `name = register_custom_op(function, ...)` makes an op; None where no op is made so."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            made = node.value
+            if isinstance(made, ast.Call) and ast.unparse(made.func) == REGISTERS and made.args:
+                return ast.unparse(made.args[0])
+    return None
 
 
 def try_name(function: Callable[..., Any]) -> str:

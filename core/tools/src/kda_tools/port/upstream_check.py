@@ -20,6 +20,7 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, replacements
+from kda_tools.port.dispatch_edit import REGISTERS, registered
 from kda_tools.port.layouts import module_path
 from kda_tools.port.ported_arm import write_files
 from kda_tools.project.lock_upstream import WITHOUT, Found, follow
@@ -213,13 +214,14 @@ def _compare_files(checked: Checked, archive: zipfile.ZipFile, names: frozenset[
 
 
 def _definitions(archive: zipfile.ZipFile, names: frozenset[str], functions: set[str]) -> dict[str, list[str]]:
-    """Function -> the modules that define it on their top level."""
-    wanted = re.compile(rf"^def ({'|'.join(sorted(functions)) or '(?!)'})\(", re.MULTILINE)
+    """Function -> the modules that define it on their top level, or register it as an op."""
+    names_of = "|".join(sorted(functions)) or "(?!)"
+    wanted = re.compile(rf"^(?:def ({names_of})\(|({names_of}) = {REGISTERS}\()", re.MULTILINE)
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".py") and not ELSEWHERE.search(name):
             text = archive.read(name).decode("utf-8", errors="replace")
-            for function in dict.fromkeys(wanted.findall(text)):
+            for function in dict.fromkeys(defined or made for defined, made in wanted.findall(text)):
                 module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
                 found.setdefault(function, []).append(module)
     return found
@@ -239,7 +241,9 @@ def _function(
 
 def _arguments(source: str, name: str) -> dict[str, str]:
     """Argument -> its default, or `required` if it has none."""
-    node = next(one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and one.name == name)
+    tree = ast.parse(source)
+    name = registered(tree, name) or name
+    node = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name)
     plain = [*node.args.posonlyargs, *node.args.args]
     defaults: list[ast.expr | None] = [*([None] * (len(plain) - len(node.args.defaults))), *node.args.defaults]
     pairs: Iterator[tuple[ast.arg, ast.expr | None]] = iter(

@@ -1,0 +1,1 @@
+"""The upstream arm, and the chain that it replaces."""
