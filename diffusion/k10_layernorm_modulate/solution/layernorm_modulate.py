@@ -27,8 +27,8 @@ STEP, MOST_COLUMNS = 512, 6144
 room for a row of the second."""
 VECTOR = 8
 """Elements of a vector of 16 bytes."""
-CLUSTERS_FROM = 9
-"""Least compute capability that has all instructions of the kernel."""
+LEAST_CAPABILITY = 9
+"""Least major number of a compute capability that has all instructions of the kernel."""
 
 
 # --- configuration and selection
@@ -110,8 +110,8 @@ def _uncovered(call: Call) -> str | None:
             return f"{name} is a negated or conjugated view or a zero tensor: its memory does not hold its values"
         if tensor.stride(-1) != 1:
             return f"{name} has stride {tensor.stride(-1)} in its last dimension; the kernel takes 1"
-    if x.is_cuda and capability(x) < CLUSTERS_FROM:
-        return f"the GPU has compute capability {capability(x)}; the kernel takes {CLUSTERS_FROM} and up"
+    if x.is_cuda and capability(x) < LEAST_CAPABILITY:
+        return f"the GPU has compute capability {capability(x)}; the kernel takes {LEAST_CAPABILITY} and up"
     return None
 
 
