@@ -1,28 +1,20 @@
 """Upstream's kernel as its models call it, SGLang 0.5.23; import after `kda_judge.arms.upstream.activate`.
 
 The kernel's file also has a variant that stores float8, for which it imports three constants from a module that needs
-half of the framework. Where only the pinned files are there, that module is replaced by these constants, which this op
-does not use. In an installed SGLang nothing is replaced. The imports also look for the folders of CUDA sources, so the
-list of pinned files has a source of another kernel.
+half of the framework. That module is not pinned. These constants stand in for it; this op does not use them. In an
+installed SGLang nothing is replaced. The imports also look for the folders of CUDA sources, so the list of pinned files
+has a source of another kernel.
 """
 
-import importlib.util
 import sys
 from types import ModuleType
 
 import torch
 
 FLOAT8 = "sglang.kernels.ops.quantization.fp8_kernel"
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-if FLOAT8 not in sys.modules and not _is_there(FLOAT8):
+try:
+    __import__(FLOAT8)
+except ModuleNotFoundError:
     _largest = torch.finfo(torch.float8_e4m3fn).max
     sys.modules[FLOAT8] = ModuleType(FLOAT8)
     vars(sys.modules[FLOAT8]).update(fp8_dtype=torch.float8_e4m3fn, fp8_min=-_largest, fp8_max=_largest)
