@@ -421,12 +421,13 @@ def test_the_start_of_a_piece_is_no_time_of_its_rows(
 
 def test_what_a_limit_leaves_no_time_for_is_left_of_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """150 s are left, and a row takes 20 s: one worker begins six rows of eight, the other one the two others."""
-    now, begun = [1000.0], list[tuple[str, tuple[str, ...]]]()
+    now, begun, limits = [1000.0], list[tuple[str, tuple[str, ...]]](), list[float | None]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def say(_worker: Worker, question: Question, loaded: int) -> Answer:
         assert question.piece is not None
         begun.append((question.piece.id, question.piece.items))
+        limits.append(question.limit_s)
         now[0] += (30.0 + 20.0 * len(question.piece.items)) / loaded
         return Answer(line=json.dumps(question.piece.items))
 
@@ -449,6 +450,7 @@ def test_what_a_limit_leaves_no_time_for_is_left_of_a_piece(tmp_path: Path, monk
         assert Driver(folder, FakePool(workers(1), say), ask, 900.0).run(rest)
         assert begun[3:] == [("b", second.items[3:])]
         assert folder.done == {"a", "b"}
+    assert limits == [120.0, 120.0, 70.0, None], "within a grid or a sweep no row begins later; 30 s are the start"
 
 
 def test_a_piece_is_not_done_while_a_part_of_it_waits_runs_or_has_failed() -> None:

@@ -47,10 +47,10 @@ def followed(task: Task, gpu: str | None = None) -> list[SweepRecord]:
     kinds = {line.capability: line.device for lines in present.values() for line in lines}
     swept = {(record.capability, record.device) for record in records if record.usable}
     if gpu is not None:
-        kinds |= {capability: device for capability, device in swept if device == gpu}
-        if gpu not in kinds.values():
+        if not (asked := {capability: device for capability, device in swept if device == gpu}):
             there = ", ".join(sorted({repr(device) for _, device in swept})) or "none"
             raise UsageError(f"--gpu {gpu!r}: expected a GPU of a usable sweep in {log(task)}: {there}")
+        kinds |= asked
     held = {capability: device for capability, device in kinds.items() if (capability, device) in swept}
     return [one for one in records if held.get(one.capability, one.device) == one.device]
 
