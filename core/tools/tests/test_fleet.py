@@ -550,6 +550,19 @@ def test_a_question_leaves_no_file_behind_however_its_worker_ends(
     assert Answer.model_validate_json(broken.run(question)).failed == "the process ended with 1: no more"
 
 
+def test_the_process_of_the_next_question_starts_meanwhile_and_its_death_loses_nothing() -> None:
+    pid = "import os, sys; sys.stdin.read(); open(int(sys.argv[1]), 'w').write(f'{os.getpid()}\\n')"
+    worker = GpuWorker(["-c", pid], {}, [])
+    worker.run("{}")
+    assert worker._next is not None
+    waiting = worker._next[0]
+    assert int(worker.run("{}")) == waiting.pid
+    dead = worker._next[0]
+    dead.kill()
+    dead.wait()
+    assert int(worker.run("{}")) != dead.pid
+
+
 # ---- workers that are not alike ---------------------------------------------------------------
 
 

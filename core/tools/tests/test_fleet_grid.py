@@ -59,11 +59,11 @@ def await_event(running: subprocess.Popen[str], events: Path, what: str) -> None
 
 
 def kill_a_piece(driver: int) -> None:
-    """Kill a process that is at a piece."""
+    """Kill a process that is at a piece: it has started others, and one that waits for its question has not."""
     while True:
         for pid in trees([driver])[driver]:
             with suppress(OSError):  # it may have ended
-                if PIECE in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if PIECE in Path(f"/proc/{pid}/cmdline").read_bytes() and len(trees([pid])[pid]) > 1:
                     os.kill(pid, signal.SIGKILL)
                     return
         time.sleep(0.05)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from kda_judge.arms.process_tree import die_with_parent
@@ -24,8 +25,10 @@ SHOWN = 4000
 
 
 def main(descriptor: str) -> None:
-    """Read the question, do the work, and write the answer."""
+    """Import, wait for the question, do the work, and write the answer."""
     end_with_actor()
+    with suppress(ImportError):
+        import torch  # noqa: F401
     question = Question.model_validate_json(sys.stdin.buffer.read())
     keep_to_share(question.slot, question.slots)
     text = found(question).model_dump_json(exclude_defaults=True)
@@ -47,6 +50,8 @@ def keep_to_share(slot: int, slots: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if each := len(cores) // slots:
         os.sched_setaffinity(0, cores[slot * each : (slot + 1) * each])
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(each)  # it counted all cores when it was imported
 
 
 def found(question: Question) -> Answer:
