@@ -1107,6 +1107,7 @@ def test_a_solution_that_nobody_measured_is_written_with_a_note(
     command = ["port", "l02", "--sglang", str(tree)]
     with monkeypatch.context() as empty:
         empty.setattr(port_record.ledger, "read", lambda _: [])
+        empty.setattr(port_record, "log", lambda task: task.path / "no ports")
         code, _, err = kda(capsys, monkeypatch, *command, "--no-check", "--write")
     assert code == ExitCode.OK
     assert "note: l02_fused_add_rmsnorm: no run on a GPU is published" in err

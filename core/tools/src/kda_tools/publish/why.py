@@ -183,7 +183,9 @@ def _sweeps(task: Task, row: str) -> list[str]:
     lines = []
     for record, table, times in _swept(task, row):
         ranked = sorted((us, place) for place, us in enumerate(times.median_us) if us is not None)
-        best = [f"{us:.2f} us {_config(table.candidates[place])}" for us, place in ranked[:SHOWN_CONFIGURATIONS]]
+        shown = [(us, table.candidates[place]) for us, place in ranked[:SHOWN_CONFIGURATIONS]]
+        first = [f"{us:.2f} us {_config(one, {})}" for us, one in shown[:1]]
+        best = [*first, *(f"{us:.2f} us with {_config(one, shown[0][1])}" for us, one in shown[1:])]
         lines.append(
             f"sweep {record.utc} of {table.table}, {record.device}: {len(ranked)} of {len(table.candidates)} "
             f"configurations timed, {len(times.wrong)} wrong; copy {times.copy_us:.2f} us; best: {' | '.join(best)}"
@@ -204,8 +206,10 @@ def _swept(task: Task, row: str) -> list[tuple[SweepRecord, TableTimes, RowTimes
     return list(latest.values())
 
 
-def _config(candidate: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in candidate.items())
+def _config(candidate: Mapping[str, object], other: Mapping[str, object]) -> str:
+    """The candidate's values, without those that it shares with `other`."""
+    unlike = {key: value for key, value in candidate.items() if key not in other or other[key] != value}
+    return " ".join(f"{key}={value or repr(value)}" for key, value in unlike.items())
 
 
 def _notes(task: Task, row: str) -> list[str]:
@@ -252,10 +256,12 @@ def _gaps(task: Task, row: str, record: RunRecord | None, result: RowResult | No
         if absent:
             yield f"in run {record.run_id}: {', '.join(absent)}"
     swept = _swept(task, row)
-    for _, table, times in swept:
-        untimed = sum(us is None for us in times.median_us) - len(times.wrong)
-        if untimed > 0:
-            yield f"{untimed} of {len(table.candidates)} configurations of {table.table} on this row"
+    untimed = [
+        f"{count} of {len(table.candidates)} configurations of {table.table} on this row"
+        for _, table, times in swept
+        if (count := sum(us is None for us in times.median_us) - len(times.wrong)) > 0
+    ]
+    yield from dict.fromkeys(untimed)  # sweeps on several kinds of GPU leave out the same ones
     devices = {record.device for record, _, _ in swept}
     for name in task.config.targets:
         if not any(name in device.lower() for device in devices):
