@@ -8,6 +8,8 @@ from core.tools.tests.every_task import TASKS
 from kda_judge.arms.input_values import Family, make
 from kda_judge.contract.workloads import shrink
 from kda_judge.judge.oracle import load_reference
+from kda_judge.session import Request, open_session
+from kda_tools.lab.grid.grid_rows import grid_rows, whole_grid
 
 ALIKE = {
     "fuse_layernorm_scale_shift_gate_select01_kernel": {"scale0", "shift0", "gate0", "scale1", "shift1", "gate1"},
@@ -39,6 +41,13 @@ def test_operands_of_several_lines_lie_differently_in_some_row(task, op):
             continue
         pairs = [(row.inputs[one], row.inputs[other]) for row in rows if {one, other} <= row.inputs.keys()]
         assert any(steps(a) != steps(b) for a, b in pairs), (one, other)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.op)
+def test_every_row_keeps_the_contract_of_its_op(task):
+    """With a row that does not, `kda validate` ends before it checks any."""
+    session = open_session(Request(task=task, device="cpu"))
+    assert len(grid_rows(session, full=True)) == len(whole_grid(session, full=True))
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.op)

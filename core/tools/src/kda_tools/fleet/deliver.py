@@ -22,6 +22,7 @@ from kda_tools.lab.adversaries.table import ADVERSARIES, Adversary
 from kda_tools.lab.grid import grid_record
 from kda_tools.lab.grid.grid_record import GridRecord
 from kda_tools.lab.tune import tuning_files as tune
+from kda_tools.lab.tune.run_sweep import all_rows
 from kda_tools.lab.tune.sweep_record import SweepRecord
 from kda_tools.models import step_record
 from kda_tools.models.known_models import folder as models_folder
@@ -84,8 +85,7 @@ def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
     if not results:
         return
     asked = {row for piece in plan.pieces if piece.subject == task.op for row in piece.items}
-    known = (*task.workloads, *(row for sweep in tune.load(task) for row in sweep.rows))
-    rows = [row for row in dict.fromkeys(row.id for row in known) if row in asked]
+    rows = [row.id for row in all_rows(task, tune.load(task)) if row.id in asked]
     record: SweepRecord = joined(results, rows, whole=not plan.order.rows)
     if record in tune.recorded(task):
         return

@@ -25,13 +25,13 @@ def bench(question: Question, piece: Piece) -> Answer:
     from kda_tools.project.export.portable import portable
 
     order, task = question.order, find_task(piece.subject)
-    device, spent = "cuda" if order.kind == "cuda" else "cpu", list[str]()
-    begin(device)
+    spent: list[str] = []
+    begin(order.kind)
     with portable(task, "solution", {}) as ports:
         request = Request(
             task=task,
             rows=list(piece.items),
-            device=device,
+            device=order.kind,
             again=order.record or question.probe,
             quick=order.quick or question.probe,
             generations=PROBE_GENERATIONS if question.probe else None,
@@ -62,12 +62,11 @@ def validate(question: Question, piece: Piece) -> Answer:
     from kda_tools.lab.grid.run_grid import record_of
 
     order, wanted = question.order, set(piece.items)
-    device = "cuda" if order.kind == "cuda" else "cpu"
-    begin(device)
+    begin(order.kind)
     request = Request(
         task=find_task(piece.subject),
         rows=list(order.rows),
-        device=device,
+        device=order.kind,
         allow_busy=True,
         node=question.node,
         attempt=question.attempt,

@@ -59,7 +59,7 @@ def plan(request: Request) -> Plan:
     if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
         raise UsageError(f"--rounds: expected at least {FEWEST_ROUNDS}, for a spread, got {request.rounds}")
     sweeps = tune.load(request.task)
-    every = _rows(request.task, sweeps)
+    every = all_rows(request.task, sweeps)
     chosen = select(every, list(request.rows))
     found = [trial for one in sweeps for trial in trials(request.task, one, _own(one, sweeps, chosen))]
     if chosen == every:
@@ -82,7 +82,8 @@ def _expect_decided(task: Task, one: Sweep[Any], found: Sequence[Trial]) -> None
             raise UsageError(f"{where}: applies: no candidate is tried on all rows of {line}; they decide it together")
 
 
-def _rows(task: Task, sweeps: Sequence[Sweep[Any]]) -> tuple[Workload, ...]:
+def all_rows(task: Task, sweeps: Sequence[Sweep[Any]]) -> tuple[Workload, ...]:
+    """The frozen rows, then those that the sweeps add; a UsageError names ids that occur twice."""
     rows = (*task.workloads, *(row for sweep in sweeps for row in sweep.rows))
     ids = [row.id for row in rows]
     twice = sorted({name for name in ids if ids.count(name) > 1})
