@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-SAID = 6
+LAST_LINES = 6
 """Number of last output lines that are reported when a process ends without an answer."""
 ACTOR = "KDA_FLEET_ACTOR"
 """Environment variable with the pid of the actor; a process ends when its actor does."""
@@ -58,7 +58,7 @@ class GpuWorker:
             if (text := answer.read().decode()).endswith("\n"):  # else it died before or while it wrote
                 return text
             output.seek(0)
-            lines = output.read().decode(errors="replace").strip().splitlines()[-SAID:]
+            lines = output.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
             code = self._process.returncode
             return json.dumps({"failed": f"the process ended with {code}: {' | '.join(lines) or 'no output'}"})
 

@@ -53,7 +53,7 @@ class LoadPlan:
     command: str
 
 
-def run(plan: LoadPlan, said: Callable[[str], None]) -> LoadRecord:
+def run(plan: LoadPlan, show: Callable[[str], None]) -> LoadRecord:
     """Load the server and return the record, which counts failed requests too.
 
     Raises:
@@ -71,7 +71,7 @@ def run(plan: LoadPlan, said: Callable[[str], None]) -> LoadRecord:
         report = Path(folder) / "report.json"
         words = [program, *arguments(plan, engine, report)]
         env = engines.environment(plan.local)
-        said(f"loading {plan.url}: {plan.requests} requests, {plan.concurrency} at once, {plan.timeout_s:g} s at most")
+        show(f"loading {plan.url}: {plan.requests} requests, {plan.concurrency} at once, {plan.timeout_s:g} s at most")
         until_s = plan.timeout_s + REPORT_S
         try:
             ran = subprocess.run(
@@ -188,8 +188,8 @@ def _times(request: Mapping[str, Any], start: float) -> RequestTimes:
 
 def _error(request: Mapping[str, Any]) -> str:
     """The error text of a failed request in one line, cut before details that differ between requests."""
-    said = str(request["info"].get("error") or "no reason given").split("\\n")[0]
-    return " ".join(said.split())[:SHOWN_ERROR]
+    message = str(request["info"].get("error") or "no reason given").split("\\n")[0]
+    return " ".join(message.split())[:SHOWN_ERROR]
 
 
 def _checked(path: Path) -> str:

@@ -89,7 +89,7 @@ WITHIN = """    atol, rtol = TOLERANCES[str(one.dtype).removeprefix("torch.")]
     beyond = (one.double() - other.double()).abs()
     beyond -= atol + rtol * other.double().abs()
 """
-SAID = """    if bool((beyond <= 0).all()):  # NaN is not
+DIFFERENCE = """    if bool((beyond <= 0).all()):  # NaN is not
         return None
     return f"{name}: off by up to {beyond.max().item():.3g} more than allowed"
 """
@@ -160,7 +160,7 @@ def off(task: Task, ops: Iterable[str]) -> str:
         text += f"    if name in UNITS:\n        {apart}\n    else:\n{indent(WITHIN, '    ')}"
     else:
         text += WITHIN
-    return text + SAID + (NUMBERED if units else "")
+    return text + DIFFERENCE + (NUMBERED if units else "")
 
 
 def _rules(task: Task, ops: Iterable[str]) -> tuple[dict[str, float], list[str]]:

@@ -139,8 +139,8 @@ def _files(data: dict[str, Any], target: Name, template: str, language: str, oth
     made["bench/workloads.toml"] = rows
     made["bench/reference.py"] = f"{REFERENCE}{FLOATS}\n\n{data['reference'].strip()}\n"
     made["bench/grid.py"] = f"{GRID}{FLOATS}{data['grid'].rstrip()}\n{THIN}"
-    for arm, said in (("primary", "PyTorch's own functions: the arm to beat"), ("eager", "In plain PyTorch")):
-        made[f"baseline/{arm}.py"] = f'"""{said}."""\n\nimport torch\n\n\n{data[arm].strip()}\n'
+    for arm, summary in (("primary", "PyTorch's own functions: the arm to beat"), ("eager", "In plain PyTorch")):
+        made[f"baseline/{arm}.py"] = f'"""{summary}."""\n\nimport torch\n\n\n{data[arm].strip()}\n'
     made[f"solution/{call}.py"] = _solution(data, language)
     if language == "cuda":
         source = f"{data['cu'].strip()}\n"

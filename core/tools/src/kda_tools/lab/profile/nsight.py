@@ -104,8 +104,8 @@ def import_command(ncu: Path, report: Path) -> list[str]:
 def check(ran: Ran, arm: str, wanted: str, report: Path) -> None:
     """Raise for a capture that failed, with the cause and the remedy; `wanted` is the row."""
     complaints = "".join(f"\n    | {line}" for line in ran.output.splitlines() if line.startswith("==ERROR=="))
-    for said, meaning in COMPLAINTS.items():
-        if said in ran.output:
+    for words, meaning in COMPLAINTS.items():
+        if words in ran.output:
             raise MissingRequirement(f"ncu: {meaning}{complaints}")
     if wanted not in ran.done:
         raise ArmFailed(f"arm {arm!r} failed on row {wanted!r} under ncu (exit code {ran.code}){ran.tail}")
