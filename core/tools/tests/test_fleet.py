@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from core.tools.tests import test_tune as sweeps
 from kda_judge import bench
 from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
+from kda_judge.contract.workloads import TensorSpec
 from kda_judge.evidence import ledger
 from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.derive import recompute
@@ -46,6 +49,7 @@ from kda_tools.fleet.schedule import Schedule
 from kda_tools.lab.adversaries import page
 from kda_tools.lab.adversaries.table import ADVERSARIES
 from kda_tools.lab.grid import grid_record
+from kda_tools.lab.grid.grid_rows import whole_grid
 from kda_tools.lab.tune import run_sweep, tuning_files
 from kda_tools.models import known_models, run_step
 from kda_tools.project.export import portable as export
@@ -113,9 +117,36 @@ def test_few_items_are_one_piece_a_worker_from_all_over_them(count: int, several
     assert all(parts)
     assert len(parts) <= several
     sizes = [len(part) for part in parts]
-    assert max(sizes, default=0) - min(sizes, default=0) <= count / several / 8 + 1
+    assert max(sizes, default=0) - min(sizes, default=0) <= 4, "each of a worker's four runs has one item more or less"
     if count >= 100 * several:
-        assert all(int(part[0]) < count / 7 and int(part[-1]) > count * 6 / 7 for part in parts), "large ones to all"
+        assert all(int(part[0]) < count / 4 and int(part[-1]) > count * 3 / 4 for part in parts), "slow ones to all"
+
+
+def test_the_pieces_of_a_grid_share_few_compiled_kernels() -> None:
+    task = find_task("qknorm_rope")
+    rows = {row.id: row for row in whole_grid(open_session(Request(task=task, device="cpu")), full=True)}
+    launches = task.load("solution").launches
+
+    def kernels(items: Sequence[str]) -> set[str]:
+        found = (rows[item] for item in items)
+        calls = ((row.op, {name: _meta(spec) for name, spec in row.inputs.items()}, row.scalars) for row in found)
+        return {f"{one.name} {one.variant}" for call in calls for one in launches(*call)}
+
+    pieces = plan(order(Job.VALIDATE, task.op), 4)
+    assert sorted(item for piece in pieces for item in piece.items) == sorted(rows)
+    assert len(pieces) == 4
+    every = len(kernels(list(rows)))
+    loaded = sum(len(kernels(piece.items)) for piece in pieces)
+    in_order = sum(len(kernels(items)) for items in cut(list(rows), 4, least=1000))
+    assert every <= loaded < 0.7 * in_order, (every, loaded, in_order)
+
+
+def _meta(spec: TensorSpec) -> torch.Tensor:
+    """A tensor without memory."""
+    dtype = getattr(torch, spec.dtype)
+    if spec.strides is None:
+        return torch.empty(spec.shape, dtype=dtype, device="meta")
+    return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="meta")
 
 
 def test_a_bench_is_split_by_task_or_by_rows_that_join(task: Task) -> None:

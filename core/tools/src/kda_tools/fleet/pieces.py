@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import chain
+from itertools import chain, pairwise
 from math import ceil
 from typing import Annotated, Literal
 
@@ -16,8 +16,10 @@ SHARES = (1 / 2, 1 / 3, 1 / 6)
 """Sizes of a worker's pieces, as fractions of its share of the items, the largest first. With small ones at the end,
 all GPUs stop at about the same time.
 """
-RUNS = 8
-"""Runs of neighbours in a worker's only piece. Neighbours share compiled kernels, and their sizes differ little."""
+RUNS = 4
+"""Runs of neighbours in a worker's only piece. Neighbours share compiled kernels; with one run, a worker could get all
+the slow ones.
+"""
 Kind = Literal["cuda", "cpu"]
 
 
@@ -147,13 +149,13 @@ def cut(items: Sequence[str], workers: int, least: int = 1) -> list[tuple[str, .
     """Split all items into pieces for `workers`: each worker's share, in order, is divided by `SHARES`.
 
     Each piece starts arm processes of its own, which takes as long as a hundred rows of a grid. So if the smallest
-    piece would have fewer than `least` items, each worker gets one piece: runs of neighbours from all over the items,
-    since otherwise one worker would get all the large ones.
+    piece would have fewer than `least` items, each worker gets one piece: runs of neighbours from all over the items.
     """
     if len(items) / workers * SHARES[-1] < least:
-        size = max(1, ceil(len(items) / workers / RUNS))
-        runs = [items[start : start + size] for start in range(0, len(items), size)]
-        return [tuple(chain.from_iterable(runs[one::workers])) for one in range(min(workers, len(runs)))]
+        count = min(workers * RUNS, len(items))
+        ends = [len(items) * one // max(count, 1) for one in range(count + 1)]
+        runs = [items[first:last] for first, last in pairwise(ends)]
+        return [tuple(chain.from_iterable(runs[one::workers])) for one in range(min(workers, count))]
     left, found = list(items), list[tuple[str, ...]]()
     for share in SHARES:
         size = ceil(len(items) / workers * share)

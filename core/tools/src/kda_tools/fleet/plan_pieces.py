@@ -8,7 +8,7 @@ from math import ceil
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task, all_tasks, find_task
-from kda_judge.contract.workloads import select
+from kda_judge.contract.workloads import Workload, select
 from kda_judge.session import Request, open_session
 from kda_tools.fleet.pieces import Job, Kind, Order, Piece, cut
 
@@ -87,10 +87,17 @@ def _lacking(order: Order, task: Task) -> list[str]:
 
 
 def _grid_rows(order: Order, task: Task) -> list[str]:
+    """Rows that probably share compiled kernels are neighbours, so that a GPU compiles and loads few of them."""
     from kda_tools.lab.grid.grid_rows import whole_grid
 
     session = open_session(Request(task=task, device="cpu"))
-    return [row.id for row in select(whole_grid(session, order.full or order.kind == "cuda"), list(order.rows))]
+    rows = select(whole_grid(session, order.full or order.kind == "cuda"), list(order.rows))
+    return [row.id for row in sorted(rows, key=_specialised)]
+
+
+def _specialised(row: Workload) -> tuple[object, ...]:
+    """What kernels are usually specialised on: the op, the dtypes, and how many elements lie in a line of memory."""
+    return row.op, tuple((name, spec.dtype, spec.shape[-1:]) for name, spec in row.inputs.items())
 
 
 def _sweep_rows(order: Order, task: Task) -> list[str]:
