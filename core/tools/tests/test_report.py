@@ -34,6 +34,7 @@ from kda_tools.project.validate import problems, uncompared
 from kda_tools.publish import plots
 from kda_tools.publish.generate import publish
 from kda_tools.publish.joined_runs import measured
+from kda_tools.publish.read_once import once_per_task, unchanged_files
 from kda_tools.publish.report import (
     WHOSE,
     interval,
@@ -342,6 +343,25 @@ def test_the_latest_publishable_run_of_each_gpu(task: Task, record: RunRecord) -
     dirty = updated(make_record(task, seed=2, utc="2026-11-22T04:30:00Z"), provenance=OTHER_FILES)
     b200 = updated(make_record(task, seed=3), machine={"before": gpu_reading("NVIDIA B200")})
     assert published(task, [later, dirty, b200, record]) == {"h200": later, "b200": b200}
+
+
+def test_answers_are_kept_while_files_do_not_change(task: Task, record: RunRecord) -> None:
+    asked: list[object] = []
+
+    @once_per_task
+    def ask(_task: Task, records: Sequence[RunRecord]) -> int:
+        asked.append(records)
+        return len(asked)
+
+    runs = [record]
+    assert [ask(task, runs), ask(task, runs)] == [1, 2], "files may have changed in between"
+    with unchanged_files():
+        assert [ask(task, runs), ask(task, runs)] == [3, 3]
+        assert ask(task, [record]) == 4, "another list may hold other runs"
+        with unchanged_files():
+            assert ask(task, runs) == 3
+        assert ask(task, runs) == 3
+    assert ask(task, runs) == 5
 
 
 def test_runs_of_the_present_code_come_first(task: Task, record: RunRecord) -> None:

@@ -154,7 +154,7 @@ def _lacking(lacking: Sequence[Check]) -> str:
 
 def _standing(task: Task, state: State) -> str:
     lines = []
-    for target, record in report.published(task, ledger.read(task.ledger)).items():
+    for target, record in report.published_runs(task).items():
         stale = f" It is stale: {len(report.stale(task, record))} parts have changed since." * bool(
             report.stale(task, record)
         )

@@ -261,15 +261,17 @@ def compile(
 def _check_files(task: "Task") -> list[str]:
     """Print what is wrong with the task's files and published numbers, and return it."""
     from kda_tools.project.validate import problems, remarks, uncompared
+    from kda_tools.publish.read_once import unchanged_files
 
-    wrong = problems(task)
-    for line in wrong:
-        typer.echo(line, err=True)
-    typer.echo(f"{task.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
-    for line in remarks(task):
-        typer.echo(line)
-    if not wrong and (reason := uncompared(task)):
-        typer.echo(f"{task.op}: plots not compared: {reason}")
+    with unchanged_files():
+        wrong = problems(task)
+        for line in wrong:
+            typer.echo(line, err=True)
+        typer.echo(f"{task.op}: files and published numbers: {'wrong' if wrong else 'ok'}")
+        for line in remarks(task):
+            typer.echo(line)
+        if not wrong and (reason := uncompared(task)):
+            typer.echo(f"{task.op}: plots not compared: {reason}")
     return wrong
 
 

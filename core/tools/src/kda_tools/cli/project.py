@@ -220,23 +220,25 @@ def publish(
     from kda_tools.project import launch_scripts
     from kda_tools.publish import hardware_page
     from kda_tools.publish.generate import publish as generate
+    from kda_tools.publish.read_once import unchanged_files
 
-    models, llms = find_folder(), known_llms.find_folder()
-    blocks = (readme_block.block(models) if models else {}) | (llm_readme.block(llms) if llms else {})
-    changed = generate(all_tasks(), check=check, readme_blocks=blocks)
-    if models is not None:
-        changed += page.publish(models, check=check)
-        changed += ceilings_page.publish(models, check=check)
-    if llms is not None:
-        changed += llm_page.publish(llms, check=check)
-    changed += ports_page.publish(all_tasks(), check=check)
-    changed += launch_scripts.publish(all_tasks(), check=check)
-    if (root := checkout_root()) is not None:
-        changed += catalogue_pages.publish(root, all_tasks(), check=check)
-        changed += noise_page.publish(root, check)
-        changed += iterations_page.publish(root, all_tasks(), check)
-        changed += hardware_page.publish(root, check=check)
-        changed += fleet_record.publish(root, check=check)
+    with unchanged_files():
+        models, llms = find_folder(), known_llms.find_folder()
+        blocks = (readme_block.block(models) if models else {}) | (llm_readme.block(llms) if llms else {})
+        changed = generate(all_tasks(), check=check, readme_blocks=blocks)
+        if models is not None:
+            changed += page.publish(models, check=check)
+            changed += ceilings_page.publish(models, check=check)
+        if llms is not None:
+            changed += llm_page.publish(llms, check=check)
+        changed += ports_page.publish(all_tasks(), check=check)
+        changed += launch_scripts.publish(all_tasks(), check=check)
+        if (root := checkout_root()) is not None:
+            changed += catalogue_pages.publish(root, all_tasks(), check=check)
+            changed += noise_page.publish(root, check)
+            changed += iterations_page.publish(root, all_tasks(), check)
+            changed += hardware_page.publish(root, check=check)
+            changed += fleet_record.publish(root, check=check)
     for line in changed:
         typer.echo(line)
     if check and changed:

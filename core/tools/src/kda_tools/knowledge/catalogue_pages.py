@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence.ledger import read
 from kda_judge.evidence.run_record import Basis
 from kda_tools.knowledge.catalogue_diff import Change, difference
 from kda_tools.knowledge.catalogue_find import Known, known_entries
 from kda_tools.knowledge.op_facts import OpFacts, Release, facts_files, load_facts
-from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, interval, line, published, speedup, stale
+from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, interval, line, published_runs, speedup, stale
 from kda_tools.publish.task_notes import leftovers
 from kda_tools.publish.write_pages import write_pages
 
@@ -72,7 +71,7 @@ def _linked(task: Task) -> str:
 def _gain(task: Task) -> str:
     """The published device speedups of a task on each GPU, in words."""
     found = []
-    for target, record in published(task, read(task.ledger)).items():
+    for target, record in published_runs(task).items():
         both = [
             interval(value).partition(" ")[0]
             for arm in (BASELINE, LATEST)

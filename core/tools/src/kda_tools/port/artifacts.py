@@ -10,7 +10,7 @@ from statistics import geometric_mean
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import ledger, record_log
+from kda_judge.evidence import record_log
 from kda_judge.evidence.run_record import Basis, Metric, RunRecord
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
@@ -34,7 +34,7 @@ from kda_tools.publish.report import (
     median,
     microseconds,
     pin_name,
-    published,
+    published_runs,
     ratio,
     row_ratio,
     speedup,
@@ -153,7 +153,7 @@ class Measured:
 
 def _measured(task: Task, made: Artifacts) -> Measured:
     port = next(reversed(records(task)), None)
-    run = port.run if port else next(iter(published(task, ledger.read(task.ledger)).values()), None)
+    run = port.run if port else next(iter(published_runs(task).values()), None)
     if port is None:
         made.missing.append("no port was measured: `kda port TASK --sglang PATH --record`, on a GPU")
     if run is None:

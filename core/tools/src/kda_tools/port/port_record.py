@@ -12,7 +12,7 @@ from kda_judge.bench import run
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import ledger, record_log
+from kda_judge.evidence import record_log
 from kda_judge.evidence.gpu_state import has_gpu, read_state
 from kda_judge.evidence.run_record import RunRecord
 from kda_judge.session import Request, frozen_rows, open_session
@@ -20,7 +20,7 @@ from kda_tools.port.check_port import Grid
 from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME
 from kda_tools.port.upstream_tests import UpstreamTest
-from kda_tools.publish.report import published
+from kda_tools.publish.report import published_runs
 
 NOT_MEASURED = 'reason = "not measured'
 """Start of the reason of a choice in a `tuned.toml` that nobody has measured yet."""
@@ -146,7 +146,7 @@ def keep(port: Port, checked: Checks, measured: RunRecord) -> PortRecord:
 
 def unmeasured(task: Task) -> str | None:
     """A note if nothing of the solution, or not every choice in it, was measured on a GPU; else None."""
-    if not published(task, ledger.read(task.ledger)) and not log(task).is_file():
+    if not published_runs(task) and not log(task).is_file():
         return f"note: {task.folder}: no run on a GPU is published: nobody knows whether it is faster there"
     for path in sorted((task.path / "solution").rglob("tuned*.toml")):
         text = path.read_text(encoding="utf-8")

@@ -9,11 +9,10 @@ from tempfile import TemporaryDirectory
 
 from kda_judge.bench import run
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Basis, Interval, RowResult, RunRecord
 from kda_judge.session import Request, open_session
 from kda_tools.port.upstream_check import Checked, write_arm
-from kda_tools.publish.report import published
+from kda_tools.publish.report import published_runs
 
 ARM = "upstream_other"
 """Name of the release's arm in a run's record."""
@@ -86,7 +85,7 @@ def _stands_on(checked: Checked, upstream: str | None) -> bool:
 def _published(task: Task, now: RunRecord) -> dict[str, dict[str, Interval]]:
     """Row -> opponent -> the published speedup on the same kind of GPU."""
     gpu = now.machine.before.name if now.machine.before else ""
-    for record in published(task, ledger.read(task.ledger)).values():
+    for record in published_runs(task).values():
         if record.machine.before is not None and record.machine.before.name == gpu:
             return {row.id: row.speedup.get(Basis.DEVICE, {}) for row in record.rows}
     return {}

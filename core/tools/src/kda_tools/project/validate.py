@@ -55,7 +55,7 @@ def remarks(task: Task) -> list[str]:
 
 def uncompared(task: Task) -> str | None:
     """Why published plots cannot be compared; None if they can, or if there are none."""
-    return plots.missing() if report.published(task, ledger.read(task.ledger)) else None
+    return plots.missing() if report.published_runs(task) else None
 
 
 def _contract(task: Task) -> list[str]:
@@ -104,7 +104,7 @@ def _published(task: Task) -> list[str]:
 
 def _current(task: Task) -> list[RunRecord]:
     """The published runs that are not stale; `_stale` reports the others."""
-    runs = report.published(task, ledger.read(task.ledger)).values()
+    runs = report.published_runs(task).values()
     return [record for record in runs if not report.stale(task, record)]
 
 
@@ -127,6 +127,6 @@ def _stale(task: Task) -> list[str]:
     """Parts that have changed since a published run measured them."""
     return [
         f"{task.ledger}: run {record.run_id} is stale: {part}; record a new run on the GPU"
-        for record in report.published(task, ledger.read(task.ledger)).values()
+        for record in report.published_runs(task).values()
         for part in report.stale(task, record)
     ]

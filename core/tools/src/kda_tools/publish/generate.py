@@ -6,7 +6,6 @@ from pathlib import Path
 
 from kda_judge.contract.errors import LedgerError, UsageError
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
-from kda_judge.evidence.ledger import read
 from kda_judge.evidence.run_record import RunRecord
 from kda_tools.publish import family_map, tutorial_blocks
 from kda_tools.publish import grid_page as grid_digest
@@ -14,7 +13,7 @@ from kda_tools.publish import profile_page as profile_digest
 from kda_tools.publish import sanitize_page as sanitize_digest
 from kda_tools.publish.plots import FOLDER, OVERVIEW, overview_svg, plots
 from kda_tools.publish.read_once import unchanged_files
-from kda_tools.publish.report import COMMAND, HEADER, published, shown_ids
+from kda_tools.publish.report import COMMAND, HEADER, published, recorded, shown_ids
 from kda_tools.publish.results_page import results_md
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME, rows_csv, rows_json
 from kda_tools.publish.tables import Ledgers, overview_md, replace_block
@@ -45,7 +44,7 @@ def publish(
         MissingRequirement: plots are to be drawn, and the matplotlib release for it is not installed.
         UsageError: the README or a family's README lacks the markers of a generated block.
     """
-    ledgers = [(task, read(task.ledger)) for task in tasks]
+    ledgers = [(task, recorded(task)) for task in tasks]
     if strays := [line for task in tasks for line in foreign_lines(task)]:
         raise LedgerError("\n".join(strays))  # no page can be made from a log with runs of two tasks
     if not check:
@@ -93,7 +92,7 @@ def _of_all_tasks(
 ) -> Iterable[tuple[Path, str]]:
     """Path and text of the README, the plot of all tasks, the tutorial, and the families' maps."""
     known = {task.path: records for task, records in ledgers}
-    everything = [(task, known[task.path] if task.path in known else read(task.ledger)) for task in find_tasks()]
+    everything = [(task, known[task.path] if task.path in known else recorded(task)) for task in find_tasks()]
     readme = root / "README.md"
     if not readme.is_file():
         raise UsageError(f"{readme}: file not found; it holds the overview of all tasks")

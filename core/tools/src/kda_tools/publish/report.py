@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 
 from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import gpu_state, gpu_watch, provenance, stats
+from kda_judge.evidence import gpu_state, gpu_watch, ledger, provenance, stats
 from kda_judge.evidence.derive import MEASURED, samples_of
 from kda_judge.evidence.run_record import Basis, Headline, Interval, Machine, Metric, RowResult, RunRecord
 from kda_tools.lab.compare_runs import MARGIN
 from kda_tools.publish.joined_runs import joined
+from kda_tools.publish.read_once import once_per_task
 from kda_tools.publish.staleness import changed, hashes, is_lost
 from kda_tools.publish.task_notes import leftovers
 
@@ -63,6 +64,18 @@ def publishable(task: Task, record: RunRecord) -> list[str]:
     return [*_setup_problems(task, record), *_row_problems(task, record)]
 
 
+@once_per_task
+def recorded(task: Task) -> list[RunRecord]:
+    """Every run in the task's ledger, the oldest first."""
+    return ledger.read(task.ledger)
+
+
+def published_runs(task: Task) -> dict[str, RunRecord]:
+    """As `published`, of all recorded runs."""
+    return published(task, recorded(task))
+
+
+@once_per_task
 def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """Target -> its latest publishable run, those of the present code first; a run joined from parts counts too."""
     latest, every = {}, list(records)

@@ -10,7 +10,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload
-from kda_judge.evidence import ledger, record_log
+from kda_judge.evidence import record_log
 from kda_judge.evidence.derive import MEASURED
 from kda_judge.evidence.run_record import Basis, Metric, RowResult, RunRecord
 from kda_tools.lab.profile.profile_record import ProfileRecord
@@ -72,7 +72,7 @@ def why(task: Task, row: str, tried: Tried = ()) -> str:
 
 def missing_rows(task: Task) -> list[str]:
     """Production rows that miss their target in a published run; the row furthest from its limit (in us) first."""
-    runs = report.published(task, ledger.read(task.ledger))
+    runs = report.published_runs(task)
     found: dict[str, float] = {}
     for target, record in runs.items():
         misses = set(report.misses(record, task.config.targets[target]))
@@ -84,7 +84,7 @@ def missing_rows(task: Task) -> list[str]:
 
 def _latest(task: Task, row: str) -> tuple[RunRecord | None, RowResult | None]:
     """The newest measured run with that row: a published one if there is one, else any."""
-    records = ledger.read(task.ledger)
+    records = report.recorded(task)
     shown = list(report.published(task, records).values())
     for record in (*sorted(shown, key=report.by_age, reverse=True), *sorted(records, key=report.by_age, reverse=True)):
         for result in record.rows:

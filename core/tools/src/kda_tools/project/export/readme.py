@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from kda_judge.contract.tasks import Task, checkout_root
-from kda_judge.evidence import ledger, provenance
+from kda_judge.evidence import provenance
 from kda_judge.evidence.run_record import Metric, RunRecord
 from kda_tools.project.export.sources import VENDORED, exact_ops
-from kda_tools.publish.report import BASELINE, LATEST, SUBJECT, line, median, microseconds, pin_name, published, stale
+from kda_tools.publish.report import (
+    BASELINE,
+    LATEST,
+    SUBJECT,
+    line,
+    median,
+    microseconds,
+    pin_name,
+    published_runs,
+    stale,
+)
 from kda_tools.publish.row_inputs import inputs
 
 LAUNCHERS = {
@@ -69,7 +79,7 @@ def port_readme(task: Task, package: str, ops: Sequence[str], about: Sequence[st
 
 def is_measured(task: Task) -> bool:
     """Whether a run of the task is published."""
-    return bool(published(task, ledger.read(task.ledger)))
+    return bool(published_runs(task))
 
 
 def _bits(task: Task, ops: Sequence[str]) -> str:
@@ -79,7 +89,7 @@ def _bits(task: Task, ops: Sequence[str]) -> str:
 
 def _all_measured(task: Task, ops: Sequence[str]) -> list[str]:
     """Tables of every published run that has rows of these ops."""
-    records = published(task, ledger.read(task.ledger)).values()
+    records = published_runs(task).values()
     tables = [_measured(task, record, ops) for record in records if any(row.op in ops for row in record.rows)]
     return tables or [UNMEASURED]
 
@@ -89,7 +99,7 @@ def origin(task: Task, files: dict[str, str]) -> dict[str, Any]:
     git = provenance.git_state(checkout_root())
     runs = {
         target: {"run_id": record.run_id, "stale": bool(stale(task, record))}
-        for target, record in published(task, ledger.read(task.ledger)).items()
+        for target, record in published_runs(task).items()
     }
     return {
         "task": task.folder,
