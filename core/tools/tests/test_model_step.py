@@ -23,6 +23,7 @@ from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_tasks
 from kda_judge.evidence import provenance, record_log
+from kda_judge.evidence.run_record import Interval
 from kda_tools import cli
 from kda_tools.models import (
     boot,
@@ -701,12 +702,30 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     none = measured(model="zimage", calls=())
     *_, first, second, _, _ = readme_block.steps_md([none, measured()], folder).splitlines()
     assert first.startswith("| [flux]"), "a model with calls of ours comes first"
+    boards = [on_board(measured(), name) for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200")]
+    lines = readme_block.steps_md(boards, folder).splitlines()[2:4]
+    assert [line.split(" | ")[2] for line in lines] == ["H200", "H100"], "a line for each kind of GPU"
+    less = on_board(measured(calls=()), "NVIDIA H200")
+    assert [line.count("(stale)") for line in readme_block.steps_md([boards[1], less], folder).splitlines()[2:4]] == [
+        0,
+        1,
+    ]
     assert second.endswith(" | 0 | 0.10 → 0.05 | - | - |")
+    far = {"estimate": 1.0, "low": 0.97, "high": 1.11, "level": 0.95}
+    noisy = record.modes["eager"].model_copy(update={"noise": Interval(**far)})
+    text = readme_block.steps_md([record.model_copy(update={"modes": {**record.modes, "eager": noisy}})], folder)
+    assert f"| {place} | too noisy | too noisy | - |" in text, "a mean of such times tells nobody anything"
+    assert "*Too noisy*: upstream's step differs by more than 10% from itself." in text
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
     assert f"| [flux]({there}) (stale) | {place} | 0.10" in readme_block.steps_md([old], folder)
     assert readme_block.steps_md([old], folder).endswith(
-        "*Stale*: measured before the code, the shapes or a pin changed.\n"
+        "*Stale*: measured before the code, the shapes or a pin changed, or before a task was added.\n"
     )
+
+
+def on_board(record: StepRecord, name: str) -> StepRecord:
+    """The record as if it had been made on a GPU of this name."""
+    return record.model_copy(update={"machine": record.machine.model_copy(update={"before": gpu_reading(name)})})
 
 
 def test_the_readme_folds_all_but_a_few_models(monkeypatch):

@@ -9,8 +9,8 @@ from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
 from kda_tools.models.known_models import FOLDER
 from kda_tools.models.page import anchor, stale, unfit
-from kda_tools.models.step_record import Samples, StepRecord, log
-from kda_tools.publish.report import NONE, STALE, STALE_MEANS, gpu_of, interval, line
+from kda_tools.models.step_record import Mode, Samples, StepRecord, log
+from kda_tools.publish.report import NONE, STALE, gpu_of, interval, line
 
 NAME = "steps"
 """Name of the generated block."""
@@ -19,7 +19,14 @@ PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
 CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
 """The page of what faster kernels could give, if a profile is recorded."""
 SHOWN = 4
-"""Models before the fold, so that the README's first screen holds its three questions."""
+"""Lines before the fold, so that the README's first screen holds its three questions."""
+MOST_NOISE = 0.1
+"""How far upstream's step may be from itself: beyond, the times of that mode say nothing."""
+OLD_MEANS = " *Stale*: measured before the code, the shapes or a pin changed, or before a task was added."
+"""Explains the mark `STALE` to a reader."""
+NOISY = "too noisy"
+NOISY_MEANS = f" *Too noisy*: upstream's step differs by more than {MOST_NOISE:.0%} from itself."
+"""Explains the words to a reader."""
 NOTHING = (
     "No step of a model is recorded on a GPU yet, so milliseconds are missing here; "
     "`kda model step MODEL --record` adds them. The pictures below are of single kernels.\n"
@@ -32,29 +39,32 @@ def block(folder: Path) -> dict[str, str]:
 
 
 def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
-    """A line for each model: the latest run on a GPU that nothing disturbed, of the latest release."""
+    """A line for each model and kind of GPU: the latest run that nothing disturbed, of the latest release."""
     fit = [r for r in records if not unfit(r, folder) and not r.tiny and r.arm == "solution" and _ran(r, "eager")]
-    latest = {record.model: record for record in sorted(fit, key=lambda one: _numbers(one.release))}
+    by_release = sorted(fit, key=lambda one: _numbers(one.release))
+    latest = {(record.model, gpu_of(record.machine)): record for record in by_release}
     if not latest:
         return NOTHING
+    current = [record for record in latest.values() if not stale(record, folder)]
+    old = {id(record) for record in latest.values() if record not in current or _lacks(record, current)}
     lines = [
         line(
-            f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * bool(stale(record, folder)),
+            f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
             record.release,
             gpu_of(record.machine),
             f"{record.layers} of {record.layers_of_model}",
             str(_replaced(record)),
-            f"{_milliseconds(record.modes['eager'].upstream)} → {_milliseconds(record.modes['eager'].subject)}",
+            NOISY if _noisy(record, "eager") else _before_and_after(record.modes["eager"]),
             *(_speedup(record, mode) for mode in ("eager", "graph")),
         )
-        for record in sorted(latest.values(), key=lambda one: not _replaced(one))
+        for record in sorted(latest.values(), key=lambda one: (not _replaced(one), id(one) in old, _newest(one)))
     ]
     head = line("model", "sglang", "GPU", "layers", "our calls", "ms, eager", "speedup, eager", "speedup, CUDA graph")
-    footnote = STALE_MEANS * any(STALE in one for one in lines)
+    footnote = OLD_MEANS * any(STALE in one for one in lines) + NOISY_MEANS * any(NOISY in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * step_hotspots.log(folder).is_file()
     head += "|---" * 8 + "|\n"
     shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
-    folded = f"<details><summary>Other models</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
+    folded = f"<details><summary>More models and GPUs</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
         f"{head}{shown}\n"
         f"Steps of SGLang's own transformers, each with the layers named: [what a step is made of]({PAGE}){more}. "
@@ -63,12 +73,31 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     )
 
 
+def _lacks(record: StepRecord, others: Sequence[StepRecord]) -> bool:
+    """Whether a run of the same step calls ops of more tasks, as after a new task came."""
+    of = (record.model, record.release)
+    later = {call.task for one in others if (one.model, one.release) == of for call in one.calls}
+    return not later <= {call.task for call in record.calls}
+
+
+def _newest(record: StepRecord) -> list[int]:
+    """Sorts newer releases first."""
+    return [-number for number in _numbers(record.release)]
+
+
 def _replaced(record: StepRecord) -> int:
     return sum(call.count for call in record.calls)
 
 
 def _speedup(record: StepRecord, mode: str) -> str:
-    return interval(record.modes[mode].speedup) if _ran(record, mode) and _replaced(record) else NONE
+    if not _ran(record, mode) or not _replaced(record):
+        return NONE
+    return NOISY if _noisy(record, mode) else interval(record.modes[mode].speedup)
+
+
+def _noisy(record: StepRecord, mode: str) -> bool:
+    noise = record.modes[mode].noise
+    return noise is not None and max(1 - noise.low, noise.high - 1) > MOST_NOISE
 
 
 def _ran(record: StepRecord, mode: str) -> bool:
@@ -77,6 +106,10 @@ def _ran(record: StepRecord, mode: str) -> bool:
 
 def _numbers(release: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", release)]
+
+
+def _before_and_after(timed: Mode) -> str:
+    return f"{_milliseconds(timed.upstream)} → {_milliseconds(timed.subject)}"
 
 
 def _milliseconds(samples: Samples) -> str:
