@@ -41,6 +41,7 @@ from kda_tools.fleet.gpu_worker import GpuWorker
 from kda_tools.fleet.join_sweeps import joined
 from kda_tools.fleet.live_view import busy_s, line, summary
 from kda_tools.fleet.node_facts import changed, odd, refuse_odd
+from kda_tools.fleet.past_runs import seconds_of_rows
 from kda_tools.fleet.pieces import Answer, Job, NodeFacts, Order, Piece, Question, Result, cut, remaining
 from kda_tools.fleet.places import kind_of, places
 from kda_tools.fleet.plan_pieces import names, plan
@@ -448,6 +449,31 @@ def test_the_start_of_a_piece_is_no_time_of_its_rows(
         schedule = Schedule.of(pieces, (), {}, limit=3)
         Driver(folder, FakePool(workers(1), say), ask, 900.0, until=now[0] + took + 280.0).run(schedule)
         assert folder.done == done
+
+
+def test_the_first_piece_of_a_task_is_no_longer_than_its_recorded_runs_say(tmp_path: Path, task: Task) -> None:
+    """Its last runs took up to 25 s a row beyond the start: in 150 s a worker begins four rows of eight."""
+    before = make_record(task)
+    rows = len(before.rows)
+    for utc, seconds in (("1", 900.0), ("2", 30.0 + 20.0 * rows), ("3", 20.0), ("4", 30.0 + 25.0 * rows)):
+        late = {"utc": f"2026-11-19T0{utc}:00:00Z", "run_id": f"2026111{utc}T000000Z-00000{utc}", "seconds": seconds}
+        ledger.append(task.ledger, recompute(before.model_copy(update=late)))
+    expected = seconds_of_rows(order())
+    assert expected == {"fake": 25.0}
+    assert seconds_of_rows(order(quick=True)) == {}
+    pieces = [Piece(id="fake 1/1", subject="fake", items=tuple("abcdefgh"))]
+    begun: list[tuple[str, ...]] = []
+
+    def say(_worker: Worker, question: Question, _loaded: int) -> Answer:
+        assert question.piece is not None
+        begun.append(question.piece.items)
+        return Answer(line="{}")
+
+    with RunFolder(tmp_path / "folder").open() as folder:
+        schedule = Schedule.of(pieces, (), {}, limit=3)
+        options: dict[str, Any] = {"until": time.monotonic() + 150.0, "divisible": True, "expected_s": expected}
+        Driver(folder, FakePool(workers(1), say), ask, 900.0, **options).run(schedule)
+    assert begun[0] == ("a", "b", "c", "d")
 
 
 def test_what_a_limit_leaves_no_time_for_is_left_of_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -130,6 +130,8 @@ class Driver:
     """Whether a worker may do some of a piece's items, if all of them would take too long."""
     each_s: dict[str, float] = field(default_factory=dict)
     """Subject -> seconds of an item beyond the start, on average, in the piece of it that took longest so far."""
+    expected_s: Mapping[str, float] = field(default_factory=dict)
+    """The same from earlier runs, for subjects of which no piece has come back."""
 
     def run(self, schedule: Schedule) -> bool:
         """Work until all pieces are done or given up. False after Ctrl-C or at the limit; the results so far are kept.
@@ -189,8 +191,9 @@ class Driver:
         return time.monotonic() + START_S + self._each(piece) * max(len(piece.items), 1) <= self.until
 
     def _each(self, piece: Piece) -> float:
-        """Seconds of an item: as those of the subject took, else longer than any did."""
-        return self.each_s.get(piece.subject, UNKNOWN * max(self.each_s.values(), default=0.0))
+        """Seconds of an item: as those of the subject took, now or in an earlier run, else longer than any took now."""
+        unknown = UNKNOWN * max(self.each_s.values(), default=0.0)
+        return self.each_s.get(piece.subject, self.expected_s.get(piece.subject, unknown))
 
     def _room(self, piece: Piece) -> int:
         """How many of the piece's items end in time; 0 if they would take less than their start."""

@@ -20,6 +20,7 @@ from kda_tools.fleet.drive import Driver, Pool, Worker
 from kda_tools.fleet.live_view import showing, summary
 from kda_tools.fleet.node_facts import demand, facts, refuse_odd
 from kda_tools.fleet.open_run import Wish, baggage_of, check, folder_of, known, planned, resumed
+from kda_tools.fleet.past_runs import seconds_of_rows
 from kda_tools.fleet.pieces import Job, Kind, NodeFacts, Order, Piece, Question, remaining
 from kda_tools.fleet.places import Place, kind_of, places
 from kda_tools.fleet.run_folder import Plan, RunFolder
@@ -86,7 +87,15 @@ def _run(
 
         with showing(folder, pool.alive, len(plan.pieces)) as look:
             driver = Driver(
-                folder, pool, _asking(order), wish.timeout_s, mark, look, until, divisible=bool(order.missing)
+                folder,
+                pool,
+                _asking(order),
+                wish.timeout_s,
+                mark,
+                look,
+                until,
+                divisible=bool(order.missing),
+                expected_s={} if until == math.inf else seconds_of_rows(order),
             )
             complete = driver.run(schedule)
             at_limit = driver.at_limit(schedule)
