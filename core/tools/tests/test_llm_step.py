@@ -240,6 +240,15 @@ def test_the_readme_shows_the_latest_clean_run_of_each_model(monkeypatch):
     assert ", 2 of 36 layers (stale) | H200 | 2.000" in shown
     assert shown.endswith("*Stale*: measured before the code, the shapes or a pin changed.\n")
     assert "*Stale*" not in note
+    board = record.machine.model_copy(update={"before": gpu_reading("NVIDIA H100 80GB HBM3")})
+    other = [record.model_copy(update=more) for more in ({"machine": board}, {"model": "llama3.1-8b"})]
+    lines = readme_block.steps_md([record, *other[::-1]], FOLDER).splitlines()[2:5]
+    told = [line.split(" | ")[:2] for line in lines]
+    assert [(name.split("]")[0], gpu) for name, gpu in told] == [
+        ("| [qwen3-8b", "H100"),
+        ("| [qwen3-8b", "H200"),
+        ("| [llama3.1-8b", "H200"),
+    ]
 
 
 def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):

@@ -22,14 +22,15 @@ def block(folder: Path) -> dict[str, str]:
 
 
 def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
-    """A line for each model, a column for each phase: the latest run on a GPU that nothing disturbed."""
+    """A line for each model and kind of GPU, a column for each phase: the latest run that nothing disturbed."""
     fit = [one for one in records if one.machine.before and not unfit(one, folder)]
-    latest = {record.model: record for record in fit}
+    models = list(dict.fromkeys(record.model for record in fit))
+    latest = {(models.index(record.model), gpu_of(record.machine)): record for record in fit}
     if not latest:
         return NOTHING
     names = list(dict.fromkeys(phase.name for record in latest.values() for phase in record.phases))
     lines = []
-    for record in latest.values():
+    for _, record in sorted(latest.items()):
         found = {phase.name: _cell(phase) for phase in record.phases}
         page = f"{FOLDER.as_posix()}/docs/{record.model}.md#{HEADING.lower().replace(' ', '-')}"
         whole = (
