@@ -607,7 +607,7 @@ def measured(**changed) -> StepRecord:
         "wheel": "sglang 0.5.23 0",
         "files": "0" * 64,
         "versions": {},
-        "machine": provenance.host().model_dump(),
+        "machine": provenance.host().model_dump() | {"before": gpu_reading().model_dump()},
         "standins": (),
         "placeholders": (),
         "mounted": (),
@@ -668,7 +668,7 @@ def test_the_page_says_psnr_and_which_code_is_stale(monkeypatch):
     found = page.contents([record], ROOT / known_models.FOLDER)
     assert "after 1 step, PSNR: solution to upstream 54.0 dB, upstream to eager equal, solution to" in found["steps.md"]
     assert "**stale**: the code or the settings of the run changed since" in found["steps.md"]
-    assert "PSNR, dB" in found["plots/drift-flux-0.5.23-solution.svg"]
+    assert "PSNR, dB" in found["plots/drift-flux-0.5.23-solution-h200.svg"]
 
 
 def test_only_an_exact_arm_has_the_tier_of_an_upstream_that_is_bit_exact():
@@ -690,10 +690,10 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     older = measured(release="0.5.12.post1")
     head, _, line, _, where = readme_block.steps_md([measured(), *unfit, older], folder).splitlines()
     assert head.count("|") == line.count("|")
-    there = "diffusion/models/docs/steps.md#flux-sglang-0523-solution"
+    there = "diffusion/models/docs/steps.md#flux-sglang-0523-solution-h200"
     record = measured()
     calls = sum(call.count for call in record.calls)
-    place = f"{record.release} | - | {record.layers} of {record.layers_of_model} | {calls}"
+    place = f"{record.release} | H200 | {record.layers} of {record.layers_of_model} | {calls}"
     assert line == f"| [flux]({there}) | {place} | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
     assert (
         "[what a step is made of](diffusion/models/docs/steps.md) and "

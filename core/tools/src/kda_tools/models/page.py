@@ -16,6 +16,7 @@ from kda_tools.models.run_step import hashes
 from kda_tools.models.step_record import BOUND, StepRecord, log
 from kda_tools.models.views import UNTIMED, facts, heading, on_gpu, row_of, timing
 from kda_tools.publish import figures
+from kda_tools.publish.report import gpu_of, line
 from kda_tools.publish.staleness import CHANGES, LOST, is_lost
 from kda_tools.publish.write_pages import write_pages
 
@@ -78,12 +79,12 @@ def claims(record: StepRecord) -> str | None:
 
 def contents(records: Sequence[StepRecord], folder: Path) -> dict[str, str]:
     """File name in `docs/` -> text; nothing without a record."""
-    latest: dict[tuple[str, str, str, bool], StepRecord] = {}
+    latest: dict[tuple[str, str, str, str, bool], StepRecord] = {}
     for record in records:
-        key = (record.model, record.release, record.arm, record.tiny)
+        key = (record.model, record.release, gpu_of(record.machine), record.arm, record.tiny)
         if not unfit(record, folder) or key not in latest or unfit(latest[key], folder):
             latest[key] = record  # a disturbed run never stands in a clean one's place
-    chosen = list(latest.values())
+    chosen = [record for _, record in sorted(latest.items())]
     if not chosen:
         return {}
     found = {f"plots/{drift_name(record)}": drift_svg(record) for record in chosen if record.drift}
@@ -106,12 +107,12 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
         parts.append("![Share of a step's GPU time by kind of kernel](plots/shares.svg)\n")
     if measured:
         lines = [
-            f"| {r.model} | {r.release} | {r.arm} | {r.layers} of {r.layers_of_model} | {name} | {timing(mode)} |\n"
+            line(r.model, r.release, gpu_of(r.machine), r.arm, f"{r.layers} of {r.layers_of_model}", name, timing(mode))
             for r in measured
             for name, mode in r.modes.items()
         ]
-        head = "| model | sglang | arm | layers | mode | upstream -> arm, speedup, A/A |\n|---|---|---|---|---|---|\n"
-        parts.append(head + "".join(lines))
+        head = line("model", "sglang", "GPU", "arm", "layers", "mode", "upstream -> arm, speedup, A/A")
+        parts.append(f"{head}{'|---' * 7}|\n{''.join(lines)}")
     else:
         parts.append(f"{UNTIMED}\n")
     parts += [section_md(record, stale_parts[id(record)]) for record in chosen]
@@ -120,7 +121,8 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
 
 def title(record: StepRecord) -> str:
     """The heading of a run's section."""
-    return f"{record.model}, sglang {record.release}, {record.arm}{', without a GPU' if record.tiny else ''}"
+    where = "without a GPU" if record.tiny else gpu_of(record.machine)
+    return f"{record.model}, sglang {record.release}, {record.arm}, {where}"
 
 
 def anchor(record: StepRecord) -> str:
@@ -164,8 +166,9 @@ def stale(record: StepRecord, folder: Path) -> list[str]:
 
 
 def drift_name(record: StepRecord) -> str:
-    """`drift-qwen-image-0.5.23-solution.svg`."""
-    return f"drift-{record.model}-{record.release}-{record.arm}{'-tiny' if record.tiny else ''}.svg"
+    """`drift-qwen-image-0.5.23-solution-h200.svg`."""
+    where = "tiny" if record.tiny else re.sub(r"[^a-z0-9]+", "-", gpu_of(record.machine).lower())
+    return f"drift-{record.model}-{record.release}-{record.arm}-{where}.svg"
 
 
 def drift_svg(record: StepRecord) -> str:
@@ -201,7 +204,7 @@ def drift_svg(record: StepRecord) -> str:
 
 def shares_svg(records: Sequence[StepRecord]) -> str:
     """One bar for each run: where upstream's GPU time of a step goes."""
-    names = [f"{record.model} {record.release}" for record in records]
+    names = [f"{record.model} {record.release} {gpu_of(record.machine)}" for record in records]
 
     def draw(axes: Axes) -> None:
         left = [0.0] * len(records)
