@@ -42,7 +42,7 @@ from kda_tools.fleet.join_sweeps import joined
 from kda_tools.fleet.live_view import busy_s, line, summary
 from kda_tools.fleet.node_facts import changed, odd, refuse_odd
 from kda_tools.fleet.past_runs import seconds_of_rows
-from kda_tools.fleet.pieces import Answer, Job, NodeFacts, Order, Piece, Question, Result, cut, remaining
+from kda_tools.fleet.pieces import Answer, Job, NodeFacts, Order, Piece, Question, Result, cut, deal, remaining
 from kda_tools.fleet.places import kind_of, places
 from kda_tools.fleet.plan_pieces import names, plan
 from kda_tools.fleet.run_folder import Plan, RunFolder
@@ -148,6 +148,16 @@ def _meta(spec: TensorSpec) -> torch.Tensor:
     if spec.strides is None:
         return torch.empty(spec.shape, dtype=dtype, device="meta")
     return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="meta")
+
+
+@given(st.integers(0, 60), st.integers(1, 16), st.integers(0, 3))
+def test_dealt_items_take_all_workers_about_as_long(count: int, several: int, power: int) -> None:
+    items = {str(number): float(count - number) ** power for number in range(count)}  # the slowest first
+    parts = deal(list(items), several)
+    assert sorted((item for part in parts for item in part), key=int) == list(items)
+    assert len(parts) == min(several, count)
+    sums = [sum(items[item] for item in part) for part in parts]
+    assert max(sums, default=0.0) - min(sums, default=0.0) <= max(items.values(), default=0.0), "by no more than one"
 
 
 def test_a_bench_is_split_by_task_or_by_rows_that_join(task: Task) -> None:

@@ -165,3 +165,15 @@ def cut(items: Sequence[str], workers: int, least: int = 1) -> list[tuple[str, .
                 left = left[size:]
     assert not left
     return found
+
+
+def deal(items: Sequence[str], workers: int) -> list[tuple[str, ...]]:
+    """One piece for each of `workers`, of items that come with the slowest first: dealt in turn, there and back.
+
+    So the sums of the pieces differ little, whatever an item takes.
+    """
+    found: list[list[str]] = [[] for _ in range(min(workers, len(items)))]
+    for number, item in enumerate(items):
+        turn, place = divmod(number, workers)
+        found[place if turn % 2 == 0 else workers - 1 - place].append(item)
+    return [tuple(piece) for piece in found]

@@ -9,11 +9,12 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task, all_tasks, find_task
 from kda_judge.contract.workloads import Workload, select
+from kda_judge.judge.open_row import footprint
 from kda_judge.session import Request, open_session
-from kda_tools.fleet.pieces import Job, Kind, Order, Piece, cut
+from kda_tools.fleet.pieces import Job, Kind, Order, Piece, cut, deal
 
 LEAST = 1000
-"""Rows of a grid or a sweep in a worker's smallest piece. Fewer do not pay for the start of its arms."""
+"""Rows of a grid in a worker's smallest piece. Fewer do not pay for the start of its arms."""
 
 
 def names(job: Job, given: Sequence[str], kind: Kind) -> tuple[str, ...]:
@@ -62,9 +63,10 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
     tasks = [find_task(name) for name in order.names]
     if order.job is Job.BENCH:
         found = [piece for task in tasks for piece in _bench(order, task)]
+    elif order.job is Job.VALIDATE:
+        found = [piece for task in tasks for piece in _numbered(task.op, cut(_grid_rows(order, task), workers, LEAST))]
     else:
-        items = _grid_rows if order.job is Job.VALIDATE else _sweep_rows
-        found = [piece for task in tasks for piece in _numbered(task.op, cut(items(order, task), workers, LEAST))]
+        found = [piece for task in tasks for piece in _numbered(task.op, deal(_sweep_rows(order, task), workers))]
     return tuple(found if order.missing else sorted(found, key=lambda piece: -len(piece.items)))
 
 
@@ -101,10 +103,12 @@ def _specialised(row: Workload) -> tuple[object, ...]:
 
 
 def _sweep_rows(order: Order, task: Task) -> list[str]:
+    """The rows that move the most bytes first: a candidate takes longest on them."""
     from kda_tools.lab.tune import run_sweep
 
     planned = run_sweep.plan(run_sweep.Request(task=task, rows=order.rows, device="cpu"))
-    return list(dict.fromkeys(trial.row.id for trial in planned.trials))
+    rows = {trial.row.id: footprint(task.config.ops[trial.row.op], trial.row) for trial in planned.trials}
+    return sorted(rows, key=lambda row: -rows[row])
 
 
 def _numbered(subject: str, parts: Sequence[tuple[str, ...]]) -> tuple[Piece, ...]:
