@@ -1,9 +1,11 @@
 """The plots: deterministic, made of the record's numbers, and readable in light and dark."""
 
+import math
 import os
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -15,7 +17,7 @@ from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.run_record import Basis, RunRecord
 from kda_tools.models import known_models, page
 from kda_tools.models.step_record import StepRecord, log
-from kda_tools.publish import plots, report
+from kda_tools.publish import figures, plots, report
 
 ROOT = Path(__file__).resolve().parents[3]
 # In CI nothing is skipped: without matplotlib the tests fail there.
@@ -131,6 +133,21 @@ def test_a_point_is_where_its_number_says(task: Task, records: list[RunRecord]) 
         read = [low * (high / low) ** ((place - ticks[low]) / (ticks[high] - ticks[low])) for place in places]
         stated = [of.speedup[Basis.DEVICE][arm].estimate for of in (*records[0].rows, headline)]
         assert read == pytest.approx(stated, rel=1e-5)
+
+
+@pytest.mark.parametrize("highest", [2.0, 4.0, 16.0, 120.0])
+def test_the_labels_of_a_ratio_keep_apart(highest: float) -> None:
+    def draw(axes: Any) -> None:
+        axes.set_xscale("log")
+        axes.plot([0.21, highest], [0, 1])
+        figures.ratio_axis(axes)
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.xaxis.get_majorticklocs() if low <= tick <= high]
+        assert 1 in ticks
+        assert len(ticks) >= 4
+        assert min(math.log(b / a) for a, b in pairwise(ticks)) > 0.05 * math.log(high / low)
+
+    assert figures.figure_svg(draw, 2.0, 1.0)
 
 
 def test_many_runs_keep_their_labels_apart(task: Task) -> None:

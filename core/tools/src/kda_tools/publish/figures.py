@@ -4,6 +4,7 @@ matplotlib draws with placeholder colours. They become CSS variables that follow
 text. Nothing depends on the width of a text, on a user's matplotlibrc, or on the clock.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from io import StringIO
@@ -88,6 +89,8 @@ def whiskers(
 
 FRACTIONS = (0.1, 0.2, 0.5)
 """Ticks of a long axis below 1."""
+LABEL = 0.06
+"""Share of an axis that a tick's label takes: on a logarithmic axis the high ticks come closer and closer."""
 
 
 def ratio_axis(axes: "Axes", upright: bool = False) -> None:
@@ -104,10 +107,24 @@ def ratio_axis(axes: "Axes", upright: bool = False) -> None:
     if step >= 0.5:  # such steps leave a logarithmic axis without ticks where it is below them
         ticks = sorted({*ticks, *(tick for tick in FRACTIONS if tick >= low)})
     axis = axes.yaxis if upright else axes.xaxis
+    if axis.get_scale() == "log":
+        ticks = _apart(ticks, LABEL * math.log(high / low))
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     (axes.set_ylim if upright else axes.set_xlim)(low, high)
+
+
+def _apart(ticks: Sequence[float], least: float) -> list[float]:
+    """The ticks without those whose logarithm is too near that of the one before; 1 always stays."""
+    kept: list[float] = []
+    for tick in ticks:
+        if kept and math.log(tick / kept[-1]) < least:
+            if abs(tick - 1) > 1e-9:
+                continue
+            kept.pop()
+        kept.append(tick)
+    return kept
 
 
 def legend(axes: "Axes", columns: int) -> None:
