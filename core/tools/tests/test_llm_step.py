@@ -249,6 +249,8 @@ def test_the_readme_shows_the_latest_clean_run_of_each_model(monkeypatch):
         ("| [qwen3-8b", "H200"),
         ("| [llama3.1-8b", "H200"),
     ]
+    gone = other[0].model_copy(update={"hashes": {"step": "0" * 64}})
+    assert "H100" not in readme_block.steps_md([gone, record], FOLDER), "there is one that is not stale"
 
 
 def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):
