@@ -209,7 +209,7 @@ def test_what_a_record_hashes_of_an_export_is_the_same_once_a_run_is_published(t
     measured, unmeasured = (tmp_path / name / "exported" for name in ("measured", "unmeasured"))
     for folder in (measured, unmeasured):
         export(NORM, folder, "plain", runtime=False)
-        monkeypatch.setattr("kda_tools.project.export.readme.published", lambda *_: {})
+        monkeypatch.setattr("kda_tools.project.export.readme.published_runs", lambda *_: {})
     assert (measured / "README.md").read_text() != (unmeasured / "README.md").read_text()
     arm = write_arm(NORM, tmp_path / "arm")
     assert not (arm / "README.md").exists()

@@ -624,7 +624,7 @@ def test_the_readme_of_a_port_is_true_in_a_tree(tree: Tree) -> None:
 def test_bits_are_only_claimed_where_they_are_compared(
     releases: dict[Layout, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kda_tools.project.export.readme.published", lambda *_: {})
+    monkeypatch.setattr("kda_tools.project.export.readme.published_runs", lambda *_: {})
     port = make_port(find_task("silu_and_mul"), find_tree(releases[Layout.FACADE]), exact=True)
     readme = package_of(port)["README.md"]
     assert "Numerics: exact, made to give the bits of SGLang's own kernels. Its test compares them." in readme
@@ -1106,7 +1106,7 @@ def test_a_solution_that_nobody_measured_is_written_with_a_note(
     tree = releases[Layout.FACADE]
     command = ["port", "l02", "--sglang", str(tree)]
     with monkeypatch.context() as empty:
-        empty.setattr(port_record.ledger, "read", lambda _: [])
+        empty.setattr(port_record, "published_runs", lambda _: {})
         empty.setattr(port_record, "log", lambda task: task.path / "no ports")
         code, _, err = kda(capsys, monkeypatch, *command, "--no-check", "--write")
     assert code == ExitCode.OK
