@@ -44,13 +44,13 @@ def publish(
         MissingRequirement: plots are to be drawn, and the matplotlib release for it is not installed.
         UsageError: the README or a family's README lacks the markers of a generated block.
     """
-    ledgers = [(task, recorded(task)) for task in tasks]
-    if strays := [line for task in tasks for line in foreign_lines(task)]:
-        raise LedgerError("\n".join(strays))  # no page can be made from a log with runs of two tasks
-    if not check:
-        for task, records in ledgers:
-            _demand_true_numbers(task, records)
     with unchanged_files():
+        ledgers = [(task, recorded(task)) for task in tasks]
+        if strays := [line for task in tasks for line in foreign_lines(task)]:
+            raise LedgerError("\n".join(strays))  # no page can be made from a log with runs of two tasks
+        if not check:
+            for task, records in ledgers:
+                _demand_true_numbers(task, records)
         wanted = dict(_contents(ledgers, draw, readme_blocks or {}))
     found = write_pages(wanted, check)
     for path in _leftovers(tasks, wanted) if draw else ():
@@ -84,15 +84,12 @@ def _contents(ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]) ->
             yield docs / FOLDER / name, svg
     root = checkout_root()
     if root is not None:
-        yield from _of_all_tasks(root, ledgers, draw, readme_blocks)
+        yield from _of_all_tasks(root, draw, readme_blocks)
 
 
-def _of_all_tasks(
-    root: Path, ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]
-) -> Iterable[tuple[Path, str]]:
+def _of_all_tasks(root: Path, draw: bool, readme_blocks: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
     """Path and text of the README, the plot of all tasks, the tutorial, and the families' maps."""
-    known = {task.path: records for task, records in ledgers}
-    everything = [(task, known[task.path] if task.path in known else recorded(task)) for task in find_tasks()]
+    everything = [(task, recorded(task)) for task in find_tasks()]
     readme = root / "README.md"
     if not readme.is_file():
         raise UsageError(f"{readme}: file not found; it holds the overview of all tasks")
