@@ -8,7 +8,7 @@ from kda_tools.fleet.drive import START_S
 from kda_tools.fleet.pieces import Job, Order
 
 NEWEST = 3
-"""Runs of a task that are looked at: its rows and arms were others before."""
+"""Runs of a task that are looked at. Older ones may have had other rows and arms."""
 
 
 def seconds_of_rows(order: Order) -> dict[str, float]:
