@@ -5,11 +5,16 @@ and adds element by element to a mean and a sum of squares (Welford). The thread
 warp t with t + 16, then + 8, + 4, + 2 and + 1; then warps 0 and 2, 1 and 3, and these two. The order of the sums
 decides the bits, so this kernel keeps it. What it is free to choose is where the 128 threads run:
 
-    one warp has a row; lane l plays the threads 2 l, 2 l + 1, 64 + 2 l and 65 + 2 l
+    one warp has a row: lane l plays the threads 2 l, 2 l + 1, 64 + 2 l and 65 + 2 l
+    two warps have it:  lane l of warp w plays the threads 64 w + 2 l and 64 w + 2 l + 1
 
-So a lane loads 16 bytes at once, has four independent chains of sums, and merges half of the pairs without a barrier or
-shared memory. All threads have the same number of elements, so counts and their reciprocals are constants of the code:
-upstream's kernel computes a reciprocal for each element.
+So a lane loads 16 bytes at once, has independent chains of sums, and merges at least one of the levels in registers.
+One warp needs neither a barrier nor shared memory; two need one barrier, and give a short call twice as many lanes.
+All threads have the same number of elements, so counts and their reciprocals are constants of the code: upstream's
+kernel computes a reciprocal for each element.
+
+The grid may be as small as what the GPU holds at once. Then a warp takes row after row, and loads the next one while
+it computes, so that memory is never idle.
 """
 
 import functools
@@ -38,8 +43,6 @@ LOAD_BYTES = 512
 """Bytes of a warp's load."""
 WORDS = 4
 """32-bit words that a lane loads at once: two of PyTorch's vectors."""
-GROUPS = 2
-"""Loads of a lane per `STEP` columns."""
 ONE = 0x3F803F80
 """Two ones in bfloat16."""
 
@@ -66,41 +69,99 @@ class Cut:
     """Whether there is a shift."""
     aligned: bool
     """Whether tensors and rows begin at multiples of 16 bytes."""
-    warps: int
-    """Warps of a block, a row each."""
+    rows: int
+    """Rows of a block at the same time."""
+    row_warps: int
+    """Warps of a row: 1 or 2, which are then a block."""
+    following: str
+    """When a warp loads its next row: `once` (it has only one), `after` each part of this one is used up, or `before`
+    this one is computed."""
     held: int
     """Warps of a multiprocessor at the same time, at least."""
     pdl: bool
 
     @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.rows * self.row_warps
+
+    @property
+    def groups(self) -> int:
+        """Loads of a lane per `STEP` columns."""
+        return 2 // self.row_warps
+
+    @property
     def loads(self) -> int:
         """Loads of a lane for a row."""
-        return self.columns // STEP * GROUPS
+        return self.columns // STEP * self.groups
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block: twice four states of two numbers if two warps have a row."""
+        return 64 if self.row_warps > 1 else 0
 
 
 @cute.kernel
 def layernorm_modulate_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):
-    """One block: a row for every warp."""
+    """One block: `rows` rows, and then those that lie as many rows further as all blocks have."""
     block, _, _ = cute.arch.block_idx()
-    warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
-    row = block * cut.warps + warp
+    blocks, _, _ = cute.arch.grid_dim()
+    lane = cute.arch.lane_idx()
+    place, part = cute.arch.warp_idx() // cut.row_warps, cute.arch.warp_idx() % cut.row_warps
+    row, step = block * cut.rows + place, blocks * cut.rows
+    lane_bytes = LOAD_BYTES * Int64(part) + 4 * WORDS * Int64(lane)
+    shared = None
+    if const_expr(cut.row_warps > 1):
+        smem = cutlass.memory.SmemAllocator()
+        states = smem.allocate_tensor(Float32, cute.make_layout((2, 4, 2)))  # two halves, used in turn
+        shared = states, part, lane
     if const_expr(cut.pdl):
         cute.arch.griddepcontrol_wait()
-    if row < numbers.rows:
-        _row(addresses, numbers, row, lane, cut)
+    rX = [cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32) for _ in range(cut.loads)]
+    if const_expr(cut.following == "once"):
+        if row < numbers.rows:
+            _load_row(rX, addresses, row, lane_bytes, cut)
+            _row(addresses, numbers, rX, row, row, lane_bytes, shared, Int32(0), cut)
+    else:
+        rNext = rX
+        if const_expr(cut.following == "before"):
+            rNext = [cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32) for _ in range(cut.loads)]
+        if row < numbers.rows:
+            _load_row(rNext, addresses, row, lane_bytes, cut)
+        turn = Int32(0)
+        for _ in cutlass.range((numbers.rows - row + step - 1) // step, unroll=1):
+            following = row + step
+            if const_expr(cut.following == "before"):
+                _copy(rNext, rX)
+                if following < numbers.rows:
+                    _load_row(rNext, addresses, following, lane_bytes, cut)
+            _row(addresses, numbers, rX, row, following, lane_bytes, shared, turn, cut)
+            row, turn = following, 1 - turn
 
 
-def _row(addresses, numbers, row, lane, cut):
-    """One row, from x to y."""
-    lane_bytes = Int64(lane) * (4 * WORDS)
-    own = Int64(row) * (2 * cut.columns) + lane_bytes
+def _copy(source, target):
+    """Copy words from registers to registers."""
+    for own, to in zip(source, target, strict=True):
+        to.store(own.load())
+
+
+def _load_row(rX, addresses, row, lane_bytes, cut):
+    """Load a lane's words of a row of x."""
+    for place, words in enumerate(rX):
+        _fill(words, addresses[1] + Int64(row) * (2 * cut.columns) + lane_bytes, place, cut)
+
+
+def _row(addresses, numbers, rX, row, following, lane_bytes, shared, turn, cut):
+    """One row, from rX to y. Where they are to be loaded afterwards, rX then has the words of row `following`."""
     batch = Int64(row // numbers.tokens)
     scale = addresses[2] + 2 * (batch * Int64(numbers.scale_stride)) + lane_bytes
     shift = addresses[3] + 2 * (batch * Int64(numbers.shift_stride)) + lane_bytes if cut.shifts else None
-    rX = [_load(addresses[1] + own, place, cut) for place in range(cut.loads)]
+    y = addresses[0] + Int64(row) * (2 * cut.columns) + lane_bytes
+    # No branch within the parts: a load of the last row again is cheaper, and its words are not used.
+    x = addresses[1] + Int64(cutlass.min(following, numbers.rows - 1)) * (2 * cut.columns) + lane_bytes
     ahead = [(_load(scale, place, cut), _load(shift, place, cut)) for place in range(AHEAD)]
 
-    mean, squares = _statistics(rX)
+    mean, squares = _statistics(rX, shared, turn, cut)
     inverse = cute.math.rsqrt(squares / Float32(float(cut.columns)) + Float32(cut.eps))
     ones = cute.arch.inline_ptx(f"mov.b32 {{$w0}}, {ONE};", write_only_types=[Uint32])  # no immediate is allowed
     for place in range(cut.loads):
@@ -112,10 +173,10 @@ def _row(addresses, numbers, row, lane, cut):
         for word in range(WORDS):
             low, high = ((one - mean) * inverse for one in _pair(rX[place][word]))
             value = _two(_MULTIPLY, _two(_ROUND, low, high), _two(_ADD, rScale[word], ones))
-            if cut.shifts:
-                value = _two(_ADD, value, rShift[word])
-            rY[word] = value
-        _store(rY, addresses[0] + own, place, cut)
+            rY[word] = _two(_ADD, value, rShift[word]) if cut.shifts else value
+        if cut.following == "after":
+            _fill(rX[place], x, place, cut)
+        _store(rY, y, place, cut)
 
 
 def _load(line, place, cut):
@@ -123,13 +184,18 @@ def _load(line, place, cut):
     if line is None:
         return None
     words = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
-    cute.autovec_copy(*_places(line + LOAD_BYTES * place, words, cut))
+    _fill(words, line, place, cut)
     return words
 
 
+def _fill(words, line, place, cut):
+    """Load these words from a line."""
+    cute.autovec_copy(*_places(line + LOAD_BYTES * cut.row_warps * place, words, cut))
+
+
 def _store(words, line, place, cut):
-    """The counterpart of `_load`."""
-    to, own = _places(line + LOAD_BYTES * place, words, cut)
+    """The counterpart of `_fill`."""
+    to, own = _places(line + LOAD_BYTES * cut.row_warps * place, words, cut)
     cute.autovec_copy(own, to)
 
 
@@ -147,13 +213,13 @@ def _at(dtype, address, align, count):
     )
 
 
-def _statistics(rX):
-    """Mean and sum of the squares of the differences from it, the same in every lane."""
-    states = []  # of the lane's threads, [GROUPS][2]
-    for group in range(GROUPS):
+def _statistics(rX, shared, turn, cut):
+    """Mean and sum of the squares of the differences from it, the same in every lane of the row."""
+    states = []  # of the lane's threads, [groups][2]
+    for group in range(cut.groups):
         for half in range(2):
             mean, squares, count = Float32(0.0), Float32(0.0), 0
-            for words in rX[group::GROUPS]:
+            for words in rX[group :: cut.groups]:
                 for word in (2 * half, 2 * half + 1):
                     for value in _pair(words[word]):
                         count += 1
@@ -165,11 +231,26 @@ def _statistics(rX):
         others = [[cute.arch.shuffle_sync_down(one, apart) for one in state] for state in states]
         states = [_merged(own, other, count) for own, other in zip(states, others, strict=True)]
         count *= 2
-    warps = [_merged(states[2 * group], states[2 * group + 1], count) for group in range(GROUPS)]
+    warps = [_merged(states[2 * group], states[2 * group + 1], count) for group in range(cut.groups)]
+    if cut.row_warps > 1:  # lane 0 has PyTorch's warp 0 or 2 now, lane 16 has 1 or 3
+        return _merged_in_shared_memory(*warps[0], shared, turn, 2 * count)
     # Lane 0 has PyTorch's warps 0 and 2 now, lane 16 has 1 and 3.
     own = _merged(*warps, 2 * count)
     other = [cute.arch.shuffle_sync_down(one, WARP // 2) for one in own]
     return tuple(cute.arch.shuffle_sync(one, 0) for one in _merged(own, other, 4 * count))
+
+
+@cute.jit
+def _merged_in_shared_memory(mean, squares, shared: tuple, turn, count: cutlass.Constexpr):
+    """The state of a row that two warps have, from those of PyTorch's four."""
+    states, part, lane = shared
+    if lane % (WARP // 2) == 0:
+        own = 2 * part + lane // (WARP // 2)
+        states[0, own, turn], states[1, own, turn] = mean, squares
+    cute.arch.sync_threads()
+    of_warps = [(states[0, warp, turn], states[1, warp, turn]) for warp in range(4)]
+    pairs = [_merged(of_warps[warp], of_warps[warp + 2], count) for warp in range(2)]
+    return _merged(*pairs, 2 * count)
 
 
 def _merged(own, other, count):
@@ -218,6 +299,7 @@ def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, block
         block=[cut.warps * WARP, 1, 1],
         stream=stream,
         use_pdl=cut.pdl,
+        smem=cut.shared,
         min_blocks_per_mp=cut.held // cut.warps,
         preferred_smem_carveout=0,  # does not reach the machine code; without it the DSL would ask the device
     )
@@ -231,14 +313,20 @@ class ModulateLaunch(Bindable):
     """As `Cut`."""
     numbers: tuple[int, ...]
     """As `Numbers`."""
+    blocks: int
 
-    name, function, shared = "layernorm_modulate_kernel", staticmethod(launch), 0
+    name, function = "layernorm_modulate_kernel", staticmethod(launch)
 
     @staticmethod
     def arguments(constants: tuple[Any, ...]) -> tuple[Any, ...]:
         """What `function` is compiled with; of the numbers, also that of blocks, only the types matter."""
         addresses, numbers = (Int64(0),) * (3 + constants[2]), (Int32(0),) * len(Numbers._fields)
         return addresses, numbers, constants, Int32(0), driver.CUstream(0)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        return Cut(*self.constants).shared
 
     def with_code(self, cubin: bytes) -> CubinLaunch:
         """The launch of this machine code."""
@@ -247,9 +335,10 @@ class ModulateLaunch(Bindable):
         return CubinLaunch(
             name=self.name,
             cubin=cubin,
-            grid=(-(-self.numbers[0] // cut.warps), 1, 1),
+            grid=(self.blocks, 1, 1),
             threads=cut.warps * WARP,
             params=(*[kind] * (3 + cut.shifts), *(pack("<I", number) for number in self.numbers)),
+            dynamic_shared_bytes=cut.shared,
             dependent=cut.pdl,
             otherwise=replace(self, constants=tuple(vars(uneven).values())).run_at if cut.aligned else None,
         )

@@ -27,6 +27,8 @@ STEP, MOST_COLUMNS = 512, 6144
 room for a row of the second."""
 VECTOR = 8
 """Elements of a vector of 16 bytes."""
+MULTIPROCESSORS = 132
+"""Number of multiprocessors that is assumed for tensors on no GPU."""
 LEAST_CAPABILITY = 9
 """Least major number of a compute capability that has all instructions of the kernel."""
 
@@ -36,10 +38,15 @@ LEAST_CAPABILITY = 9
 
 @dataclass(frozen=True)
 class Config:
-    """How the work is cut: a warp has a row."""
+    """How the work is cut."""
 
-    warps: int = 4
-    """Rows of a block."""
+    rows: int = 4
+    """Rows of a block at the same time."""
+    row_warps: int = 1
+    """Warps of a row: 1, or 2, which have a block of their own."""
+    following: str = "once"
+    """`once`: a warp has one row. Otherwise the grid is as large as what the GPU holds at once, and a warp has several:
+    it loads the next `after` it has used each part of a row, or `before` it computes, into further registers."""
     held: int = 12
     """Warps of a multiprocessor at the same time, at least; the more, the fewer registers a thread has."""
     pdl: bool = True
@@ -73,9 +80,19 @@ def plan(call: Call) -> Chain:
     shifts = call.shift is not None
     aligned = all(stride % VECTOR == 0 for stride in strides)
     pdl = config.pdl and major >= PDL_CAPABILITY
-    constants = (columns, float(call.eps), shifts, aligned, config.warps, config.held, pdl)
-    launch = ModulateLaunch(constants, (rows, tokens, *strides))
+    cut = (config.rows, config.row_warps, config.following, config.held, pdl)
+    blocks = -(-rows // config.rows)
+    if config.following != "once":
+        blocks = min(blocks, multiprocessors(call.x) * (config.held // (config.rows * config.row_warps)))
+    launch = ModulateLaunch((columns, float(call.eps), shifts, aligned, *cut), (rows, tokens, *strides), blocks)
     return Chain((launch,), (tuple(range(3 + shifts)),), outputs=(0,))  # like x
+
+
+def multiprocessors(x: torch.Tensor) -> int:
+    """Number of multiprocessors of x's device."""
+    if not x.is_cuda:
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
 
 
 # --- what is wrong with a call, what the kernel covers, and the path for the rest

@@ -49,11 +49,28 @@ def test_another_order_of_sums_would_show(columns):
 
 
 @pytest.mark.parametrize("config", [*tune.grid()], ids=str)
-def test_every_configuration(config):
-    x, scale, shift, eps = make(2, 5, 512)
-    with layernorm_modulate.TUNED.forced(config) as asked, on_the_machine(TASK):
+def test_every_configuration(config, monkeypatch):
+    """On one multiprocessor, and with several rows for a warp where a configuration allows it."""
+    monkeypatch.setattr(layernorm_modulate, "multiprocessors", lambda _: 1)
+    tokens = 5 if config.following == "once" else config.held // config.row_warps + 3
+    x, scale, shift, eps = make(2, tokens, 512)
+    with layernorm_modulate.TUNED.forced(config) as asked, on_the_machine(TASK) as launched:
         got = fused_layernorm_modulate(x, scale, shift, eps)
     assert asked
+    assert (launched[0].blocks * config.rows < 2 * tokens) == (config.following != "once")
+    assert torch.equal(got, in_pytorchs_order(x, scale, shift, eps))
+
+
+@pytest.mark.parametrize("columns", [1024, 3072])
+@pytest.mark.parametrize("form", [{}, *SENSITIVE], ids=str)
+@pytest.mark.parametrize(
+    "config", [layernorm_modulate.Config(1, 2), layernorm_modulate.Config(1, 2, "after", 2)], ids=str
+)
+def test_the_order_of_sums_is_pytorchs_if_two_warps_have_a_row(columns, form, config, monkeypatch):
+    monkeypatch.setattr(layernorm_modulate, "multiprocessors", lambda _: 1)
+    x, scale, shift, eps = make(2, 2, columns, **form)
+    with layernorm_modulate.TUNED.forced(config), on_the_machine(TASK):
+        got = fused_layernorm_modulate(x, scale, shift, eps)
     assert torch.equal(got, in_pytorchs_order(x, scale, shift, eps))
 
 
