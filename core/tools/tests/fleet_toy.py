@@ -1,6 +1,6 @@
 """The process of a piece in the tests of the fleet: as `piece_process`, but that it sleeps instead of working.
 
-Started as `python fleet_toy.py DESCRIPTOR`, with the question on standard input.
+Started as `python fleet_toy.py [JOB] DESCRIPTOR`, with the question on standard input.
 Of a piece `gate:FILE` the answer comes once that file is there. `long:FILE` makes it and waits for Ctrl-C.
 """
 
@@ -53,5 +53,5 @@ if __name__ == "__main__":
         sys.exit("the actor has ended")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    with open(int(sys.argv[1]), "w") as file:  # noqa: PTH123  # it has no path
+    with open(int(sys.argv[-1]), "w") as file:  # noqa: PTH123  # it has no path
         file.write(json.dumps(answer(json.load(sys.stdin))) + "\n")

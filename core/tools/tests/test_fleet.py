@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Repeat
 from kda_judge.judge.open_row import footprint
 from kda_judge.session import Request, open_session
-from kda_tools.fleet import interference, piece_jobs, plan_pieces, ray_pool, run_fleet
+from kda_tools.fleet import interference, piece_jobs, piece_process, plan_pieces, ray_pool, run_fleet
 from kda_tools.fleet.checkout import in_place, packed
 from kda_tools.fleet.deliver import deliver, endings
 from kda_tools.fleet.drive import Came, Driver, Worker
@@ -615,6 +616,12 @@ def test_a_question_leaves_no_file_behind_however_its_worker_ends(
         assert Answer.model_validate_json(answer.result()).line is not None
     broken = GpuWorker(["-c", "import sys; open(int(sys.argv[1]), 'w').write('{'); sys.exit('no more')"], {}, [])
     assert Answer.model_validate_json(broken.run(question)).failed == "the process ended with 1: no more"
+
+
+def test_the_modules_that_a_job_needs_exist() -> None:
+    """A process skips what it cannot import, so that a wrong name would only make it late."""
+    wanted = {name for names in piece_process.NEEDS.values() for name in names} - {"triton", "cutlass.cute"}
+    assert [name for name in wanted if find_spec(name) is None] == []
 
 
 def test_the_process_of_the_next_question_starts_meanwhile_and_its_death_loses_nothing() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,6 +195,23 @@ def test_a_kernel_of_flashinfer_is_asked_for_where_steps_call_it(tree, monkeypat
         boot.load("sglang.models.site.Model")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:-1], standins.Absent()])
     assert boot.load("sglang.models.site.Model").__name__ == "Model"
+
+
+def test_a_package_without_the_part_that_was_asked_for_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `sphinx` is in an image that has a folder of that name, but no Sphinx."""
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "whole" / "part").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("hollow", "whole"):
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(f"{name}.part")
+        boot._drop_empty(name, f"{name}.part")
+    assert "hollow" not in sys.modules
+    assert {"whole", "whole.part"} <= sys.modules.keys()
+    for name in ("whole", "whole.part"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_too_little_memory_says_needed_and_free():

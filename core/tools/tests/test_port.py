@@ -742,6 +742,8 @@ def test_upstreams_tests_are_found_in_every_folder_that_has_some(
 
 
 OWN_TEST = """
+import os
+
 import pytest
 import torch
 
@@ -768,6 +770,11 @@ def test_as_flashinfer(width, is_neox):
 
 def test_that_fails():
     assert WRONG, "as it should"
+
+
+def test_that_needs_the_whole_gpu():
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 """
 
 
@@ -792,6 +799,8 @@ def test_upstreams_tests_run_the_port_and_say_whose_calls_they_were(
     assert one.ran == right, one.outcome
     assert (one.taken, one.left) == (4, 0)
     assert one.outcome.endswith("; 4 of 4 calls were the port's")
+    assert f"{5 + right} passed" in one.outcome
+    assert "memory" not in one.outcome
     assert ("as it should" in one.outcome) != right
 
 

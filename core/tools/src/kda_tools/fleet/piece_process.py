@@ -1,6 +1,7 @@
-"""The process of one piece: `python -m kda_tools.fleet.piece_process DESCRIPTOR`.
+"""The process of one piece: `python -m kda_tools.fleet.piece_process JOB DESCRIPTOR`.
 
-It reads its question from standard input, and writes its answer, one line, to the file that is open as DESCRIPTOR.
+It imports what the job needs, reads its question from standard input, and writes its answer, one line, to the file that
+is open as DESCRIPTOR.
 The judge and its workers are those of the command that does the work on one GPU.
 """
 
@@ -10,7 +11,9 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from kda_judge.arms.process_tree import die_with_parent
@@ -18,17 +21,25 @@ from kda_judge.contract.errors import KdaError, MissingRequirement
 from kda_judge.evidence import gpu_state
 from kda_tools.fleet.gpu_worker import ACTOR
 from kda_tools.fleet.node_facts import facts
-from kda_tools.fleet.pieces import Answer, Question
+from kda_tools.fleet.pieces import Answer, Job, Question
 
 SHOWN = 4000
 """Most characters that are kept of an unexpected error; what torch says when memory is short has hundreds."""
 
+NEEDS: Mapping[Job, tuple[str, ...]] = {
+    Job.BENCH: ("kda_judge.bench", "kda_tools.project.export.portable"),
+    Job.VALIDATE: ("kda_judge.bench", "kda_tools.lab.grid.run_grid"),
+    Job.TUNE: ("triton", "cutlass.cute", "kda_tools.lab.tune.run_sweep"),
+}
+"""Job -> modules besides PyTorch whose imports take long. They are imported while another piece has the GPU."""
 
-def main(descriptor: str) -> None:
+
+def main(job: str, descriptor: str) -> None:
     """Import, wait for the question, do the work, and write the answer."""
     end_with_actor()
-    with suppress(ImportError):
-        import torch  # noqa: F401
+    for name in ("torch", *NEEDS.get(Job(job), ())):
+        with suppress(ImportError):
+            import_module(name)
     question = Question.model_validate_json(sys.stdin.buffer.read())
     keep_to_share(question.slot, question.slots)
     text = found(question).model_dump_json(exclude_defaults=True)

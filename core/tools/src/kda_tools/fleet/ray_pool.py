@@ -22,7 +22,7 @@ from kda_tools.fleet.run_folder import RunFolder
 CONNECTS = 3
 """Tries to reach a cluster. Ray starts a server for each client, which may die as it comes up on a loaded node."""
 COMMAND = ("-m", "kda_tools.fleet.piece_process")
-"""Arguments with which an actor starts Python for a question."""
+"""Arguments with which an actor starts Python for a question; the job and a descriptor follow."""
 CPU_WORKERS = 2
 """Workers on a machine without a GPU, if no number is given."""
 STARTS = 4
@@ -107,7 +107,7 @@ class RayPool:
         starts: int = STARTS,
     ) -> None:
         self._ray, self._order, self._baggage, self._folder = ray, order, baggage, folder
-        self._command, self._starts = list(command), starts
+        self._command, self._starts = [*command, order.job.value], starts
         # By value: a node has no kda of its own, and the checkout is on no path until the actor puts it there.
         ray.cloudpickle.register_pickle_by_value(gpu_worker)
         self._seats = [_Seat(place) for place in seats]

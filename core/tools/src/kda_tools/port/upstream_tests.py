@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
+import torch
+
 from kda_judge.arms.sglang_standins import STANDINS
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.task_import import import_path
@@ -75,6 +77,7 @@ CALLS = "calls.txt"
 """The file with a line for each test process: how many calls the port did, and how many SGLang's own code did."""
 WORKERS = 8
 """Processes for one test file if pytest-xdist is installed; most of the tests' time is compiling."""
+OUT_OF_MEMORY = "CUDA out of memory"
 SOURCES = [f"sglang/{place}/{name}" for place in ("jit_kernel", "kernels/jit") for name in ("include", "csrc")]
 """Folders with the sources that SGLang's JIT compiles; no import names them."""
 
@@ -122,6 +125,7 @@ def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None
         if (root / name).is_dir():
             shutil.copytree(root / name, arm / "tree" / name, dirs_exist_ok=True)
     done = []
+    torch.cuda.empty_cache()  # the grid's oracle ran in this process
     for file in find_tests(port):
         # Tests of models need SGLang's real runtime. They come last, since a real file goes before a stand-in.
         alone = file.parent == port.tree.test(port.task).parent
@@ -136,18 +140,17 @@ def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None
 
 
 def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    command += ["-c", os.devnull, str(path), *([] if has_gpu() else ["--collect-only"])]
-    if has_gpu() and find_spec("xdist") is not None:
-        command += ["-n", str(WORKERS)]
-    env = {**os.environ, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+    workers = WORKERS if has_gpu() and find_spec("xdist") is not None else 0
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
+        done = _pytest(path, folder, workers)
+        counts = _counts(done.stdout)
+        if workers and "failed" in counts and OUT_OF_MEMORY in done.stdout:
+            # The processes share the GPU's memory, which may be too small for several of the large tests at a time.
+            done = _pytest(path, folder, 0, "--last-failed")
+            alone = _counts(done.stdout)
+            counts = alone | {"passed": counts.get("passed", 0) + alone.get("passed", 0)}
     except subprocess.TimeoutExpired:
         return UpstreamTest(file=name, outcome=f"not finished after {TIMEOUT_S} s", ran=False)
-    counts = {word.rstrip("s"): int(number) for number, word in COUNTS.findall(done.stdout[-2000:])}
     if not has_gpu() and not done.returncode and (collected := COLLECTED.search(done.stdout)):
         return UpstreamTest(file=name, outcome=f"not run: its {collected[1]} tests need a GPU", ran=False)
     errors = [line[1:].strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("E  ")]
@@ -164,6 +167,20 @@ def _run(path: Path | str, name: str, folder: Path) -> UpstreamTest:
     outcome += f"; {taken} of {taken + left} calls were the port's"
     ran = done.returncode == 0 and counts.get("passed", 0) > 0
     return UpstreamTest(file=name, outcome=outcome, ran=ran, taken=taken, left=left)
+
+
+def _pytest(path: Path | str, folder: Path, workers: int, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run a test file in so many processes beside pytest's own, or in that one."""
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(folder), "-c", os.devnull, str(path), *more]
+    command += [] if has_gpu() else ["--collect-only"]
+    command += ["-n", str(workers)] if workers else []
+    env = {**os.environ, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+
+
+def _counts(output: str) -> dict[str, int]:
+    """How many tests passed, failed and so on, from the end of pytest's output."""
+    return {word.rstrip("s"): int(number) for number, word in COUNTS.findall(output[-2000:])}
 
 
 def _calls(path: Path) -> tuple[int, int]:
