@@ -7,7 +7,6 @@ import subprocess
 import sys
 import types
 import zipfile
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,23 +194,6 @@ def test_a_kernel_of_flashinfer_is_asked_for_where_steps_call_it(tree, monkeypat
         boot.load("sglang.models.site.Model")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:-1], standins.Absent()])
     assert boot.load("sglang.models.site.Model").__name__ == "Model"
-
-
-def test_a_package_without_the_part_that_was_asked_for_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `sphinx` is in an image that has a folder of that name, but no Sphinx."""
-    (tmp_path / "hollow").mkdir()
-    (tmp_path / "whole" / "part").mkdir(parents=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("hollow", "whole"):
-        with suppress(ModuleNotFoundError):
-            importlib.import_module(f"{name}.part")
-        boot._drop_empty(name, f"{name}.part")
-    assert "hollow" not in sys.modules
-    assert {"whole", "whole.part"} <= sys.modules.keys()
-    for name in ("whole", "whole.part"):
-        monkeypatch.delitem(sys.modules, name)
 
 
 def test_too_little_memory_says_needed_and_free():
@@ -723,17 +705,21 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     boards = [on_board(measured(), name) for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200")]
     lines = readme_block.steps_md(boards, folder).splitlines()[2:4]
     assert [line.split(" | ")[2] for line in lines] == ["H200", "H100"], "a line for each kind of GPU"
-    less = on_board(measured(calls=()), "NVIDIA H200")
-    assert [line.count("(stale)") for line in readme_block.steps_md([boards[1], less], folder).splitlines()[2:4]] == [
-        0,
-        1,
-    ]
+    less = on_board(measured(calls=(), utc="2026-01-01T00:00:00Z"), "NVIDIA H200")
+    changed = boards[1].model_copy(update={"hashes": {"k05_norm_scale_shift": "0" * 64}})
+    for more, marks in ((boards[1], [0, 1]), (changed, [1, 1])):
+        lines = readme_block.steps_md([more, less], folder).splitlines()[2:4]
+        assert [line.count("(stale)") for line in lines] == marks, "a later run has calls of more tasks"
+    after = less.model_copy(update={"utc": "2999-01-01T00:00:00Z"})
+    assert readme_block.steps_md([boards[1], after], folder).count("(stale)") == 0
     assert second.endswith(" | 0 | 0.10 → 0.05 | - | - |")
     far = {"estimate": 1.0, "low": 0.97, "high": 1.11, "level": 0.95}
     noisy = record.modes["eager"].model_copy(update={"noise": Interval(**far)})
     text = readme_block.steps_md([record.model_copy(update={"modes": {**record.modes, "eager": noisy}})], folder)
     assert f"| {place} | too noisy | too noisy | - |" in text, "a mean of such times tells nobody anything"
     assert "*Too noisy*: upstream's step differs by more than 10% from itself." in text
+    disturbed = record.model_copy(update={"model": "zimage", "modes": {**record.modes, "eager": noisy}})
+    assert readme_block.steps_md([disturbed, record], folder).splitlines()[2].startswith("| [flux]")
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
     assert f"| [flux]({there}) (stale) | {place} | 0.10" in readme_block.steps_md([old], folder)
     assert readme_block.steps_md([old], folder).endswith(

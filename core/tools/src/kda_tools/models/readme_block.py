@@ -45,8 +45,8 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     latest = {(record.model, gpu_of(record.machine)): record for record in by_release}
     if not latest:
         return NOTHING
-    current = [record for record in latest.values() if not stale(record, folder)]
-    old = {id(record) for record in latest.values() if record not in current or _lacks(record, current)}
+    runs = [*latest.values()]
+    old = {id(record) for record in runs if stale(record, folder) or _lacks(record, runs)}
     lines = [
         line(
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
@@ -57,7 +57,9 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             NOISY if _noisy(record, "eager") else _before_and_after(record.modes["eager"]),
             *(_speedup(record, mode) for mode in ("eager", "graph")),
         )
-        for record in sorted(latest.values(), key=lambda one: (not _replaced(one), id(one) in old, _newest(one)))
+        for record in sorted(
+            runs, key=lambda one: (not _replaced(one), id(one) in old, _newest(one), _noisy(one, "eager"))
+        )
     ]
     head = line("model", "sglang", "GPU", "layers", "our calls", "ms, eager", "speedup, eager", "speedup, CUDA graph")
     footnote = OLD_MEANS * any(STALE in one for one in lines) + NOISY_MEANS * any(NOISY in one for one in lines)
@@ -74,9 +76,10 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
 
 
 def _lacks(record: StepRecord, others: Sequence[StepRecord]) -> bool:
-    """Whether a run of the same step calls ops of more tasks, as after a new task came."""
+    """Whether a later run of the same step calls ops of more tasks, as after a new task came."""
     of = (record.model, record.release)
-    later = {call.task for one in others if (one.model, one.release) == of for call in one.calls}
+    same = [one for one in others if (one.model, one.release) == of and one.utc > record.utc]
+    later = {call.task for one in same for call in one.calls}
     return not later <= {call.task for call in record.calls}
 
 
