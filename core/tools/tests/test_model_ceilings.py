@@ -1,12 +1,13 @@
 """Recorded hotspots of a step, and the page of ceilings that follows from them."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from core.tools.tests.test_model_cards import LIMIT, ROOT, judged
-from core.tools.tests.trace_factory import two_steps
+from core.tools.tests.trace_factory import BF16, Trace, two_steps
 from kda_judge.evidence import provenance, record_log
 from kda_tools.models import ceilings_page, step_flow, step_hotspots
 from kda_tools.models.known_models import load_models
@@ -17,7 +18,7 @@ from kda_tools.traces.trace_profile import profile
 from kda_tools.traces.trace_read import TraceFile
 
 
-def recorded(folder: Path, **changed: object) -> step_hotspots.StepHotspots:
+def recorded(folder: Path, trace: Trace | None = None, **changed: object) -> step_hotspots.StepHotspots:
     facts = {
         "run_id": provenance.run_id(),
         "utc": provenance.utc(),
@@ -29,7 +30,8 @@ def recorded(folder: Path, **changed: object) -> step_hotspots.StepHotspots:
         "dirty": False,
         "noisy": (),
     }
-    return step_hotspots.read_trace(two_steps().write(folder / "t.json"), SimpleNamespace(**facts | changed), ROOT)
+    path = (trace or two_steps()).write(folder / "t.json")
+    return step_hotspots.read_trace(path, SimpleNamespace(**facts | changed), ROOT)
 
 
 def test_the_ceiling_of_recorded_hotspots_is_that_of_the_trace(tmp_path: Path) -> None:
@@ -81,9 +83,48 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
     text = ceilings_page.page_md([recorded(tmp_path)], {}, [])
     assert "No limit is known." in text
     later = recorded(tmp_path, layers=4, dirty=True).model_copy(update={"run_id": "20260101T000000Z-abcdef"})
-    for fit, layers in (((), 2), ((later.run_id,), 4)):  # the step of its run is of files that are here
+    for fit, layers in (({}, 2), ({later.run_id: STEP}, 4)):  # the step of its run is of files that are here
         text = ceilings_page.page_md([recorded(tmp_path), later], {}, [], fit)
         assert f"| flux | 0.5.23 | {layers} of 57 |" in text
+    text = ceilings_page.page_md(
+        [later], {LIMIT.gpu: LIMIT}, [flow.model_copy(update={"layers": 4})], {later.run_id: STEP}
+    )
+    possible = made.gpu_us - left
+    assert f" | {14 / possible:.0%} |\n" in text
+
+
+def share(**by_kind: float) -> SimpleNamespace:
+    return SimpleNamespace(by_kind=by_kind)
+
+
+STEP = SimpleNamespace(
+    arm="solution",
+    calls=("one",),
+    profile=SimpleNamespace(
+        upstream=share(attention=50.0, gemm=20.0, copy=10.0, k08_gelu_cat=20.0),
+        subject=share(attention=60.0, gemm=19.0, copy=10.0, k08_gelu_cat=6.0),
+    ),
+)
+
+
+def test_the_part_of_the_ceiling_that_is_reached_is_what_kernels_bound_by_bytes_save() -> None:
+    found = step_hotspots.StepCeiling(gpu_us=100.0, at_limit_us=90.0, fused_us=80.0, without_us=70.0)
+    assert ceilings_page.reached(found, STEP) == pytest.approx(0.7)
+    for changed in ({"arm": "upstream"}, {"calls": ()}, {"profile": None}):
+        assert ceilings_page.reached(found, SimpleNamespace(**vars(STEP) | changed)) is None
+    for fused in (None, 100.0):
+        assert ceilings_page.reached(replace(found, fused_us=fused), STEP) is None
+
+
+def test_copies_from_the_host_are_not_bound_by_the_gpus_memory(tmp_path: Path) -> None:
+    plain, trace = recorded(tmp_path), two_steps()
+    for at in (0.0, 1000.0):
+        trace.op("aten::copy_", at + 80, 6, ([500_000], BF16), ([500_000], BF16), ([], "Scalar"))
+        copy = trace.launch(at + 81, name="cudaMemcpyAsync")
+        trace.gpu("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 700, 90, 20, copy, bytes=1_000_000)
+    found = recorded(tmp_path, trace)
+    assert found.gpu_us == pytest.approx(plain.gpu_us + 90)
+    assert sorted(found.spots, key=repr) == sorted(plain.spots, key=repr)
 
 
 def test_a_fused_step_is_no_slower_than_one_at_the_limit(tmp_path: Path) -> None:

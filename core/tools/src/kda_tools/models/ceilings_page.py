@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kda_judge.contract.tasks import find_tasks
@@ -19,7 +19,8 @@ from kda_tools.traces.copy_limit import CopyLimit, copy_limit
 MOST_SPOTS = 10
 INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with random weights and the layers that are named.
 
-- **Bound by bytes**: the share of GPU time in all kernels but attention, GEMM and communication.
+- **Bound by bytes**: the share of GPU time in all kernels but attention, GEMM, communication and copies from and to the
+  host.
 - **At the limit**: how much faster the step's kernels are if each of those takes the time that its bytes need. The
   limits are those that the judge measured on that GPU in the newest clean runs of the tasks. Bytes follow from a call's
   inputs; calls whose bytes are unknown gain nothing here.
@@ -27,6 +28,8 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
   `kda model flow` finds. It is never below *at the limit*: kernels of products may already do some of this work.
 - **Without them**: the same if none of those kernels were left.
+- **Reached**: how much of what *fused* saves our kernels saved in the same run, in all kernels but attention and GEMM.
+  Kernels that a step launches once, and not in every layer, weigh more in it the fewer layers it has.
 
 *Stale*: the trace was read by a version that could credit an operator with launches after its end. Hotspots may be
 wrong there, and with them what they gain at the limit.
@@ -42,7 +45,8 @@ def publish(folder: Path, check: bool) -> list[str]:
         return []
     limits = {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
     flows = record_log.read(step_flow.log(folder), StepFlow)
-    fit = {one.run_id for one in record_log.read(step_record.log(folder), StepRecord) if not unfit(one, folder)}
+    steps = record_log.read(step_record.log(folder), StepRecord)
+    fit = {one.run_id: one for one in steps if not unfit(one, folder)}
     return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits, flows, fit)}, check)
 
 
@@ -50,11 +54,12 @@ def page_md(
     records: Sequence[StepHotspots],
     limits: dict[str, CopyLimit],
     flows: Sequence[StepFlow],
-    fit_steps: Collection[str] = (),
+    fit_steps: Mapping[str, StepRecord] = {},
 ) -> str:
     """A line for each model, release and GPU, then the hotspots of each: of its newest undisturbed profile.
 
-    `fit_steps`: the runs whose files are here, for profiles of a checkout with changes.
+    `fit_steps`: the undisturbed runs whose files are here, for profiles of a checkout with changes, and for what our
+    kernels saved in a profile's run.
     """
     fit = [one for one in records if not one.noisy and (not one.dirty or one.run_id in fit_steps)] or records
     latest = list({(one.model, one.release, one.gpu): one for one in fit}.values())
@@ -68,25 +73,43 @@ def page_md(
         "at the limit",
         "fused",
         "without them",
+        "reached",
     )
     parts = [
         f"{HEADER}\n# What faster kernels could give a model's step\n\n{INTRODUCTION}\n",
         line(*head),
         "|---" * len(head) + "|\n",
-        *(_summary(one, ceiling(one, limits, flows)) for one in latest),
+        *(_summary(one, ceiling(one, limits, flows), fit_steps.get(one.run_id)) for one in latest),
     ]
     for one in latest:
         parts += _section(one, limits.get(one.gpu))
     return "".join(parts)
 
 
-def _summary(one: StepHotspots, found: StepCeiling | None) -> str:
+def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | None) -> str:
     bound = sum(spot.us for spot in one.spots) / one.gpu_us
     after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
     ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
     layers = f"{one.layers} of {one.layers_of_model}"
     model = one.model + STALE * (one.attribution != ATTRIBUTION)
-    return line(model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios)
+    share = reached(found, step) if found and step else None
+    gained = NONE if share is None else f"{share:.0%}"
+    return line(model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios, gained)
+
+
+def reached(found: StepCeiling, step: StepRecord) -> float | None:
+    """The time that our kernels save, over what the second ceiling does; None if either is unknown, or nothing is ours.
+
+    Attention and products are the same kernels in both arms, so that their times differ only by noise.
+    """
+    if step.profile is None or step.arm != "solution" or not step.calls or found.fused_us is None:
+        return None
+    before, after = (
+        sum(us for kind, us in share.by_kind.items() if kind not in ("attention", "gemm"))
+        for share in (step.profile.upstream, step.profile.subject)
+    )
+    possible = found.gpu_us - found.fused_us
+    return (before - after) / possible if possible > 0 else None
 
 
 def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:

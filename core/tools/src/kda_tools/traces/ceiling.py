@@ -6,8 +6,9 @@ one wrote; two tensors of the same shape may be different tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kda_judge.contract.errors import UsageError
@@ -18,6 +19,9 @@ from kda_tools.traces.copy_limit import CopyLimit
 from kda_tools.traces.hotspots import Hotspot
 from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass
 from kda_tools.traces.trace_profile import Profile
+
+HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)\b")
+"""Names that the profiler gives to copies from and to the host."""
 
 
 class SpotRow(Strict):
@@ -120,11 +124,12 @@ def ceiling(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: 
 
 
 def bound_by_bytes(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]]) -> Iterator[Spot]:
-    """The hotspots that are bound by bytes."""
+    """The hotspots that the GPU's memory bounds, without copies from and to the host, which its link bounds."""
     for spot, found in judged:
-        if spot.kind in BOUND_BY_BYTES:
+        costs = tuple(cost for cost in spot.costs if not HOST_COPY.match(cost.source.kernel))
+        if spot.kind in BOUND_BY_BYTES and costs:
             rows = tuple(
                 SpotRow(bytes=row.bytes, us_per_call=row.us_per_call, calls=row.calls_per_step)
-                for row in card(profile, spot, found, None).row
+                for row in card(profile, replace(spot, costs=costs), found, None).row
             )
             yield Spot(name=spot.name, module=spot.module, kind=spot.kind, status=found.status, rows=rows)
