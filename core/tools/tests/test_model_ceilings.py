@@ -12,7 +12,9 @@ from kda_judge.evidence import provenance, record_log
 from kda_tools.models import ceilings_page, step_flow, step_hotspots
 from kda_tools.models.known_models import load_models
 from kda_tools.models.step_flow import StepFlow
-from kda_tools.traces.ceiling import ceiling
+from kda_tools.traces.catalogue import Status
+from kda_tools.traces.ceiling import Spot, SpotRow, ceiling
+from kda_tools.traces.kernel_classes import KernelClass
 from kda_tools.traces.trace_events import collect
 from kda_tools.traces.trace_profile import profile
 from kda_tools.traces.trace_read import TraceFile
@@ -91,6 +93,26 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
     )
     possible = made.gpu_us - left
     assert f" | {14 / possible:.0%} |\n" in text
+
+
+def test_large_hotspots_without_a_limit_are_named(tmp_path: Path) -> None:
+    """The inputs of a Python function are in no trace, and it may be the largest hotspot that is left."""
+    record = recorded(tmp_path)
+    large, small = (
+        Spot(
+            name="/where/ever/pack.py(7): pack",
+            module="Block",
+            kind=KernelClass.ROPE,
+            status=Status.NEW,
+            rows=(SpotRow(bytes=None, us_per_call=us, calls=2.0),),
+        )
+        for us in (9.0, 0.5)
+    )
+    found = record.model_copy(update={"spots": (*record.spots, large, small)})
+    text = ceilings_page.page_md([found], {LIMIT.gpu: LIMIT}, [])
+    assert f"`pack.py(7): pack` of Block (18.0 us, {18 / record.gpu_us:.2%})" in text
+    assert "(1.0 us" not in text, "too small"
+    assert "/where" not in text
 
 
 def share(**by_kind: float) -> SimpleNamespace:

@@ -14,9 +14,12 @@ from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspot
 from kda_tools.models.step_record import StepRecord
 from kda_tools.publish.report import NONE, STALE, line
 from kda_tools.publish.write_pages import write_pages
+from kda_tools.traces.ceiling import Spot
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit
 
 MOST_SPOTS = 10
+LEAST_SHARE = 0.002
+"""Share of GPU time from which hotspots without a limit are named."""
 INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with random weights and the layers that are named.
 
 - **Bound by bytes**: the share of GPU time in all kernels but attention, GEMM, communication and copies from and to the
@@ -122,4 +125,17 @@ def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     gains = [(spot, spot.limited(limit).gain_us if limit else 0.0) for spot in one.spots]
     for spot, gain in sorted(gains, key=lambda pair: (-pair[1], -pair[0].us))[:MOST_SPOTS]:
         numbers = (f"{spot.us:.1f}", f"{gain:.1f}" if limit else NONE, f"{gain / one.gpu_us:.2%}" if limit else NONE)
-        yield line(f"`{spot.name}`", spot.module or NONE, spot.kind.value, spot.status.value, *numbers)
+        yield line(_name(spot), spot.module or NONE, spot.kind.value, spot.status.value, *numbers)
+    unknown = [(spot, us) for spot in one.spots if limit and (us := spot.limited(limit).unknown_us)]
+    named = [
+        f"{_name(spot)} of {spot.module or 'no module'} ({us:.1f} us, {us / one.gpu_us:.2%})"
+        for spot, us in sorted(unknown, key=lambda pair: -pair[1])
+        if us >= LEAST_SHARE * one.gpu_us
+    ]
+    if named:
+        yield f"\nNo limit is known, since the trace has no shapes of their inputs: {', '.join(named)}.\n"
+
+
+def _name(spot: Spot) -> str:
+    """The operator; of a Python function, the file without its folders."""
+    return f"`{spot.name.rpartition('/')[2]}`"
