@@ -80,6 +80,15 @@ def test_hotspots_gather_layers_and_add_up(tmp_path: Path) -> None:
     assert rows(frame)[0].inputs is None
 
 
+def test_a_kernel_is_credited_to_the_function_behind_a_launcher(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.python("sglang/kernels/ops/rope_triton.py(3): rope", 0, 90)
+    trace.python("sglang/kernels/ops/diffusion/common/fast_launch.py(141): replay", 10, 60)
+    trace.kernel("_rope_kernel", 100, 10, trace.launch(20, 4, "cuLaunchKernelEx"))
+    (spot,) = hotspots(profiled(trace, tmp_path))
+    assert spot.name == "sglang/kernels/ops/rope_triton.py(3): rope"
+
+
 def test_a_call_of_several_kernels_is_one_call_and_a_call_alone_for_each_launch_without_operator(
     tmp_path: Path,
 ) -> None:

@@ -15,8 +15,8 @@ BLOCK = 1 << 16
 MODULE = "nn.Module: "
 NUMBER = re.compile(r"\d+")
 INSTANCE = re.compile(r"_\d+$")
-LAUNCHERS = re.compile(r"^<|(^|/)(torch|triton|cutlass|nvidia_cutlass_dsl|tvm_ffi|cuda)/")
-"""Frames that launch for others and so say nothing: built-ins and the insides of frameworks."""
+LAUNCHERS = re.compile(r"^<|(^|/)((torch|triton|cutlass|nvidia_cutlass_dsl|tvm_ffi|cuda)/|fast_launch\.py\()")
+"""Frames that launch for others and so say nothing: built-ins, the insides of frameworks, SGLang's cached launcher."""
 
 
 class Place(NamedTuple):
