@@ -80,11 +80,16 @@ def test_meaningless_arguments_are_named(change, message):
 
 
 def test_every_row_has_a_warp():
+    from ..solution.exact_kernel import Cut  # which imports the DSL
+
     for row in grid.thin(grid.grid()):
         (launch,) = launches(row.op, meta_tensors(row), row.scalars)
         batch, tokens, _ = row.inputs["x"].shape
         assert launch.numbers[:2] == (batch * tokens, tokens)
-        assert launch.constants[6] != "once" or launch.blocks * launch.constants[4] >= batch * tokens
+        cut = Cut(*launch.constants)
+        least = -(-batch * tokens // cut.rows)
+        held = layernorm_modulate.MULTIPROCESSORS * (cut.held // cut.warps)
+        assert launch.with_code(b"").grid[0] == (least if cut.following == "once" else min(least, held))
 
 
 @pytest.mark.parametrize(("chunks", "pad", "aligned"), [(1, 0, True), (6, 0, True), (6, 3, False)])

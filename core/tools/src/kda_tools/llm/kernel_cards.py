@@ -20,7 +20,6 @@ from kda_tools.traces.cards import Card, PhaseShare
 from kda_tools.traces.catalogue import Entry, Finding, Status
 from kda_tools.traces.copy_limit import CopyLimit
 from kda_tools.traces.hotspots import Hotspot, hotspots
-from kda_tools.traces.kernel_classes import BOUND_BY_BYTES
 from kda_tools.traces.trace_profile import Profile
 
 
@@ -77,7 +76,7 @@ def _what(one: Judged) -> str:
     spot, found = one.spot, one.found
     if is_stand_in(spot.name) or is_stand_in(spot.module):
         return "a stand-in: no server runs it like this"
-    if spot.kind not in BOUND_BY_BYTES:
+    if not spot.bound_by_bytes:
         return f"no card: {spot.kind.value} is not bound by bytes"
     if found.status is Status.TASK:
         return f"covered by {found.why}"

@@ -31,8 +31,9 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
   `kda model flow` finds. It is never below *at the limit*: kernels of products may already do some of this work.
 - **Without them**: the same if none of those kernels were left.
-- **Reached**: how much of what *fused* saves our kernels saved in the same run, in all kernels but attention and GEMM.
-  Kernels that a step launches once, and not in every layer, weigh more in it the fewer layers it has.
+- **Reached**: the time that our kernels saved in the same run, as a share of what *fused* would save. Attention and
+  GEMM do not count: both arms launch the same. A kernel that a step launches only once weighs more in a step of few
+  layers.
 
 *Stale*: the trace was read by a version that could credit an operator with launches after its end. Hotspots may be
 wrong there, and with them what they gain at the limit.
@@ -101,7 +102,7 @@ def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | No
 
 
 def reached(found: StepCeiling, step: StepRecord) -> float | None:
-    """The time that our kernels save, over what the second ceiling does; None if either is unknown, or nothing is ours.
+    """The time that our kernels saved, over what *fused* would save; None if either is unknown, or no call is ours.
 
     Attention and products are the same kernels in both arms, so that their times differ only by noise.
     """
@@ -122,18 +123,19 @@ def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     yield f"Limits: runs {', '.join(f'`{run}`' for run in limit.runs)}.\n\n" if limit else "No limit is known.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
     yield line(*head) + "|---" * len(head) + "|\n"
-    gains = [(spot, spot.limited(limit).gain_us if limit else 0.0) for spot in one.spots]
+    found = [(spot, spot.limited(limit) if limit else None) for spot in one.spots]
+    gains = [(spot, at_limit.gain_us if at_limit else 0.0) for spot, at_limit in found]
     for spot, gain in sorted(gains, key=lambda pair: (-pair[1], -pair[0].us))[:MOST_SPOTS]:
         numbers = (f"{spot.us:.1f}", f"{gain:.1f}" if limit else NONE, f"{gain / one.gpu_us:.2%}" if limit else NONE)
         yield line(_name(spot), spot.module or NONE, spot.kind.value, spot.status.value, *numbers)
-    unknown = [(spot, us) for spot in one.spots if limit and (us := spot.limited(limit).unknown_us)]
+    unknown = [(spot, at_limit.unknown_us) for spot, at_limit in found if at_limit]
     named = [
         f"{_name(spot)} of {spot.module or 'no module'} ({us:.1f} us, {us / one.gpu_us:.2%})"
         for spot, us in sorted(unknown, key=lambda pair: -pair[1])
         if us >= LEAST_SHARE * one.gpu_us
     ]
     if named:
-        yield f"\nNo limit is known, since the trace has no shapes of their inputs: {', '.join(named)}.\n"
+        yield f"\nThese have no limit, since the trace does not hold the shapes of their inputs: {', '.join(named)}.\n"
 
 
 def _name(spot: Spot) -> str:

@@ -20,7 +20,7 @@ from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, read
 from kda_tools.traces.catalogue import Finding, Status
 from kda_tools.traces.copy_limit import CopyLimit
 from kda_tools.traces.hotspots import Hotspot, rows
-from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass, short_name
+from kda_tools.traces.kernel_classes import KernelClass, short_name
 from kda_tools.traces.trace_profile import Profile, Tensor
 
 LEAST_SHARE = 0.01
@@ -133,7 +133,7 @@ def cards(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: Co
 def wants_card(profile: Profile, spot: Hotspot, found: Finding) -> bool:
     """Whether it is new, large enough, and bound by bytes rather than by arithmetic or links."""
     large = profile.share(spot.us) >= LEAST_SHARE
-    return found.status is Status.NEW and large and spot.attributed and spot.kind in BOUND_BY_BYTES
+    return found.status is Status.NEW and large and spot.attributed and spot.bound_by_bytes
 
 
 def card(

@@ -6,9 +6,8 @@ one wrote; two tensors of the same shape may be different tensors.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kda_judge.contract.errors import UsageError
@@ -17,11 +16,8 @@ from kda_tools.traces.cards import BYTES_RULE, card
 from kda_tools.traces.catalogue import Finding, Status
 from kda_tools.traces.copy_limit import CopyLimit
 from kda_tools.traces.hotspots import Hotspot
-from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass
+from kda_tools.traces.kernel_classes import KernelClass
 from kda_tools.traces.trace_profile import Profile
-
-HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)\b")
-"""Names that the profiler gives to copies from and to the host."""
 
 
 class SpotRow(Strict):
@@ -124,12 +120,11 @@ def ceiling(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]], limit: 
 
 
 def bound_by_bytes(profile: Profile, judged: Iterable[tuple[Hotspot, Finding]]) -> Iterator[Spot]:
-    """The hotspots that the GPU's memory bounds, without copies from and to the host, which its link bounds."""
+    """The hotspots that are bound by bytes."""
     for spot, found in judged:
-        costs = tuple(cost for cost in spot.costs if not HOST_COPY.match(cost.source.kernel))
-        if spot.kind in BOUND_BY_BYTES and costs:
+        if spot.bound_by_bytes:
             rows = tuple(
                 SpotRow(bytes=row.bytes, us_per_call=row.us_per_call, calls=row.calls_per_step)
-                for row in card(profile, replace(spot, costs=costs), found, None).row
+                for row in card(profile, spot, found, None).row
             )
             yield Spot(name=spot.name, module=spot.module, kind=spot.kind, status=found.status, rows=rows)

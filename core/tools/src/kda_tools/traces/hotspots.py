@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from kda_tools.traces.kernel_classes import KernelClass, short_name
+from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass, short_name
 from kda_tools.traces.trace_profile import UNATTRIBUTED, Cost, Profile, Tensor
+
+HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)\b")
+"""Names that the profiler gives to copies from and to the host."""
 
 
 @dataclass(frozen=True)
 class Hotspot:
     """The cost of one operator in modules of one class, or of one kernel if no operator is known.
+
+    An operator's copies from and to the host are a hotspot of their own.
 
     `name` is the operator, else the Python frame, else the kernel; `module` is the innermost module's class, or "".
     """
@@ -29,6 +35,11 @@ class Hotspot:
         """Full names, largest first, each once."""
         return tuple(dict.fromkeys(cost.source.kernel for cost in self.costs))
 
+    @property
+    def bound_by_bytes(self) -> bool:
+        """Whether the GPU's memory bounds it. Copies from and to the host are bound by the host's link."""
+        return self.kind in BOUND_BY_BYTES and not HOST_COPY.match(self.kernels[0])
+
 
 @dataclass(frozen=True)
 class Row:
@@ -43,14 +54,15 @@ class Row:
 
 def hotspots(profile: Profile) -> list[Hotspot]:
     """Every hotspot, largest first. Their times add up to the profile's GPU time."""
-    groups: dict[tuple[str, str, bool], list[Cost]] = {}
+    groups: dict[tuple[str, str, bool, bool], list[Cost]] = {}
     for cost in profile.costs:
         source = cost.source
         attributed = source.attribution not in UNATTRIBUTED
         name = source.operator or source.frame or short_name(source.kernel)
-        groups.setdefault((name, source.module.rpartition("/")[2], attributed), []).append(cost)
+        linked = HOST_COPY.match(source.kernel) is not None
+        groups.setdefault((name, source.module.rpartition("/")[2], attributed, linked), []).append(cost)
     found = []
-    for (name, module, attributed), costs in groups.items():
+    for (name, module, attributed, _), costs in groups.items():
         by_kind: dict[KernelClass, float] = {}
         for cost in costs:
             by_kind[cost.source.kind] = by_kind.get(cost.source.kind, 0.0) + cost.us

@@ -10,7 +10,7 @@ from kda_tools.traces.cards import Card, wants_card
 from kda_tools.traces.catalogue import Finding, Status
 from kda_tools.traces.ceiling import Ceiling
 from kda_tools.traces.hotspots import Hotspot
-from kda_tools.traces.kernel_classes import BOUND_BY_BYTES, KernelClass, short_name
+from kda_tools.traces.kernel_classes import KernelClass, short_name
 from kda_tools.traces.trace_profile import UNATTRIBUTED, Attribution, Profile
 
 WIDEST = 48
@@ -106,7 +106,7 @@ def _why(profile: Profile, spot: Hotspot, found: Finding) -> str:
         return f"{found.why}; unattributed"
     if wants_card(profile, spot, found):
         return f"{found.why}; a card"
-    if found.status is Status.NEW and spot.kind not in BOUND_BY_BYTES:
+    if found.status is Status.NEW and not spot.bound_by_bytes:
         return f"{found.why}; no card, as bytes are not its limit"
     return found.why
 
