@@ -15,6 +15,7 @@ from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, hosts, loc
 from kda_tools.port.package_files import dispatched, package_files, tier
 from kda_tools.port.proof_files import proof_files
 from kda_tools.port.tree_format import formatted
+from kda_tools.publish.read_once import unchanged_files
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Port:
         return self.tree.package(self.task).replace("/", ".")
 
 
+@unchanged_files()
 def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     """Make the patch; nothing is written. `exact`: with upstream's bits, see `Port.exact`.
 

@@ -10,7 +10,7 @@ from kda_judge.evidence.derive import MEASURED, samples_of
 from kda_judge.evidence.run_record import Basis, Headline, Interval, Machine, Metric, RowResult, RunRecord
 from kda_tools.lab.compare_runs import MARGIN
 from kda_tools.publish.joined_runs import joined
-from kda_tools.publish.read_once import once_per_task
+from kda_tools.publish.read_once import once_per_task, unchanged_files
 from kda_tools.publish.staleness import changed, hashes, is_lost
 from kda_tools.publish.task_notes import leftovers
 
@@ -76,6 +76,7 @@ def published_runs(task: Task) -> dict[str, RunRecord]:
 
 
 @once_per_task
+@unchanged_files()
 def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """Target -> its latest publishable run, those of the present code first; a run joined from parts counts too."""
     latest, every = {}, list(records)

@@ -12,6 +12,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_tools.project.export.readme import origin_json, readme
 from kda_tools.project.export.sources import carried, collect, titled
+from kda_tools.publish.read_once import unchanged_files
 
 BACKEND = "cuda"
 """Backend of a Hub kernel in pure Python. There is none for the CPU, where PyTorch comes without Triton."""
@@ -26,6 +27,7 @@ ABOUT = "README.md says how it is called and what of it is measured."
 FORMS = ("plain", "hf")
 
 
+@unchanged_files()
 def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = False) -> Path:
     """Write the export into `folder`, which must be new or empty; returns the package in it.
 
