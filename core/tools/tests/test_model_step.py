@@ -196,6 +196,17 @@ def test_a_kernel_of_flashinfer_is_asked_for_where_steps_call_it(tree, monkeypat
     assert boot.load("sglang.models.site.Model").__name__ == "Model"
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_empty_package_is_forgotten(whole, monkeypatch):
+    """SciPy takes any module of that name for a run of Sphinx."""
+    package = types.ModuleType("kda_hollow")
+    monkeypatch.setitem(sys.modules, "kda_hollow", package)
+    if whole:
+        monkeypatch.setitem(sys.modules, "kda_hollow.ext", types.ModuleType("kda_hollow.ext"))
+    boot._drop_empty("kda_hollow", "kda_hollow.ext")
+    assert ("kda_hollow" in sys.modules) is whole
+
+
 def test_too_little_memory_says_needed_and_free():
     check_memory("flux", 57, 10, 10)
     with pytest.raises(

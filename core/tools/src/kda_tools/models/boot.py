@@ -91,6 +91,7 @@ def load(dotted: str) -> Any:
 def _platform() -> None:
     """On a GPU keep the wheel's own platform; on the CPU use one that layers take for CUDA, and other code for CPU."""
     platforms = importlib.import_module(f"{RUNTIME}platforms")
+    _drop_empty("sphinx", "sphinx.ext")
     if torch.cuda.is_available():
         return
     cpu = importlib.import_module(f"{RUNTIME}platforms.cpu").CpuPlatform
@@ -103,6 +104,16 @@ def _platform() -> None:
     platforms._current_platform = type("CudaForLayers", (cpu,), answers)()  # type: ignore[attr-defined]
     torch.cpu.get_device_properties = lambda *_: types.SimpleNamespace(warp_size=32)  # type: ignore[attr-defined]
     torch.cuda.is_current_stream_capturing = lambda: False
+
+
+def _drop_empty(package: str, part: str) -> None:
+    """Forget a package that was imported without this part.
+
+    SGLang's platform tries to import a part of Sphinx. Where any folder named `sphinx` is on the path, Python keeps an
+    empty package of that name, from which SciPy concludes that Sphinx is running.
+    """
+    if part not in sys.modules:
+        sys.modules.pop(package, None)
 
 
 class _ServerArgs(types.SimpleNamespace):
