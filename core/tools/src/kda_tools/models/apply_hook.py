@@ -136,25 +136,30 @@ class Finder(MetaPathFinder):
 
 def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: Counts) -> str:
     """Make every later instance of the block's class leave its part of the work to the solution."""
-    from . import deferred_gelu, deferred_slices  # they import PyTorch, as the module has done
+    from . import deferred_gelu, deferred_joins, deferred_slices  # they import PyTorch, as the module has done
 
-    block, activation, slices = entry["block"], entry.get("activation", ""), entry.get("slices", "")
+    block, activation = entry["block"], entry.get("activation", "")
+    slices, joins = entry.get("slices", ""), entry.get("joins", "")
     kind = getattr(module, block)
     make = kind.__init__
-    call = replacement(solution, deferred_slices.refuse if slices else deferred_gelu.chain, counts)
+    call = replacement(solution, deferred_gelu.chain if activation else deferred_slices.refuse, counts)
     if slices:
         deferred_slices.put(module, slices, (), entry["function"], call)
+    elif joins:
+        deferred_joins.put(module, joins, (), entry["function"], call)
 
     @functools.wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         if slices:
             deferred_slices.defer(self, entry["function"], call)
+        elif joins:
+            deferred_joins.defer(self, joins)
         elif hasattr(self, activation):  # the block of a quantised model may lack it
             deferred_gelu.defer(self, activation, call)
 
     kind.__init__ = made
-    return f"{module.__name__}.{block}.{activation or slices}"
+    return f"{module.__name__}.{block}.{activation or slices or joins}"
 
 
 def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., Any]:

@@ -10,7 +10,8 @@
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
 A site may have `slices` instead, the name of a function of the module whose results the block's layers use:
-`deferred_slices` puts the op there. Each op has a site of its own.
+`deferred_slices` puts the op there. Or it has `joins`, the name of a function that joins two streams: `deferred_joins`
+does it. Each op has a site of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
+from kda_tools.models.deferred_joins import WAYS
 
 FILE = Path("baseline") / "sites.toml"
 
@@ -44,11 +46,16 @@ class Site(Strict):
     """The class's attribute that holds the GELU."""
     slices: str = ""
     """The module's function that makes the slices."""
+    joins: str = ""
+    """The module's function that joins two streams, one of `deferred_joins.WAYS`."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Site:
-        if bool(self.activation) == bool(self.slices):
-            raise ValueError(f"expected either activation or slices, got {self.activation!r} and {self.slices!r}")
+        given = [name for name in ("activation", "slices", "joins") if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(f"expected one of activation, slices and joins, got {' and '.join(given) or 'none'}")
+        if self.joins and self.joins not in WAYS:
+            raise ValueError(f"key 'joins': expected one of {', '.join(WAYS)}, got {self.joins!r}")
         return self
 
 

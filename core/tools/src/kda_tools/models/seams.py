@@ -23,7 +23,7 @@ import torch
 
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_slices, natives
+from kda_tools.models import deferred_joins, deferred_slices, natives
 from kda_tools.models.calls import Log
 from kda_tools.models.chain_sites import Site, blocks, sites_of
 from kda_tools.models.deferred_gelu import chain, defer, original
@@ -178,12 +178,13 @@ class Seams:
         if seam.site is None or self._model is None:
             return
         found, name = list(blocks(self._model, seam.site)), seam.site.activation
-        if seam.site.slices and found:
-            module = sys.modules[seam.site.module]
+        if found and not name:
+            module, place = sys.modules[seam.site.module], seam.site.slices or seam.site.joins
+            way = deferred_slices if seam.site.slices else deferred_joins
             if call is deferred_slices.refuse:
-                deferred_slices.take_back(module, seam.site.slices, found)
+                way.take_back(module, place, found)
             else:
-                deferred_slices.put(module, seam.site.slices, found, seam.op, call)
+                way.put(module, place, found, seam.op, call)
             return
         for block in found:
             if call is chain:
