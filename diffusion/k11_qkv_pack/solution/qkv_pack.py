@@ -72,7 +72,7 @@ class Lines(NamedTuple):
 
 
 @triton.jit
-def qkv_pack_kernel(
+def qkv_rope_pack_kernel(
     y,  # [3, B, TOKENS, NUMBER, DIM]
     q,  # [B, TOKENS, NUMBER, DIM], as k and v
     k,
@@ -222,14 +222,14 @@ def plan(call: Call) -> Launch:
     heads = max(vector_width(config.warps, call.q.itemsize) // dim, 1)
     tiles = even_share(triton.cdiv(number, heads), config.tiles)
     parts = triton.cdiv(number, heads * tiles)
-    pdl = config.pdl and pdl_works(qkv_pack_kernel, major)
+    pdl = config.pdl and pdl_works(qkv_rope_pack_kernel, major)
     y = call.out
     if y is None:
         y, plane, of_y = output_of(call), call.q.numel(), Lines(tokens * number * dim, number * dim, dim)
     else:
         plane, of_y = y.stride(0), Lines(*y.stride()[1:4])
     return Launch.make(
-        qkv_pack_kernel,
+        qkv_rope_pack_kernel,
         (batch * tokens * PLANES * parts,),
         y,
         *call[1:8],
@@ -321,7 +321,7 @@ def _plain(call: Call) -> torch.Tensor:
 OP = Op(
     "qkv_norm_rope_pack",
     Call,
-    kernel=qkv_pack_kernel,
+    kernel=qkv_rope_pack_kernel,
     plan=plan,
     plain=_plain,
     check=_check,
