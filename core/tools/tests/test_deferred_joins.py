@@ -167,7 +167,7 @@ def test_anything_else_gets_the_models_own_functions(make, name, rows, expected,
     want = block(*given)
     call = refused if what == "refused" else counted(calls)
     deferred_joins.put(MODEL, name, (block,), "qkv_norm_rope_pack", call)
-    run = torch.compile(block, backend="eager") if what == "compiled" else block
+    run = torch.compile(block, backend="eager", fullgraph=True) if what == "compiled" else block
     assert all(map(torch.equal, run(*given), want))
     assert calls == []
 

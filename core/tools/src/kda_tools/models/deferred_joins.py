@@ -102,9 +102,9 @@ def _hunyuan_join(own: Callable[..., Any], call: Call) -> Callable[..., Any]:
     @functools.wraps(own)
     def join(*arguments: Any) -> Any:
         clip_q, clip_k, clip_v, text_q, text_k, text_v, cos, sin = arguments
+        if not all(isinstance(x, Waiting) for x in (clip_q, clip_k, text_q, text_k)):
+            return own(*map(_made, arguments))
         try:
-            if not all(isinstance(x, Waiting) for x in (clip_q, clip_k, text_q, text_k)):
-                raise Refused
             cos, sin = cos[: clip_v.shape[1]], sin[: clip_v.shape[1]]
             if clip_q.pair is text_q.pair:
                 v = _whole(clip_v, text_v)
@@ -171,7 +171,7 @@ def _flux_norm(own: Callable[..., Any]) -> Callable[..., Any]:
     def norm(*unnamed: Any, **given: Any) -> Any:
         cache = given.get("cos_sin_cache")
         known = not unnamed and given.get("positions") is None and not given.get("is_neox")
-        if not _running.blocks or torch.compiler.is_compiling() or cache is None or not known:
+        if torch.compiler.is_compiling() or not _running.blocks or cache is None or not known:
             return own(*unnamed, **given)
         q, begin = given["q"], given.get("position_offset", 0)
         angles = cache[begin : begin + q.shape[1]]
@@ -186,6 +186,8 @@ def _flux_join(own: Callable[..., Any], call: Call) -> Callable[..., Any]:
 
     @functools.wraps(own)
     def join(prefix: Any, body: Any, pad: int, dim: int = 1) -> Any:
+        if torch.compiler.is_compiling():
+            return own(prefix, body, pad, dim)
         block = _running.blocks[-1] if _running.blocks else _Joining()
         both = isinstance(prefix, Waiting) and isinstance(body, Waiting)
         if pad or dim != 1 or (block.pairs is None and not both):
