@@ -2,8 +2,9 @@
 
 HunyuanVideo copies q and k together, normalises them and rotates the tokens of the clip; its attention then joins these
 with the tokens of the text. FLUX normalises and rotates in place, in one kernel, and joins two streams by `torch.cat`.
-Here the op's result is one stream: `torch.stack` copies as many bytes, once, and the kernel works in the copy. So a
-model's two streams take no more launches than in the model, and the arguments stay as they are.
+Here the op's result is one stream: `torch.stack` copies as many bytes as the model's `torch.cat`, and FLUX's kernel
+works in the copy, so that the arguments stay as they are. HunyuanVideo's single block has both streams: there
+`torch.cat` joins them, as in the model.
 """
 
 import torch
@@ -35,12 +36,15 @@ def qkv_norm_rope_pack(
             )
         return planes
 
-    def turned(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        y = triton_one_pass_rms_norm(x.contiguous().flatten(0, -2), weight, eps).view(x.shape)
-        if cos is None:
-            return y
-        rows = len(cos)
-        rotated = apply_rotary_embedding(y[:, :rows], cos, sin)
-        return rotated if rows == x.shape[1] else torch.cat((rotated, y[:, rows:]), dim=1)
-
-    return torch.stack((turned(q, q_weight), turned(k, k_weight), v), out=out)
+    parts = [
+        triton_one_pass_rms_norm(x.contiguous().flatten(0, -2), weight, eps).view(x.shape)
+        for x, weight in ((q, q_weight), (k, k_weight))
+    ]
+    rows = 0 if cos is None else len(cos)
+    rotated = [apply_rotary_embedding(x[:, :rows], cos, sin) for x in parts] if rows else parts
+    if not 0 < rows < q.shape[1]:
+        return torch.stack((*rotated, v), out=out)
+    y = v.new_empty((3, *v.shape)) if out is None else out
+    for plane, clip, whole in zip(y, (*rotated, v[:, :rows]), (*parts, v), strict=True):
+        torch.cat((clip, whole[:, rows:]), dim=1, out=plane)
+    return y

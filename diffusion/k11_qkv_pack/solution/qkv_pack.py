@@ -219,7 +219,7 @@ def plan(call: Call) -> Launch:
     batch, tokens, number, dim = call.q.shape
     major = capability(call.q)
     config = TUNED.select(major, bytes=PLANES * call.q.numel() * call.q.itemsize)
-    heads = max(vector_width(config.warps, call.q.itemsize) // dim, 1)
+    heads = vector_width(config.warps, call.q.itemsize) // dim
     tiles = even_share(triton.cdiv(number, heads), config.tiles)
     parts = triton.cdiv(number, heads * tiles)
     pdl = config.pdl and pdl_works(qkv_rope_pack_kernel, major)
@@ -279,7 +279,8 @@ def _check(call: Call, expect: Expect) -> None:
     if cos is not None:
         width = dim if sin is None else dim // 2
         expect(cos.dim() == 2 and cos.shape[1] == width, "cos", f"shape [rows, {width}]", list(cos.shape))
-        expect(sin is None or sin.shape == cos.shape, "sin", f"shape {list(cos.shape)}, as cos", sin)
+    if cos is not None and sin is not None:
+        expect(sin.shape == cos.shape, "sin", f"shape {list(cos.shape)}, as cos", list(sin.shape))
     if call.out is not None:
         shape = [PLANES, *q.shape]
         expect(list(call.out.shape) == shape, "out", f"shape {shape}", list(call.out.shape))

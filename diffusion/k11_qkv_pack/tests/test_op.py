@@ -80,7 +80,7 @@ def test_what_the_kernel_does_not_cover(change, reason):
         ({"q_weight": torch.zeros(64)}, r"q_weight: expected shape \[128\], got \[64\]"),
         ({"sin": None}, r"cos: expected shape \[rows, 128\], got \[5, 64\]"),
         ({"cos": None}, "cos: expected a tensor, since sin is one, got None"),
-        ({"sin": TENSORS["sin"][:4]}, r"sin: expected shape \[5, 64\], as cos"),
+        ({"sin": TENSORS["sin"][:4]}, r"sin: expected shape \[5, 64\], as cos, got \[4, 64\]"),
         ({"out": TENSORS["q"]}, r"out: expected shape \[3, 1, 5, 6, 128\], got \[1, 5, 6, 128\]"),
         ({"out": torch.zeros(3, 1, 5, 6, 128)}, "out: expected dtype torch.bfloat16, as q, got torch.float32"),
     ],

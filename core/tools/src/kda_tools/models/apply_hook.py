@@ -139,27 +139,24 @@ def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: C
     from . import deferred_gelu, deferred_joins, deferred_slices  # they import PyTorch, as the module has done
 
     block, activation = entry["block"], entry.get("activation", "")
-    slices, joins = entry.get("slices", ""), entry.get("joins", "")
+    place = activation or entry.get("slices") or entry["joins"]
     kind = getattr(module, block)
     make = kind.__init__
     call = replacement(solution, deferred_gelu.chain if activation else deferred_slices.refuse, counts)
-    if slices:
-        deferred_slices.put(module, slices, (), entry["function"], call)
-    elif joins:
-        deferred_joins.put(module, joins, (), entry["function"], call)
+    way = deferred_slices if "slices" in entry else deferred_joins
+    if not activation:
+        way.put(module, place, (), entry["function"], call)
 
     @functools.wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if slices:
-            deferred_slices.defer(self, entry["function"], call)
-        elif joins:
-            deferred_joins.defer(self, joins)
+        if not activation:
+            way.defer(self, entry["function"], call)
         elif hasattr(self, activation):  # the block of a quantised model may lack it
             deferred_gelu.defer(self, activation, call)
 
     kind.__init__ = made
-    return f"{module.__name__}.{block}.{activation or slices or joins}"
+    return f"{module.__name__}.{block}.{place}"
 
 
 def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., Any]:

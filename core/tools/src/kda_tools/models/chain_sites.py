@@ -10,8 +10,8 @@
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
 A site may have `slices` instead, the name of a function of the module whose results the block's layers use:
-`deferred_slices` puts the op there. Or it has `joins`, the name of a function that joins two streams: `deferred_joins`
-does it. Each op has a site of its own.
+`deferred_slices` puts the op there. Or it has `joins`, the name of a function of the module that joins two streams:
+`deferred_joins` puts the op there. Each op has a site of its own.
 """
 
 from __future__ import annotations

@@ -217,8 +217,11 @@ def _flux_join(own: Callable[..., Any], call: Call) -> Callable[..., Any]:
     return join
 
 
-def _flux_forward(block: Any) -> None:
-    """Have a double block's attention say that it runs; those of single blocks join nothing."""
+def defer(block: Any, _op: str, _call: Call) -> None:
+    """Have the attention of FLUX's double blocks say that it runs. Those of its single blocks join nothing.
+
+    Blocks of other models stay as they are: their functions get both streams at once.
+    """
     if getattr(block, "added_kv_proj_dim", None) is None or FORWARD in vars(block):
         return
     own = functools.partial(type(block).forward, block)
@@ -248,18 +251,16 @@ class Way(NamedTuple):
     """What stands in that function's place, made of it."""
     join: Callable[..., Any]
     """What stands in the joining function's place, made of it and the op."""
-    block: Callable[[Any], None]
-    """What is done to a block."""
 
 
 WAYS: Mapping[str, Way] = {
-    "_hunyuan_pack_qkv": Way("_hunyuan_qknorm", _hunyuan_norm, _hunyuan_join, lambda _: None),
-    "join_seqs": Way("apply_qk_norm_with_optional_rope", _flux_norm, _flux_join, _flux_forward),
+    "_hunyuan_pack_qkv": Way("_hunyuan_qknorm", _hunyuan_norm, _hunyuan_join),
+    "join_seqs": Way("apply_qk_norm_with_optional_rope", _flux_norm, _flux_join),
 }
 """Name of the module's function that joins -> how."""
 
 
-def put(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], _op: str, call: Call) -> None:
+def put(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: str, call: Call) -> None:
     """Make the module's function `name`, which joins, give its work to the op `call`."""
     way = WAYS[name]
     _restore(module, name)
@@ -270,7 +271,7 @@ def put(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], _op: s
         setattr(made, MADE_BY, getattr(module, place))
         setattr(module, place, made)
     for block in blocks:
-        way.block(block)
+        defer(block, op, call)
 
 
 def take_back(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) -> None:
@@ -279,11 +280,6 @@ def take_back(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) 
     for block in blocks:
         if vars(block).pop(FORWARD, None) is not None:
             vars(block).pop("forward")
-
-
-def defer(block: torch.nn.Module, name: str) -> None:
-    """Prepare a block that is made after `put`."""
-    WAYS[name].block(block)
 
 
 def _restore(module: ModuleType, name: str) -> None:
