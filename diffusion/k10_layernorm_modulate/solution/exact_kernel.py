@@ -7,14 +7,15 @@ decides the bits, so this kernel keeps it. What it is free to choose is where th
 
     one warp has a row: lane l plays the threads 2 l, 2 l + 1, 64 + 2 l and 65 + 2 l
     two warps have it:  lane l of warp w plays the threads 64 w + 2 l and 64 w + 2 l + 1
+    four warps have it: lane l of warp w plays the thread 32 w + l
 
-So a lane loads 16 bytes at once, has independent chains of sums, and merges at least one of the levels in registers.
-One warp needs neither a barrier nor shared memory; two need one barrier, and give a short call twice as many lanes.
+The fewer warps, the more independent chains of sums a lane has, and the more levels of the merge need no exchange. One
+warp needs neither a barrier nor shared memory; two and four need one barrier. The more warps, the sooner a row is done.
 All threads have the same number of elements, so counts and their reciprocals are constants of the code: upstream's
 kernel computes a reciprocal for each element.
 
 The grid may be as small as what the GPU holds at once. Then a warp takes row after row, and loads the next one while
-it computes, so that memory is never idle.
+it computes, so that memory waits less for the sums.
 """
 
 import functools
@@ -39,10 +40,8 @@ STEP = 512
 """Columns that these read at a time, four each."""
 AHEAD = 2
 """Loads of scale and shift before the first use."""
-LOAD_BYTES = 512
-"""Bytes of a warp's load."""
-WORDS = 4
-"""32-bit words that a lane loads at once: two of PyTorch's vectors."""
+VECTOR_BYTES = 8
+"""Bytes of one of PyTorch's vectors."""
 ONE = 0x3F803F80
 """Two ones in bfloat16."""
 
@@ -72,12 +71,14 @@ class Cut:
     rows: int
     """Rows of a block at the same time."""
     row_warps: int
-    """Warps of a row: 1 or 2, which are then a block."""
+    """Warps of a row: 1; or 2 or 4, which are then a block."""
     following: str
     """When a warp loads its next row: `once` (it has only one), `after` each part of this one is used up, or `before`
     this one is computed."""
     held: int
     """Warps of a multiprocessor at the same time, at least."""
+    store: str
+    """How y is stored: empty, or `cs`, for data that is not read again soon."""
     pdl: bool
 
     @property
@@ -86,9 +87,19 @@ class Cut:
         return self.rows * self.row_warps
 
     @property
+    def neighbours(self) -> int:
+        """PyTorch's threads that a load of a lane is for."""
+        return min(4 // self.row_warps, 2)
+
+    @property
+    def words(self) -> int:
+        """32-bit words that a lane loads at once."""
+        return self.neighbours * VECTOR_BYTES // 4
+
+    @property
     def groups(self) -> int:
         """Loads of a lane per `STEP` columns."""
-        return 2 // self.row_warps
+        return 4 // (self.row_warps * self.neighbours)
 
     @property
     def loads(self) -> int:
@@ -97,7 +108,7 @@ class Cut:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of a block: twice four states of two numbers if two warps have a row."""
+        """Bytes of shared memory of a block: twice four states of two numbers if several warps have a row."""
         return 64 if self.row_warps > 1 else 0
 
 
@@ -109,7 +120,7 @@ def layernorm_modulate_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.C
     lane = cute.arch.lane_idx()
     place, part = cute.arch.warp_idx() // cut.row_warps, cute.arch.warp_idx() % cut.row_warps
     row, step = block * cut.rows + place, blocks * cut.rows
-    lane_bytes = LOAD_BYTES * Int64(part) + 4 * WORDS * Int64(lane)
+    lane_bytes = 4 * cut.words * (WARP * Int64(part) + Int64(lane))
     shared = None
     if const_expr(cut.row_warps > 1):
         smem = cutlass.memory.SmemAllocator()
@@ -117,7 +128,7 @@ def layernorm_modulate_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.C
         shared = states, part, lane
     if const_expr(cut.pdl):
         cute.arch.griddepcontrol_wait()
-    rX = [cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32) for _ in range(cut.loads)]
+    rX = [cute.make_rmem_tensor(cute.make_layout(cut.words), Uint32) for _ in range(cut.loads)]
     if const_expr(cut.following == "once"):
         if row < numbers.rows:
             _load_row(rX, addresses, row, lane_bytes, cut)
@@ -125,7 +136,7 @@ def layernorm_modulate_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.C
     else:
         rNext = rX
         if const_expr(cut.following == "before"):
-            rNext = [cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32) for _ in range(cut.loads)]
+            rNext = [cute.make_rmem_tensor(cute.make_layout(cut.words), Uint32) for _ in range(cut.loads)]
         if row < numbers.rows:
             _load_row(rNext, addresses, row, lane_bytes, cut)
         turn = Int32(0)
@@ -159,7 +170,7 @@ def _row(addresses, numbers, rX, row, following, lane_bytes, shared, turn, cut):
     y = addresses[0] + Int64(row) * (2 * cut.columns) + lane_bytes
     # No branch within the parts: a load of the last row again is cheaper, and its words are not used.
     x = addresses[1] + Int64(cutlass.min(following, numbers.rows - 1)) * (2 * cut.columns) + lane_bytes
-    ahead = [(_load(scale, place, cut), _load(shift, place, cut)) for place in range(AHEAD)]
+    ahead = [(_load(scale, place, cut), _load(shift, place, cut)) for place in range(min(AHEAD, cut.loads))]
 
     mean, squares = _statistics(rX, shared, turn, cut)
     inverse = cute.math.rsqrt(squares / Float32(float(cut.columns)) + Float32(cut.eps))
@@ -169,8 +180,8 @@ def _row(addresses, numbers, rX, row, following, lane_bytes, shared, turn, cut):
         if place + AHEAD < cut.loads:
             ahead.append((_load(scale, place + AHEAD, cut), _load(shift, place + AHEAD, cut)))
         rScale, rShift = ahead[place]
-        rY = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
-        for word in range(WORDS):
+        rY = cute.make_rmem_tensor(cute.make_layout(cut.words), Uint32)
+        for word in range(cut.words):
             low, high = ((one - mean) * inverse for one in _pair(rX[place][word]))
             value = _two(_MULTIPLY, _two(_ROUND, low, high), _two(_ADD, rScale[word], ones))
             rY[word] = _two(_ADD, value, rShift[word]) if cut.shifts else value
@@ -183,27 +194,30 @@ def _load(line, place, cut):
     """The words of a lane's load number `place` of a line; None of no line."""
     if line is None:
         return None
-    words = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+    words = cute.make_rmem_tensor(cute.make_layout(cut.words), Uint32)
     _fill(words, line, place, cut)
     return words
 
 
 def _fill(words, line, place, cut):
     """Load these words from a line."""
-    cute.autovec_copy(*_places(line + LOAD_BYTES * cut.row_warps * place, words, cut))
+    cute.autovec_copy(*_places(line + 4 * cut.words * WARP * cut.row_warps * place, words, cut))
 
 
 def _store(words, line, place, cut):
     """The counterpart of `_fill`."""
-    to, own = _places(line + LOAD_BYTES * cut.row_warps * place, words, cut)
-    cute.autovec_copy(own, to)
+    to, own = _places(line + 4 * cut.words * WARP * cut.row_warps * place, words, cut)
+    if cut.store and cut.aligned:
+        cute.arch.store(to.iterator, own.load().ir_value(), cop=cut.store)
+    else:
+        cute.autovec_copy(own, to)
 
 
 def _places(address, words, cut):
-    """The 16 bytes at an address, and those in registers, as equal types: elements if the address may be uneven."""
+    """The words at an address, and those in registers, as equal types: elements if the address may be uneven."""
     if cut.aligned:
-        return _at(Uint32, address, 4 * WORDS, WORDS), words
-    return _at(Uint16, address, 2, 2 * WORDS), cute.recast_tensor(words, Uint16)
+        return _at(Uint32, address, 4 * cut.words, cut.words), words
+    return _at(Uint16, address, 2, 2 * cut.words), cute.recast_tensor(words, Uint16)
 
 
 def _at(dtype, address, align, count):
@@ -215,37 +229,41 @@ def _at(dtype, address, align, count):
 
 def _statistics(rX, shared, turn, cut):
     """Mean and sum of the squares of the differences from it, the same in every lane of the row."""
-    states = []  # of the lane's threads, [groups][2]
+    states = []  # of the lane's threads, [groups][neighbours]
     for group in range(cut.groups):
-        for half in range(2):
+        for vector in range(cut.neighbours):
             mean, squares, count = Float32(0.0), Float32(0.0), 0
             for words in rX[group :: cut.groups]:
-                for word in (2 * half, 2 * half + 1):
+                for word in (2 * vector, 2 * vector + 1):
                     for value in _pair(words[word]):
                         count += 1
                         delta = value - mean
                         mean = cute.math.fma(delta, _reciprocal(count), mean)
                         squares = cute.math.fma(delta, value - mean, squares)
             states.append((mean, squares))
-    for apart in (8, 4, 2, 1):  # lanes, which are two threads
-        others = [[cute.arch.shuffle_sync_down(one, apart) for one in state] for state in states]
-        states = [_merged(own, other, count) for own, other in zip(states, others, strict=True)]
+    for apart in (16, 8, 4, 2, 1):  # threads
+        if apart >= cut.neighbours:
+            others = [[cute.arch.shuffle_sync_down(one, apart // cut.neighbours) for one in state] for state in states]
+            states = [_merged(own, other, count) for own, other in zip(states, others, strict=True)]
+        else:
+            states = [_merged(*states[2 * group : 2 * group + 2], count) for group in range(cut.groups)]
         count *= 2
-    warps = [_merged(states[2 * group], states[2 * group + 1], count) for group in range(cut.groups)]
-    if cut.row_warps > 1:  # lane 0 has PyTorch's warp 0 or 2 now, lane 16 has 1 or 3
-        return _merged_in_shared_memory(*warps[0], shared, turn, 2 * count)
-    # Lane 0 has PyTorch's warps 0 and 2 now, lane 16 has 1 and 3.
-    own = _merged(*warps, 2 * count)
+    # Every WARP // neighbours lanes have one of PyTorch's warps now, the first of them its state.
+    if cut.row_warps > 1:
+        return _merged_in_shared_memory(*states[0], shared, turn, count, cut.neighbours)
+    own = _merged(*states, count)  # of its warps 0 and 2, or 1 and 3
     other = [cute.arch.shuffle_sync_down(one, WARP // 2) for one in own]
-    return tuple(cute.arch.shuffle_sync(one, 0) for one in _merged(own, other, 4 * count))
+    return tuple(cute.arch.shuffle_sync(one, 0) for one in _merged(own, other, 2 * count))
 
 
 @cute.jit
-def _merged_in_shared_memory(mean, squares, shared: tuple, turn, count: cutlass.Constexpr):
-    """The state of a row that two warps have, from those of PyTorch's four."""
+def _merged_in_shared_memory(
+    mean, squares, shared: tuple, turn, count: cutlass.Constexpr, neighbours: cutlass.Constexpr
+):
+    """The state of a row that several warps have, from those of PyTorch's four, of which a warp has `neighbours`."""
     states, part, lane = shared
-    if lane % (WARP // 2) == 0:
-        own = 2 * part + lane // (WARP // 2)
+    if lane % (WARP // neighbours) == 0:
+        own = neighbours * part + lane // (WARP // neighbours)
         states[0, own, turn], states[1, own, turn] = mean, squares
     cute.arch.sync_threads()
     of_warps = [(states[0, warp, turn], states[1, warp, turn]) for warp in range(4)]

@@ -43,12 +43,14 @@ class Config:
     rows: int = 4
     """Rows of a block at the same time."""
     row_warps: int = 1
-    """Warps of a row: 1, or 2, which have a block of their own."""
+    """Warps of a row: 1; or 2 or 4, which have a block of their own."""
     following: str = "once"
     """`once`: a warp has one row. Otherwise the grid is as large as what the GPU holds at once, and a warp has several:
     it loads the next `after` it has used each part of a row, or `before` it computes, into further registers."""
     held: int = 12
     """Warps of a multiprocessor at the same time, at least; the more, the fewer registers a thread has."""
+    store: str = ""
+    """How y is stored: `cs` marks it as not read again soon, so that more of x stays in the L2."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
 
@@ -80,7 +82,7 @@ def plan(call: Call) -> Chain:
     shifts = call.shift is not None
     aligned = all(stride % VECTOR == 0 for stride in strides)
     pdl = config.pdl and major >= PDL_CAPABILITY
-    cut = (config.rows, config.row_warps, config.following, config.held, pdl)
+    cut = (config.rows, config.row_warps, config.following, config.held, config.store, pdl)
     blocks = -(-rows // config.rows)
     if config.following != "once":
         blocks = min(blocks, multiprocessors(call.x) * (config.held // (config.rows * config.row_warps)))

@@ -63,11 +63,10 @@ def test_every_configuration(config, monkeypatch):
 
 @pytest.mark.parametrize("columns", [1024, 3072])
 @pytest.mark.parametrize("form", [{}, *SENSITIVE], ids=str)
-@pytest.mark.parametrize(
-    "config", [layernorm_modulate.Config(1, 2), layernorm_modulate.Config(1, 2, "after", 2)], ids=str
-)
-def test_the_order_of_sums_is_pytorchs_if_two_warps_have_a_row(columns, form, config, monkeypatch):
+@pytest.mark.parametrize(("row_warps", "following"), [(2, "once"), (2, "after"), (4, "once"), (4, "before")])
+def test_the_order_of_sums_is_pytorchs_if_several_warps_have_a_row(columns, form, row_warps, following, monkeypatch):
     monkeypatch.setattr(layernorm_modulate, "multiprocessors", lambda _: 1)
+    config = layernorm_modulate.Config(1, row_warps, following, row_warps)
     x, scale, shift, eps = make(2, 2, columns, **form)
     with layernorm_modulate.TUNED.forced(config), on_the_machine(TASK):
         got = fused_layernorm_modulate(x, scale, shift, eps)
