@@ -1,6 +1,9 @@
 """`kda doctor` on machines where things are missing, broken or busy: it reports, and never fails itself."""
 
+import importlib
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -101,6 +104,19 @@ def test_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doctor, "version", version)
     assert (check("ninja").ok, check("ninja").found) == (False, "not installed")
+
+
+def test_the_remedy_for_missing_byte_code_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "with space" / "large_one"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(doctor, "LARGE", ("large_one", "not_installed"))
+    importlib.invalidate_caches()
+    before = check("byte code")
+    assert (before.ok, before.found) == (False, "none of large_one")
+    subprocess.run([sys.executable, *shlex.split(before.remedy)[1:]], check=True)
+    assert (check("byte code").ok, check("byte code").found) == (True, "there")
 
 
 def test_python_that_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from kda_judge.arms.upstream import cache_folder, fetch
@@ -30,6 +32,8 @@ REMEDIES = {
     "ninja": "pip install ninja",
 }
 """Distribution -> the command that installs it; core itself needs none of them."""
+LARGE = ("torch", "triton", "cutlass")
+"""Packages whose import takes seconds where Python has to compile them each time."""
 TOOLKIT = "install the CUDA toolkit of your driver's version and put its bin folder on PATH, or set CUDA_HOME"
 
 
@@ -44,6 +48,7 @@ def checks() -> list[Check]:
         _package("nvidia-cutlass-dsl", "CuTe DSL kernels"),
         _package("apache-tvm-ffi", "JIT CUDA and CuTe DSL kernels"),
         _package("ninja", "JIT CUDA kernels of the upstream arms"),
+        _byte_code(),
         _tool("nvcc", "JIT CUDA kernels of the upstream arms", TOOLKIT),
         _tool("ncu", "profiling a kernel; not for results", TOOLKIT),
         _tool("compute-sanitizer", "looking for races and stray accesses; not for results", TOOLKIT),
@@ -128,6 +133,16 @@ def _package(name: str, needed_for: str) -> Check:
         return Check(name, True, version(name), needed_for, REMEDIES[name])
     except PackageNotFoundError:
         return Check(name, False, "not installed", needed_for, REMEDIES[name])
+
+
+def _byte_code() -> Check:
+    """Installers compile packages; images that set PYTHONDONTWRITEBYTECODE may have none, and never get any."""
+    specs = [spec for name in LARGE if (spec := find_spec(name)) and spec.origin and spec.cached]
+    without = [spec for spec in specs if not Path(str(spec.cached)).is_file()]
+    found = f"none of {', '.join(spec.name for spec in without)}" if without else "there"
+    folders = " ".join(shlex.quote(str(Path(str(spec.origin)).parent)) for spec in without or specs)
+    needed_for = "starting a worker sooner, by seconds; not for results"
+    return Check("byte code", not without, found, needed_for, f"python -m compileall -q -j 0 {folders}")
 
 
 def _tool(name: str, needed_for: str, remedy: str) -> Check:
