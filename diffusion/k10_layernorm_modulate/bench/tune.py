@@ -15,6 +15,8 @@ def grid() -> Iterator[Config]:
     for following, held in (("once", 16), ("once", 24), ("after", 16), ("before", 16)):
         for store in ("", "cs"):
             yield Config(1, 2, following, held, store)
+    for following, held in (("after", 20), ("after", 24), ("before", 20)):
+        yield Config(1, 2, following, held, "cs")
     for following, held in product(("once", "after", "before"), (24, 32, 48)):
         for store in ("", "cs") if following == "once" else ("",):
             yield Config(1, 4, following, held, store)
