@@ -24,6 +24,7 @@ from kda_judge.evidence import provenance
 from kda_tools import cli
 from kda_tools.port import (
     check_port,
+    dispatch_edit,
     insertions,
     package_files,
     port_record,
@@ -55,10 +56,11 @@ HOMELESS = {
         *("gelu_cat", "temb_modulation", "qknorm_rope_kv_store", "layernorm_modulate", "qkv_pack"),
         *("silu_and_mul", "per_token_group_quant", "temperature_softmax"),  # have no function of it
     },
-    Layout.FACADE: {"qknorm_rope_kv_store", "layernorm_modulate"},
+    Layout.FACADE: {"qknorm_rope_kv_store"},
 }
-"""Tasks whose ops a release has not, nor a place for, or has as a registered op without a body of its own."""
-MADE = "fused_layernorm_modulate is made by register_custom_op from fused_layernorm_modulate_raw: expected a function"
+"""Tasks whose ops a release has not, nor a place for."""
+MADE_OF = {"fused_layernorm_modulate": "fused_layernorm_modulate_raw"}
+"""Ops that `register_custom_op` makes of a function, in which the dispatch then stands."""
 LACKING = {Layout.JIT_KERNEL: {"topk_softmax", "moe_topk_sum"}, Layout.FACADE: set()}
 """Ops that a release has not, of tasks of which it has another one."""
 WRAPPED = {"silu_and_mul_quant"}
@@ -149,13 +151,14 @@ def _demand_dispatch(tree: Tree, port: Port) -> None:
         if port.new:
             continue
         path = tree.root / tree.module_path(module)
-        node = functions_of(path.read_text())[op]
+        place = MADE_OF.get(op, op)
+        node = functions_of(path.read_text())[place]
         text = ast.unparse(node)
         assert f"try_{op}(" in text
         position = [f"try_{op}(" in ast.unparse(statement) for statement in node.body].index(True)
         assert position <= 1, "not in front of the body"
         rest = node.body[:position] + [one for one in node.body[position + 1 :] if "kda_result" not in ast.unparse(one)]
-        original = functions_of(_original(tree, path))[op]
+        original = functions_of(_original(tree, path))[place]
         assert [ast.dump(one) for one in rest] == [ast.dump(one) for one in original.body]
         for part in ("args", "returns", "decorator_list"):
             assert ast.dump(ast.Module([getattr(node, part)], [])) == ast.dump(
@@ -258,10 +261,33 @@ def test_a_checkout_has_its_python_below(releases: dict[Layout, Path], tmp_path:
 @pytest.mark.parametrize("op", sorted(HOMELESS[Layout.JIT_KERNEL]))
 def test_a_new_op_has_no_place_without_levels_that_keep_it_off(tree: Tree, op: str) -> None:
     if op in HOMELESS[tree.layout]:
-        with pytest.raises(UsageError, match=rf"{op}: sglang {tree.layout.value} has no function of it|{MADE}"):
+        with pytest.raises(UsageError, match=rf"{op}: sglang {tree.layout.value} has no function of it"):
             make_port(find_task(op), tree)
     else:
         assert make_port(find_task(op), tree).modules
+
+
+REGISTERED = """from x import register_custom_op, replay_launches
+
+@replay_launches
+def gelu_raw(x):
+    return x
+
+gelu = register_custom_op(gelu_raw, op_name="gelu")
+"""
+
+
+def test_an_op_made_of_a_function_is_dispatched_there(tmp_path: Path) -> None:
+    def gelu(x: Any) -> Any: ...
+
+    def in_place(x: Any) -> None: ...
+
+    where = tmp_path / "gelu.py"
+    (_, front) = dispatch_edit.dispatch(REGISTERED, where, "p", [gelu])
+    assert front.line == REGISTERED.splitlines().index("def gelu_raw(x):") + 1
+    in_place.__name__ = "gelu"
+    with pytest.raises(UsageError, match=r"gelu\.py:4: gelu_raw: expected a result, or no replay_launches"):
+        dispatch_edit.dispatch(REGISTERED, where, "p", [in_place])
 
 
 def test_folders_that_are_no_tree(tmp_path: Path) -> None:

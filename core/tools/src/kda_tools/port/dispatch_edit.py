@@ -15,18 +15,24 @@ WIDTH = 88
 """Line length of SGLang's formatter, in columns."""
 REGISTERS = "register_custom_op"
 """SGLang's function that makes an op of PyTorch from a function."""
+REPLAYS = "replay_launches"
+"""SGLang's decorator that repeats the launches of a call's first run. It sees Triton's alone: a function that returns
+nothing, and whose first run had none that it saw, is never run again."""
 
 
 def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[..., Any]]) -> list[Insertion]:
     """Insertions into the module `text` that make its functions of these names try those of `package` first.
 
     Raises:
-        UsageError: a function is missing, or its parameters do not fit the solution's; names it.
+        UsageError: a function is missing, its parameters do not fit the solution's, or its launches are repeated
+            without it; names it.
     """
     tree = ast.parse(text, where.name)
     found = [Insertion(_after_imports(tree, text), _import(package, [one.__name__ for one in functions]))]
     for function in functions:
         node = definition(tree, function.__name__, where)
+        if returns_nothing(function) and REPLAYS in map(ast.unparse, node.decorator_list):
+            raise UsageError(f"{where}:{node.lineno}: {node.name}: expected a result, or no {REPLAYS}")
         body = node.body
         first = body[1] if ast.get_docstring(node) is not None and len(body) > 1 else body[0]
         if first.lineno == node.lineno:
@@ -37,15 +43,16 @@ def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[
 
 
 def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
-    """The first function of this name on the module's top level; later ones replace it on other platforms."""
+    """The first function of this name on the module's top level; later ones replace it on other platforms.
+
+    For `name = register_custom_op(inner, ...)` it is `inner`: what stands there runs in eager mode and, since the op is
+    opaque, under torch.compile as well.
+    """
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
     if inner := registered(tree, name):
-        raise UsageError(
-            f"{where}: {name} is made by {REGISTERS} from {inner}: expected a function, in front of whose body a "
-            "dispatch can stand; `kda apply` replaces the op itself"
-        )
+        return definition(tree, inner, where)
     raise UsageError(f"{where}: expected a function {name} on its top level, found none")
 
 
