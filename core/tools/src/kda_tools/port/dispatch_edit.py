@@ -51,7 +51,7 @@ def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
-    if inner := registered(tree, name):
+    if (inner := registered(tree, name)) and inner != name:
         return definition(tree, inner, where)
     raise UsageError(f"{where}: expected a function {name} on its top level, found none")
 
