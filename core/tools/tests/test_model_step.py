@@ -22,7 +22,7 @@ from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingR
 from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_tasks
-from kda_judge.evidence import provenance, record_log
+from kda_judge.evidence import gpu_sampler, gpu_watch, provenance, record_log
 from kda_judge.evidence.run_record import Interval
 from kda_tools import cli
 from kda_tools.models import (
@@ -558,6 +558,25 @@ def test_every_process_says_what_took_its_time(known, monkeypatch):
         "no GPU: computed on the CPU in bfloat16, 0 steps for the drift",
         "process 1 of 1: weights and first step 11 s, drift 1 s",
     ]
+
+
+def test_a_run_says_what_was_seen_of_the_gpu(known, monkeypatch):
+    monkeypatch.setattr(run_step, "answers_of", lambda *_: iter([Answer()]))
+    monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: True)
+    monkeypatch.setattr("kda_judge.evidence.gpu_state.read_state", lambda *_: gpu_reading())
+    capped = gpu_reading().model_copy(update={"throttle": ("sw_power_cap",)})
+    seen = gpu_sampler.summarise([gpu_sampler.Reading(at, capped) for at in (0.0, 1.5)], 0.01)
+    plan, shown = Plan("flux", "0.5.23", modes=(), allow_busy=True), []
+    for answer in (seen, "no NVML"):
+        monkeypatch.setattr(gpu_watch.Watcher, "finish", lambda _, answer=answer: answer)
+        record = run_step.run(plan, known, ROOT / known_models.FOLDER, shown.append)
+        lines = [line for line in views.on_gpu(record) if line.startswith("the GPU during the run")]
+        if answer is seen:
+            assert record.machine_watch == seen
+            assert "sw_power_cap for 1.5 s" in lines[0]
+        else:
+            assert (record.machine_watch, lines, shown[-1]) == (None, [], "the GPU was not watched: no NVML")
 
 
 def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypatch):

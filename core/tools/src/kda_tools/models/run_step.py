@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from kda_judge.contract.errors import ArmFailed, MissingRequirement, UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state, provenance, stats
+from kda_judge.evidence.gpu_watch import Watcher
 from kda_tools.models import known_models
 from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels, Model, Sizes
@@ -90,7 +91,8 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
     git = provenance.git_state(checkout_root())
     begun, utc, run_id = time.monotonic(), provenance.utc(), provenance.run_id()
     tree = obtain(pin, folder / pin.files, offline=plan.offline)
-    with _exports(tasks if plan.arm == "portable" else []) as exports:
+    watched = Watcher(0) if gpu else nullcontext()
+    with watched as watcher, _exports(tasks if plan.arm == "portable" else []) as exports:
         request = Request(
             model=plan.model,
             release=plan.release,
@@ -117,6 +119,9 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
             spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in found.seconds.items())
             show(f"process {number} of {len(requests)}: {spent}")
         first = answers[0]
+        seen = watcher.finish() if watcher else None
+    if isinstance(seen, str):
+        show(f"the GPU was not watched: {seen}")
     after = gpu_state.read_state(0) if gpu else None
     machine = provenance.host()
     return StepRecord(
@@ -151,6 +156,7 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
         profile=first.profile,
         peak_bytes=first.peak_bytes,
         noisy=tuple(gpu_state.noise(before, after)) if before and after else (),
+        machine_watch=None if isinstance(seen, str) else seen,
     )
 
 

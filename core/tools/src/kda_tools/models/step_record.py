@@ -12,7 +12,7 @@ from pydantic import Field
 
 from kda_judge.contract.strict_models import Amount, Count, Digest, Strict
 from kda_judge.evidence import stats
-from kda_judge.evidence.run_record import Interval, Machine
+from kda_judge.evidence.run_record import Interval, Machine, MachineWatch
 from kda_tools.models.calls import Call, Fallback
 from kda_tools.models.known_models import Sizes
 
@@ -141,6 +141,8 @@ class StepRecord(Strict):
     """Name of the machine within a fleet."""
     attempt: Annotated[int, Field(gt=0)] | None = None
     """Number of the attempt, if a fleet repeats lost runs."""
+    machine_watch: MachineWatch | None = None
+    """The GPU during the run: a step at the power limit gains less than its kernels' times say."""
 
 
 def log(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from kda_tools.models.calls import Call
 from kda_tools.models.known_models import KnownModels
 from kda_tools.models.protocol import Answer
 from kda_tools.models.step_record import BOUND, Curve, Mode, StepRecord
+from kda_tools.publish.run_view import gpu_seen
 from kda_tools.terminal import console, say
 
 UNTIMED = "No GPU: tiny token counts, and nothing was timed."
@@ -115,7 +116,7 @@ def timings(record: StepRecord) -> list[str]:
 
 
 def on_gpu(record: StepRecord) -> list[str]:
-    """Lines with the GPU time of a step by kind, longest first, then peak memory, then what disturbed the run."""
+    """Lines: the GPU time of a step by kind, longest first; peak memory; the GPU during the run; what disturbed it."""
     lines = []
     if (profile := record.profile) is not None:
         before, after = profile.upstream, profile.subject
@@ -124,6 +125,8 @@ def on_gpu(record: StepRecord) -> list[str]:
         times += [(kind, before.by_kind.get(kind, 0.0), after.by_kind.get(kind, 0.0)) for kind in kinds]
         lines += [f"GPU time of {kind}: {old / 1e3:.3f} -> {new / 1e3:.3f} ms" for kind, old, new in times]
     lines += [f"{arm}: peak memory {size / 2**30:.1f} GiB" for arm, size in record.peak_bytes.items()]
+    if record.machine_watch is not None:
+        lines.append(f"the GPU during the run: {gpu_seen(record.machine_watch)}")
     return lines + [f"noisy: {reason}" for reason in record.noisy]
 
 
