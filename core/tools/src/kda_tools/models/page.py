@@ -31,8 +31,8 @@ calls.
 - **Times** are wall times of a step, both arms interleaved in each of several processes; brackets hold 95% intervals.
   A/A is upstream against itself in the same processes.
 - **GPU time** of attention and GEMM can rise although both arms launch the same. A long step may run at the GPU's power
-  limit (`sw_power_cap` in a run's last line). Less time in kernels that wait for memory, which need less power, then
-  probably means a lower clock for the others. The speedup has all of that in it.
+  limit: a run then says `sw_power_cap`. Kernels that wait for memory need less power. If they take less time, the
+  others probably run at a lower clock. The speedups include this.
 - **Drift** is the same denoising with every arm. *Eager* is upstream's native PyTorch, without a fused op. The solution
   may end at most {BOUND} times as far from eager as the further of two: upstream, and one more rounding of each output
   of the replaced ops. Where upstream ends exactly at eager and the solution does not, the run says so. The arm *exact*
