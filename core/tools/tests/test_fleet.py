@@ -169,6 +169,14 @@ def test_a_bench_is_split_by_task_or_by_rows_that_join(task: Task) -> None:
     assert plan(order(rows=("large*",)), 1)[0].items == ("large-512x8",)
 
 
+def test_rows_of_a_bench_may_be_those_of_some_tasks_only() -> None:
+    asked = order(Job.BENCH, "qknorm_rope", "gelu_cat", "norm_infer", rows=("qwen-19x24*", "flux-4608x3072*"))
+    found = {piece.id: piece.items for piece in plan(asked, 1)}
+    assert found == {"qknorm_rope": ("qwen-19x24x128",), "gelu_cat": ("flux-4608x3072+12288",)}
+    with pytest.raises(UsageError, match=r"--rows 'qwen-19': fits the whole of no id"):
+        plan(order(Job.BENCH, "qknorm_rope", "gelu_cat", rows=("flux*", "qwen-19")), 1)
+
+
 def test_of_a_bench_only_what_recorded_runs_lack(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "has_gpu", lambda: True)
     monkeypatch.setattr(plan_pieces, "open_session", lambda request: request)
@@ -180,14 +188,14 @@ def test_of_a_bench_only_what_recorded_runs_lack(task: Task, monkeypatch: pytest
 
     monkeypatch.setattr(joined_runs, "lacking", lacking)
     monkeypatch.setattr(export, "write_arm", lambda _task, folder: folder)
-    pieces = plan(order(Job.BENCH, "fake", "fake", missing=2, rows=("r*",)), 4)
+    pieces = plan(order(Job.BENCH, "fake", "fake", missing=2, rows=("large*",)), 4)
     assert [(piece.id, piece.items) for piece in pieces[:3]] == [
         ("fake 1/3", ("r0", "r3")),
         ("fake 2/3", ("r1", "r4")),
         ("fake 3/3", ("r2",)),
     ]
     assert pieces[3:] == pieces[:3], "in the order of the tasks, so that the first are complete where the time ends"
-    assert patterns[0] == (["r*"], ["portable"]), "the arms of a recorded run decide what it is a result of"
+    assert patterns[0] == (["large-512x8"], ["portable"]), "the arms of a recorded run decide what it is a result of"
     rows.clear()
     assert plan(order(missing=2), 4) == ()
 

@@ -29,6 +29,8 @@ HEAD = (
     "walls beside neighbours",
     "run",
 )
+FEW = 3
+"""Patterns of rows that the table names."""
 NOTHING = "\nNothing is recorded yet: `kda fleet run ... --record` on GPUs adds a line to `docs/fleet.jsonl`.\n"
 
 
@@ -149,7 +151,8 @@ def table(records: Sequence[FleetRecord]) -> str:
 
 
 def _what(one: FleetRecord) -> str:
-    some = f", some rows: {', '.join(one.rows)}" * bool(one.rows) + ", missing rows" * bool(one.missing)
+    which = ", ".join(one.rows) if len(one.rows) <= FEW else f"of {len(one.rows)} patterns"
+    some = f", some rows: {which}" * bool(one.rows) + ", missing rows" * bool(one.missing)
     pieces = f"{one.pieces - one.left} of {one.pieces}" if one.left else str(one.pieces)
     return f"{one.job.value} {', '.join(one.names)}{some}; {pieces} piece{'s'[: one.pieces != 1]}"
 

@@ -17,13 +17,13 @@ from statistics import median
 
 from kda_judge.contract.errors import ArmFailed
 from kda_judge.contract.tasks import Task
-from kda_judge.contract.workloads import select
 from kda_judge.evidence import stats
 from kda_judge.evidence.neighbours import disturbed
 from kda_judge.evidence.run_record import Metric, Neighbours, Repeat, RunRecord, SharedHost
 from kda_judge.judge.open_row import footprint
 from kda_tools.fleet.drive import POLL_S, Pool, Worker
 from kda_tools.fleet.pieces import Order, Piece, Question
+from kda_tools.fleet.plan_pieces import rows_of
 from kda_tools.lab.compare_runs import MARGIN
 
 TURNS = 3
@@ -40,8 +40,8 @@ def probe_rows(tasks: Sequence[Task], patterns: Sequence[str]) -> tuple[Task, tu
     The latter is the smallest such row of all tasks; if no task has any, the largest row.
     """
     found = []
-    for task in tasks:
-        sizes = {row.id: footprint(task.config.ops[row.op], row) for row in select(task.workloads, list(patterns))}
+    for task, some in rows_of(tasks, patterns):
+        sizes = {row.id: footprint(task.config.ops[row.op], row) for row in some}
         rows = sorted(sizes, key=sizes.__getitem__)
         large = next((row for row in rows if sizes[row] >= DEVICE_BOUND), rows[-1])
         found.append((sizes[large], task, tuple(dict.fromkeys((rows[0], large)))))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from math import ceil
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.near_names import nearest
+from kda_judge.contract.near_names import expect_matches, nearest
 from kda_judge.contract.tasks import Task, all_tasks, find_task
 from kda_judge.contract.workloads import Workload, select
 from kda_judge.judge.open_row import footprint
@@ -62,7 +63,7 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
         return tuple(Piece(id=f"{name} {release}", subject=name, items=(release,)) for name, release in pairs)
     tasks = [find_task(name) for name in order.names]
     if order.job is Job.BENCH:
-        found = [piece for task in tasks for piece in _bench(order, task)]
+        found = [piece for task, rows in rows_of(tasks, order.rows) for piece in _bench(order, task, rows)]
     elif order.job is Job.VALIDATE:
         found = [piece for task in tasks for piece in _numbered(task.op, cut(_grid_rows(order, task), workers, LEAST))]
     else:
@@ -70,8 +71,25 @@ def plan(order: Order, workers: int) -> tuple[Piece, ...]:
     return tuple(found if order.missing else sorted(found, key=lambda piece: -len(piece.items)))
 
 
-def _bench(order: Order, task: Task) -> list[Piece]:
-    rows = _lacking(order, task) if order.missing else [row.id for row in select(task.workloads, list(order.rows))]
+def rows_of(tasks: Sequence[Task], patterns: Sequence[str]) -> list[tuple[Task, tuple[Workload, ...]]]:
+    """Each task with its rows that fit a pattern, without tasks that have none.
+
+    Raises:
+        UsageError: a pattern that fits no row of any task.
+    """
+    expect_matches("--rows", patterns, [row.id for task in tasks for row in task.workloads])
+    each = ((task, tuple(row for row in task.workloads if _fits(row.id, patterns))) for task in tasks)
+    return [(task, rows) for task, rows in each if rows]
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _bench(order: Order, task: Task, chosen: Sequence[Workload]) -> list[Piece]:
+    rows = [row.id for row in chosen]
+    if order.missing:
+        rows = _lacking(task, rows if order.rows else [])
     if not order.missing and order.parts == 1:
         return [Piece(id=task.op, subject=task.op, items=tuple(rows) if order.rows else ())]
     # Neighbours in a table are of one size. So each part gets rows from all over it, and all take about as long.
@@ -79,13 +97,16 @@ def _bench(order: Order, task: Task) -> list[Piece]:
     return list(_numbered(task.op, [tuple(rows[number::count]) for number in range(count)]))
 
 
-def _lacking(order: Order, task: Task) -> list[str]:
-    """The rows that recorded runs on GPUs of this machine's kind lack. The arms are those of the bench to come."""
+def _lacking(task: Task, rows: list[str]) -> list[str]:
+    """Of these rows, or of all if there are none, those that recorded runs on GPUs of this machine's kind lack.
+
+    The arms are those of the bench to come.
+    """
     from kda_tools.project.export.portable import portable
     from kda_tools.publish.joined_runs import lacking
 
     with portable(task, "solution", {}) as ports:
-        return lacking(open_session(Request(task=task, rows=list(order.rows), ports=ports)))[0]
+        return lacking(open_session(Request(task=task, rows=rows, ports=ports)))[0]
 
 
 def _grid_rows(order: Order, task: Task) -> list[str]:
