@@ -35,10 +35,26 @@ def test_operations_between_two_products_are_one_kernel() -> None:
 
 def test_what_is_read_behind_the_next_product_is_written_and_read_once_more() -> None:
     def step(x, w1, w2):
-        y = functional.gelu(x @ w1)
-        return functional.gelu(y @ w2) + y
+        y = functional.silu(x @ w1)
+        return functional.silu(y @ w2) + y
 
     assert kernels(step, 2) == [2, 3]
+
+
+def test_a_product_does_a_function_of_its_whole_result() -> None:
+    def whole(x, w1, w2):
+        return functional.gelu(x @ w1) @ w2
+
+    def part(x, w1, w2):
+        return functional.gelu((x @ w1)[:, : WIDTH // 2]) @ w2[: WIDTH // 2]
+
+    def read_elsewhere(x, w1, w2):
+        y = x @ w1
+        return functional.gelu(y) @ w2 + y
+
+    assert kernels(whole, 2) == []
+    assert kernels(part, 2) == [1]
+    assert kernels(read_elsewhere, 2) == [2, 3]
 
 
 def test_what_is_only_needed_later_waits() -> None:
@@ -62,6 +78,34 @@ def test_parts_of_a_tensor_count_as_much_as_they_hold_and_views_as_nothing() -> 
         return a.exp() @ w2[: WIDTH // 2]
 
     assert kernels(half, 2) == [1]
+
+
+def test_a_sum_of_which_each_kernel_reads_another_slice_is_not_written() -> None:
+    half = WIDTH // 2
+
+    def step(x, w1, w2):
+        first, second = (x + w1[:1]).chunk(2, dim=1)
+        y = (x @ w1)[:, :half] * first
+        return (y @ w2[:half])[:, :half] * second
+
+    # Each kernel reads half of a product and of x, and writes half; and it reads half of a row.
+    assert kernels(step, 2) == [pytest.approx(1.5 + 0.5 / TOKENS, abs=0.6 / TOKENS)] * 2
+
+    def reduced(x, w1, w2):
+        first, second = x.softmax(dim=1).chunk(2, dim=1)
+        y = (x @ w1)[:, :half] * first
+        return (y @ w2[:half])[:, :half] * second
+
+    # A reduction is not repeated: the first kernel reads x, and writes the second slice.
+    assert sum(kernels(reduced, 2)) == pytest.approx(4.0)
+
+
+def test_what_a_product_reads_is_written_even_if_it_could_be_repeated() -> None:
+    def step(x, w1, w2):
+        y = x + 1
+        return (y @ w1) * y
+
+    assert kernels(step, 2) == [2, 3]
 
 
 def test_what_is_written_in_place_is_another_value() -> None:

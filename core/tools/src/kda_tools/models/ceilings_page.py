@@ -29,7 +29,8 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   inputs; calls whose bytes are unknown gain nothing here.
 - **Fused**: the same if, in their place, there were one kernel between two levels of products, convolutions and
   attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
-  `kda model flow` finds. It is never below *at the limit*: kernels of products may already do some of this work.
+  `kda model flow` finds; what is cheaper to compute again is not written, and products do a GELU of their whole result.
+  It is never below *at the limit*: kernels of products may already do some of this work.
 - **Without them**: the same if none of those kernels were left.
 - **Reached**: the time that our kernels saved in the same run, as a share of what *fused* would save. Attention and
   GEMM do not count: both arms launch the same. A kernel that a step launches only once weighs more in a step of few

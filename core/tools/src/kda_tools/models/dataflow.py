@@ -1,11 +1,13 @@
 """Count the bytes that a step must still move if it is fused as far as its dataflow allows; nothing is computed.
 
 The step runs with PyTorch's fake tensors and its eager operations, so that no work is hidden inside a kernel. Products,
-convolutions and attention are barriers: no other operation is fused into them or across them. All other operations
-between two levels of barriers count as one kernel. It reads each value from outside once, and writes each value that is
-read outside once. An operation can run at the first level that has its inputs, or at the last one that its readers
-allow: a GELU whose result is only concatenated after the attention may wait until then. Both ways are counted for the
-whole step, and the smaller sum is the result.
+convolutions and attention are barriers: but for a GELU of a product's whole result, no other operation is fused into
+them or across them. All other operations between two levels of barriers count as one kernel. It reads each value from
+outside once, and writes each value that is read outside once. A pointwise operation is repeated in every kernel that
+reads its result if that moves fewer bytes: where each kernel needs another slice of a sum, for example. An operation
+can run at the first level that has its inputs, or at the last one that its readers allow: a GELU whose result is only
+concatenated after the attention may wait until then. All ways are counted for the whole step, and the smallest sum is
+the result.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 BARRIERS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "scaled_dot_product", "einsum")
 """How the names of operations begin that are bound by arithmetic."""
+CONVERSIONS = ("to_copy",)
+"""Names of operations that are pointwise, too, although PyTorch does not tag them so."""
+EPILOGUES = ("gelu", "relu")
+"""Names of operations that libraries of products do as they write a result."""
 NO_WORK = ("empty", "new_empty", "detach", "lift_fresh", "sym_", "is_", "local_scalar_dense")
 """Prefixes of the names of operations that neither read nor write the values of tensors."""
 
@@ -41,6 +47,15 @@ class View(NamedTuple):
     """Bytes of its elements."""
     whole: int
     """Bytes of the memory."""
+    elements: int
+    """Its elements."""
+
+    def part(self, of: View, given: View) -> View:
+        """What a pointwise operation reads of this input for the part `given` of its result `of`."""
+        if self.elements != of.elements:
+            return self  # broadcast
+        start, share = self.offset + int((given.offset - of.offset) / of.size * self.size), given.size / of.size
+        return self._replace(offset=start, size=int(share * self.size), elements=int(share * self.elements))
 
 
 class Operation(NamedTuple):
@@ -49,6 +64,15 @@ class Operation(NamedTuple):
     barrier: bool
     reads: tuple[View, ...]
     writes: tuple[View, ...]
+    pointwise: bool = False
+    """Every element of its one new result depends on the inputs' elements at the same place only."""
+    epilogue: bool = False
+    """A product whose whole result is its input can do it."""
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether it makes less of one input, pointwise: a conversion to a smaller dtype, for example."""
+        return self.pointwise and len(self.reads) == 1 and self.writes[0].size < self.reads[0].size
 
 
 class Dataflow(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -74,7 +98,9 @@ class Dataflow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for memory in {self._view(tensor).value.memory for tensor in (*made, *changed)}:
             self._versions[memory] += 1
         writes = tuple(map(self._view, (*made, *changed)))
-        self.operations.append(Operation(name.startswith(BARRIERS), reads, writes))
+        pointwise = len(made) == 1 and not changed and (torch.Tag.pointwise in func.tags or name in CONVERSIONS)
+        epilogue = name.startswith(EPILOGUES) and pointwise
+        self.operations.append(Operation(name.startswith(BARRIERS), reads, writes, pointwise, epilogue))
         return result
 
     def hand_out(self, result: Any) -> None:
@@ -88,13 +114,42 @@ class Dataflow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kept.append(storage)
             self._versions[memory] = 0
         offset = int(tensor.storage_offset()) * tensor.element_size()
-        return View(Value(memory, self._versions[memory]), offset, _bytes(tensor), storage.nbytes())
+        count = _count(tensor)
+        value = Value(memory, self._versions[memory])
+        return View(value, offset, count * tensor.element_size(), storage.nbytes(), count)
 
 
 def fused(operations: Sequence[Operation]) -> list[int]:
     """Bytes of every kernel that is left, in order; barriers are not among them."""
+    operations = _with_epilogues(operations)
     first = _first_levels(operations)
-    return min((_moved(operations, levels) for levels in (first, _last_levels(operations, first))), key=sum)
+    ways = (
+        _moved(some, levels)
+        for levels in (first, _last_levels(operations, first))
+        for some in (operations, _repeating(operations, levels))
+    )
+    return min(ways, key=sum)
+
+
+def _with_epilogues(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations without those that a product does as it writes its result, which nothing else reads."""
+    readers = Counter(view.value for one in operations for view in one.reads)
+    products = {view.value: view for one in operations if one.barrier for view in one.writes}
+    left, same = list[Operation](), dict[Value, View]()
+    for one in operations:
+        given = one.reads[0] if one.epilogue else None
+        made = products.get(given.value) if given and readers[given.value] == 1 else None
+        if given and made and made.size == given.size:
+            same[one.writes[0].value] = made
+        else:
+            left.append(one._replace(reads=tuple(_instead(view, same) for view in one.reads)))
+    return left
+
+
+def _instead(view: View, same: dict[Value, View]) -> View:
+    """A view of an epilogue's result as one of the product's, which has the same dtype and shape."""
+    at = same.get(view.value)
+    return view if at is None else view._replace(value=at.value, offset=at.offset + view.offset, whole=at.whole)
 
 
 def _first_levels(operations: Sequence[Operation]) -> list[int]:
@@ -109,17 +164,82 @@ def _first_levels(operations: Sequence[Operation]) -> list[int]:
 
 
 def _last_levels(operations: Sequence[Operation], first: Sequence[int]) -> list[int]:
-    """For each operation the level of its first reader, one less if the reader is a barrier; barriers keep theirs."""
+    """For each operation the level of its first reader, one less if the reader is a barrier; barriers keep theirs.
+
+    What shrinks its input keeps its level, too, so that the smaller result is what waits.
+    """
     needed: dict[Value, int] = {}
     levels = list(first)
     for number in reversed(range(len(operations))):
         one = operations[number]
-        if not one.barrier:
+        if not one.barrier and not one.shrinks:
             readers = [needed[view.value] for view in one.writes if view.value in needed]
             levels[number] = min(readers, default=first[number])
         for view in one.reads:
             needed[view.value] = min(needed.get(view.value, levels[number]), levels[number] - one.barrier)
     return levels
+
+
+class _Repeatable(NamedTuple):
+    """A value that pointwise operations of one kernel make of what the kernel reads."""
+
+    level: int
+    made: View
+    sources: tuple[View, ...]
+
+
+def _repeating(operations: Sequence[Operation], levels: Sequence[int]) -> list[Operation]:
+    """The operations, where the readers of a value read its sources instead if that moves fewer bytes."""
+    repeatable = _repeatable(operations, levels)
+    reads = {(view, level) for one, level in zip(operations, levels, strict=True) for view in one.reads}
+    for view in (view for one in operations if one.barrier for view in one.reads):
+        repeatable.pop(view.value, None)  # it has to be in memory
+    kept, again = Counter[Value](), Counter[Value]()
+    for view, level in reads:
+        if found := repeatable.get(view.value):
+            kept[view.value] += view.size * (level != found.level)
+            again[view.value] += sum(source.part(found.made, view).size for source in found.sources)
+    chosen = {
+        value: found
+        for value, found in repeatable.items()
+        # What is kept is read as a whole where it is made, and each part that others read is written once.
+        if again[value] < kept[value] + min(kept[value], found.made.whole) + sum(view.size for view in found.sources)
+    }
+
+    def read(view: View) -> tuple[View, ...]:
+        if found := chosen.get(view.value):
+            return tuple(one for source in found.sources for one in read(source.part(found.made, view)))
+        return (view,)
+
+    changed, needed = list[Operation](), set[Value]()
+    for one in reversed(operations):
+        if one.pointwise and one.writes[0].value not in needed:
+            changed.append(one._replace(reads=()))  # nothing reads its result any more
+            continue
+        changed.append(one._replace(reads=tuple(part for view in one.reads for part in read(view))))
+        needed |= {view.value for view in changed[-1].reads}
+    return changed[::-1]
+
+
+def _repeatable(operations: Sequence[Operation], levels: Sequence[int]) -> dict[Value, _Repeatable]:
+    found: dict[Value, _Repeatable] = {}
+    made_at: dict[Value, int] = {}
+    for one, level in zip(operations, levels, strict=True):
+        sources = list[View]()
+        for view in one.reads if one.pointwise else ():
+            before = found.get(view.value)
+            if before and before.level == level:
+                sources += [source.part(before.made, view) for source in before.sources]
+            elif made_at.get(view.value) == level:
+                break  # of a reduction in the same kernel, for example
+            else:
+                sources.append(view)
+        else:
+            if one.pointwise:
+                found[one.writes[0].value] = _Repeatable(level, one.writes[0], tuple(dict.fromkeys(sources)))
+        if not one.barrier:
+            made_at |= {view.value: level for view in one.writes}
+    return found
 
 
 def _moved(operations: Sequence[Operation], levels: Sequence[int]) -> list[int]:
@@ -154,7 +274,6 @@ def _changed(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(args[number] if number < len(args) else kwargs.get(argument.name))
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; all elements along a dimension of stride 0 count once."""
-    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    return prod(sizes) * tensor.element_size()
+def _count(tensor: torch.Tensor) -> int:
+    """A tensor's elements; all along a dimension of stride 0 count once."""
+    return prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
