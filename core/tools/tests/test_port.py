@@ -844,6 +844,14 @@ def test_a_test_that_needs_a_missing_package_is_not_run(
     assert (one.outcome, one.ran) == ("not run: it needs nobody_has_this", False)
 
 
+def test_an_arm_imports_a_file_that_asks_for_more_than_the_pins_hold(releases: dict[Layout, Path]) -> None:
+    """k10's function lies in a file that imports half of the framework for constants of another function."""
+    port = make_port(find_task("layernorm_modulate"), find_tree(releases[Layout.FACADE]))
+    with check_port.arm(port) as folder:
+        grid = check_port.run_grid(port, folder, ["flux-512x3072"], "cpu")
+    assert ([row.id for row in grid.left], grid.refused, grid.failed) == (["flux-512x3072"], (), ())
+
+
 def test_calls_that_the_tree_cannot_get_are_no_failures(releases: dict[Layout, Path]) -> None:
     """Arguments of a later release, and calls that SGLang's own function refuses before a gate compares bits."""
     port = make_port(find_task("moe_routing"), find_tree(releases[Layout.JIT_KERNEL]))
@@ -855,13 +863,20 @@ def test_calls_that_the_tree_cannot_get_are_no_failures(releases: dict[Layout, P
     assert grid.asked == 1
     assert told[0].endswith("their calls have write_inactive_prefix_count, which the tree's function does not")
     (row,) = grid.left
-    errors = (f"ValueError: {tree_files.REFUSED}: 16-byte aligned", "RuntimeError: CUDA error: an illegal access")
-    fake = [row.model_copy(update={"id": error, "reason": f"arm 'ported' raised {error}"}) for error in errors]
+    errors = (
+        f"arm 'ported' raised ValueError: {tree_files.REFUSED}: 16-byte aligned",
+        "arm 'baseline' raised RuntimeError: view size is not compatible with input tensor's size and stride",
+        "arm 'ported' raised RuntimeError: CUDA error: an illegal access",
+        "arm 'ported' raised RuntimeError: view size is not compatible with input tensor's size and stride",
+        "arm 'baseline' raised RuntimeError: CUDA error: an illegal access",
+        "arm 'baseline' raised ModuleNotFoundError: flashinfer",
+    )
+    fake = [row.model_copy(update={"id": error, "reason": error}) for error in errors]
     session = SimpleNamespace(kind="cuda")
-    sorted_ = check_port._sorted(session, SimpleNamespace(rows=tuple(fake), partial=True), 2)  # type: ignore[arg-type]
-    assert ([one.id for one in sorted_.refused], [one.id for one in sorted_.failed]) == ([errors[0]], [errors[1]])
-    assert sorted_.asked == 1
-    assert "1 more rows are left out" in "\n".join(sorted_.lines())
+    sorted_ = check_port._sorted(session, SimpleNamespace(rows=tuple(fake), partial=True), 6)  # type: ignore[arg-type]
+    assert ([one.id for one in sorted_.refused], [one.id for one in sorted_.failed]) == ([*errors[:2]], [*errors[2:]])
+    assert sorted_.asked == 4
+    assert "2 more rows are left out" in "\n".join(sorted_.lines())
 
 
 PICKY = """

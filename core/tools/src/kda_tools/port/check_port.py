@@ -19,6 +19,9 @@ from kda_tools.port.port_task import Port
 from kda_tools.port.ported_arm import NAME, write_arm
 from kda_tools.port.tree_files import LEFT, REFUSED
 
+REFUSALS = tuple(f"arm 'baseline' raised {kind}: " for kind in ("AssertionError", "RuntimeError", "ValueError"))
+"""How the reason of a row begins whose call SGLang's own function refuses."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -30,7 +33,7 @@ class Grid:
     left: tuple[RowResult, ...]
     """Rows whose calls go to SGLang's own code, which does not run without a GPU."""
     refused: tuple[RowResult, ...]
-    """Rows that SGLang's own function refuses, which a gate calls to compare bits: nobody can make such a call."""
+    """Rows that SGLang's own function refuses, which a gate or the judge calls: nobody can make such a call."""
     failed: tuple[RowResult, ...]
     asked: int
     """Number of the grid's other rows; a time limit may have left some of them unchecked."""
@@ -95,13 +98,21 @@ def run_grid(
 
 def _sorted(session: Session, record: RunRecord, asked: int) -> Grid:
     left = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and LEFT in row.reason)
-    refused = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and REFUSED in row.reason)
+    refused = tuple(row for row in record.rows if row.verdict is Verdict.ERROR and _is_refused(row.reason))
     bad = (Verdict.INCORRECT, Verdict.INVALID, Verdict.ERROR, Verdict.TIMEOUT)
     failed = tuple(
         row for row in record.rows if row.verdict in bad and row not in (*left, *refused) and not agrees(row, record)
     )
     taken = tuple(row for row in record.rows if row not in (*left, *refused, *failed))
     return Grid(_place(session), taken, left, refused, failed, asked - len(refused))
+
+
+def _is_refused(reason: str) -> bool:
+    """Whether SGLang's own function refused the call: before a gate compares bits, or as the baseline of the grid.
+
+    A baseline that lacks a package, or ends with an error of CUDA, refuses nothing.
+    """
+    return REFUSED in reason or (reason.startswith(REFUSALS) and "CUDA" not in reason)
 
 
 def _place(session: Session) -> str:

@@ -38,6 +38,14 @@ def _say_cuda() -> None:
     answers["direct_register_custom_op"], answers["is_cuda"] = register, lambda: True
 
 
+def _stand_in_for_float8() -> None:
+    """The file of k10's function asks a module that no arm pins for constants of a variant that stores float8."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    constants = {"fp8_dtype": torch.float8_e4m3fn, "fp8_min": -largest, "fp8_max": largest}
+    modules: Any = sglang_standins.STANDINS
+    modules.setdefault("sglang.kernels.ops.quantization.fp8_kernel", constants)
+
+
 def _or_raise(attempt: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
         if (result := attempt(*args, **kwargs)) is None:
@@ -65,7 +73,7 @@ def _or_refused(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise why
             result = function(*copies[: len(args)], **dict(zip(kwargs, copies[len(args) :], strict=True)))
         except RuntimeError as error:
-            if str(error).startswith("CUDA"):
+            if str(error).startswith("CUDA") or str(error) == _plan["left"]:
                 raise
             raise ValueError(f"{_plan['refused']}: {error}") from None
         for given, copy in moved:
@@ -97,6 +105,7 @@ class _Every:
 
 if not torch.cuda.is_available():
     _say_cuda()
+_stand_in_for_float8()
 activate(_here / "tree", _plan["version"])
 if _plan["gate"]:
     _gate = getattr(import_module(_plan["gate"][0]), _plan["gate"][1])
