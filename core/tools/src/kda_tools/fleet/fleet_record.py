@@ -30,7 +30,9 @@ HEAD = (
     "run",
 )
 FEW = 3
-"""Patterns of rows that the table names."""
+"""So many names or patterns the table lists; of more it says the number, and the log has them."""
+NAMED = {Job.MODEL: "models", Job.ADVERSARIES: "adversaries"}
+"""What the names of other jobs than those on tasks are."""
 NOTHING = "\nNothing is recorded yet: `kda fleet run ... --record` on GPUs adds a line to `docs/fleet.jsonl`.\n"
 
 
@@ -151,10 +153,15 @@ def table(records: Sequence[FleetRecord]) -> str:
 
 
 def _what(one: FleetRecord) -> str:
-    which = ", ".join(one.rows) if len(one.rows) <= FEW else f"of {len(one.rows)} patterns"
-    some = f", some rows: {which}" * bool(one.rows) + ", missing rows" * bool(one.missing)
+    some = f", rows {_few(one.rows, 'patterns')}" * bool(one.rows) + ", missing rows" * bool(one.missing)
     pieces = f"{one.pieces - one.left} of {one.pieces}" if one.left else str(one.pieces)
-    return f"{one.job.value} {', '.join(one.names)}{some}; {pieces} piece{'s'[: one.pieces != 1]}"
+    return (
+        f"{one.job.value} {_few(one.names, NAMED.get(one.job, 'tasks'))}{some}; {pieces} piece{'s'[: one.pieces != 1]}"
+    )
+
+
+def _few(names: Sequence[str], what: str) -> str:
+    return ", ".join(names) if len(names) <= FEW else f"of {len(names)} {what}"
 
 
 def _where(one: FleetRecord) -> str:
