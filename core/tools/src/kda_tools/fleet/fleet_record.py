@@ -30,9 +30,9 @@ HEAD = (
     "run",
 )
 FEW = 3
-"""So many names or patterns the table lists; of more it says the number, and the log has them."""
+"""The most names or patterns that the table lists. Of more it gives the number; the log has them all."""
 NAMED = {Job.MODEL: "models", Job.ADVERSARIES: "adversaries"}
-"""What the names of other jobs than those on tasks are."""
+"""Job -> what its names are; those of all other jobs are tasks."""
 NOTHING = "\nNothing is recorded yet: `kda fleet run ... --record` on GPUs adds a line to `docs/fleet.jsonl`.\n"
 
 
@@ -155,9 +155,8 @@ def table(records: Sequence[FleetRecord]) -> str:
 def _what(one: FleetRecord) -> str:
     some = f", rows {_few(one.rows, 'patterns')}" * bool(one.rows) + ", missing rows" * bool(one.missing)
     pieces = f"{one.pieces - one.left} of {one.pieces}" if one.left else str(one.pieces)
-    return (
-        f"{one.job.value} {_few(one.names, NAMED.get(one.job, 'tasks'))}{some}; {pieces} piece{'s'[: one.pieces != 1]}"
-    )
+    names = _few(one.names, NAMED.get(one.job, "tasks"))
+    return f"{one.job.value} {names}{some}; {pieces} piece{'s'[: one.pieces != 1]}"
 
 
 def _few(names: Sequence[str], what: str) -> str:

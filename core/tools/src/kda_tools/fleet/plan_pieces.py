@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from math import ceil
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.near_names import expect_matches, nearest
+from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task, all_tasks, find_task
 from kda_judge.contract.workloads import Workload, select
 from kda_judge.judge.open_row import footprint
@@ -77,19 +76,15 @@ def rows_of(tasks: Sequence[Task], patterns: Sequence[str]) -> list[tuple[Task, 
     Raises:
         UsageError: a pattern that fits no row of any task.
     """
-    expect_matches("--rows", patterns, [row.id for task in tasks for row in task.workloads])
-    each = ((task, tuple(row for row in task.workloads if _fits(row.id, patterns))) for task in tasks)
+    chosen = {row.id for row in select(tuple(row for task in tasks for row in task.workloads), list(patterns))}
+    each = ((task, tuple(row for row in task.workloads if row.id in chosen)) for task in tasks)
     return [(task, rows) for task, rows in each if rows]
-
-
-def _fits(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _bench(order: Order, task: Task, chosen: Sequence[Workload]) -> list[Piece]:
     rows = [row.id for row in chosen]
     if order.missing:
-        rows = _lacking(task, rows if order.rows else [])
+        rows = _lacking(task, rows)
     if not order.missing and order.parts == 1:
         return [Piece(id=task.op, subject=task.op, items=tuple(rows) if order.rows else ())]
     # Neighbours in a table are of one size. So each part gets rows from all over it, and all take about as long.
@@ -98,10 +93,7 @@ def _bench(order: Order, task: Task, chosen: Sequence[Workload]) -> list[Piece]:
 
 
 def _lacking(task: Task, rows: list[str]) -> list[str]:
-    """Of these rows, or of all if there are none, those that recorded runs on GPUs of this machine's kind lack.
-
-    The arms are those of the bench to come.
-    """
+    """Those of these rows that recorded runs on GPUs of this machine's kind lack. The arms are the coming bench's."""
     from kda_tools.project.export.portable import portable
     from kda_tools.publish.joined_runs import lacking
 

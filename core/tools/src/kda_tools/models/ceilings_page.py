@@ -29,7 +29,7 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   inputs; calls whose bytes are unknown gain nothing here.
 - **Fused**: the same if, in their place, there were one kernel between two levels of products, convolutions and
   attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
-  `kda model flow` finds; what is cheaper to compute again is not written, and products do a GELU of their whole result.
+  `kda model flow` finds. It computes a value again where that moves fewer bytes. A product does a GELU of its result.
   It is never below *at the limit*: kernels of products may already do some of this work.
 - **Without them**: the same if none of those kernels were left.
 - **Reached**: the time that our kernels saved in the same run, as a share of what *fused* would save. Attention and

@@ -48,7 +48,7 @@ class View(NamedTuple):
     whole: int
     """Bytes of the memory."""
     elements: int
-    """Its elements."""
+    """How many elements it has."""
 
     def part(self, of: View, given: View) -> View:
         """What a pointwise operation reads of this input for the part `given` of its result `of`."""
@@ -65,13 +65,13 @@ class Operation(NamedTuple):
     reads: tuple[View, ...]
     writes: tuple[View, ...]
     pointwise: bool = False
-    """Every element of its one new result depends on the inputs' elements at the same place only."""
+    """It has one new result, each element of which depends only on the inputs' elements at the same place."""
     epilogue: bool = False
-    """A product whose whole result is its input can do it."""
+    """A product can do it while it writes its result."""
 
     @property
     def shrinks(self) -> bool:
-        """Whether it makes less of one input, pointwise: a conversion to a smaller dtype, for example."""
+        """Whether its result has fewer bytes than its only input, as after a conversion to a smaller dtype."""
         return self.pointwise and len(self.reads) == 1 and self.writes[0].size < self.reads[0].size
 
 
@@ -222,21 +222,17 @@ def _repeating(operations: Sequence[Operation], levels: Sequence[int]) -> list[O
 
 
 def _repeatable(operations: Sequence[Operation], levels: Sequence[int]) -> dict[Value, _Repeatable]:
+    """The values that pointwise operations make of what their kernel reads, not of a reduction in the same kernel."""
     found: dict[Value, _Repeatable] = {}
     made_at: dict[Value, int] = {}
     for one, level in zip(operations, levels, strict=True):
-        sources = list[View]()
-        for view in one.reads if one.pointwise else ():
-            before = found.get(view.value)
-            if before and before.level == level:
-                sources += [source.part(before.made, view) for source in before.sources]
-            elif made_at.get(view.value) == level:
-                break  # of a reduction in the same kernel, for example
-            else:
-                sources.append(view)
-        else:
-            if one.pointwise:
-                found[one.writes[0].value] = _Repeatable(level, one.writes[0], tuple(dict.fromkeys(sources)))
+        here = {view.value: found.get(view.value) for view in one.reads if made_at.get(view.value) == level}
+        if one.pointwise and all(here.values()):
+            sources = list[View]()
+            for view in one.reads:
+                made = here.get(view.value)
+                sources += [source.part(made.made, view) for source in made.sources] if made else [view]
+            found[one.writes[0].value] = _Repeatable(level, one.writes[0], tuple(dict.fromkeys(sources)))
         if not one.barrier:
             made_at |= {view.value: level for view in one.writes}
     return found

@@ -39,7 +39,7 @@ def _say_cuda() -> None:
 
 
 def _stand_in_for_float8() -> None:
-    """The file of k10's function asks a module that no arm pins for constants of a variant that stores float8."""
+    """As k10's baseline does: its file imports constants, for a variant that stores float8, from an unpinned module."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     constants = {"fp8_dtype": torch.float8_e4m3fn, "fp8_min": -largest, "fp8_max": largest}
     modules: Any = sglang_standins.STANDINS
