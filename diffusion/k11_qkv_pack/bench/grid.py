@@ -3,11 +3,10 @@
 - Shapes: tokens {1, 8, 81, 1100, 2104} x heads {8, 24, 30} x head_dim and form, contiguous bfloat16. Forms: sin behind
   cos (head_dim 64, 128 and 256), two tables as long as the tokens, two shorter ones, none (64 and 128): 135 rows.
 - Layouts: tokens {9, 275} x heads {8, 9} x head_dim and form x {packed qkv, the same before an MLP's columns, each of
-  the three, and of two tables one, with gaps of its own} x one or two batches: 192 rows. Short tables get no second
-  batch: the older release does not rotate a part of each batch.
+  the three, and of two tables one, with gaps of its own} x one or two batches: 216 rows.
 - float16: 9 tokens x 8 heads x the three head_dims with sin behind cos: 3 rows.
 
-Thinning for machines without a GPU (`thin`): the rows of 9 tokens and 8 heads, 51 of 330. Tokens and heads only set how
+Thinning for machines without a GPU (`thin`): the rows of 9 tokens and 8 heads, 57 of 354. Tokens and heads only set how
 many programs there are and how the last tile is masked; every head_dim, form, layout and dtype stays.
 """
 
@@ -31,7 +30,7 @@ def grid() -> Iterator[Workload]:
     for tokens, heads, (dim, form) in product(TOKENS, HEADS, FORMS):
         yield _row(tokens, heads, dim, form)
     for tokens, heads, (dim, form), layout in product(LAYOUT_TOKENS, LAYOUT_HEADS, FORMS, LAYOUTS):
-        for batch in (1, 2)[: 1 if form == "short" else 2]:
+        for batch in (1, 2):
             yield _row(tokens, heads, dim, form, layout, batch)
     for dim in (64, 128, 256):
         yield _row(*THIN, dim, "cache", dtype="float16")
