@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from core.judge.tests.records_factory import make_checkout, make_record
+from core.tools.tests.test_compare_runs import new_run
 from core.tools.tests.test_fleet import facts, order, result
-from kda_judge.evidence import record_log
+from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.run_record import Interval, Neighbours, Repeat, SharedHost
-from kda_tools.fleet import fleet_record
-from kda_tools.fleet.fleet_record import LOG, PAGE, FleetRecord
+from kda_tools.fleet import fleet_page, fleet_record
+from kda_tools.fleet.fleet_page import PAGE
+from kda_tools.fleet.fleet_record import LOG, FleetRecord
 from kda_tools.fleet.pieces import Job, Piece
 from kda_tools.fleet.run_folder import Plan, RunFolder
 
@@ -92,7 +95,7 @@ def test_what_a_time_limit_left_is_counted_and_such_a_run_is_compared_with_no_ot
     one = ended(tmp_path / "run", planned="abcde")
     assert one is not None
     assert (one.pieces, one.left) == (5, 2)
-    lines = fleet_record.table([made(1, 100.0), made(2, 60.0, left=2)]).splitlines()
+    lines = fleet_page.table([made(1, 100.0), made(2, 60.0, left=2)]).splitlines()
     (two,) = [line for line in lines if "2 NVIDIA H100" in line]
     assert "4 of 6 pieces" in two
     assert "| 120, 100% | - |" in two
@@ -113,8 +116,8 @@ def test_the_work_ends_with_the_last_piece_that_was_interrupted(tmp_path, monkey
     one = ended(tmp_path / "run", planned="abcd")
     assert one is not None
     assert one.work_s >= 0.3
-    assert "| 100 |" in fleet_record.table([made(2, 100.0)])
-    assert fleet_record.table([made(2, 100.0, busy_s=216.0)]) == fleet_record.NOTHING
+    assert "| 100 |" in fleet_page.table([made(2, 100.0)])
+    assert fleet_page.table([made(2, 100.0, busy_s=216.0)]) == fleet_page.NOTHING
 
 
 def test_a_record_is_appended_once(tmp_path):
@@ -134,22 +137,40 @@ def test_a_record_is_appended_once(tmp_path):
     ],
 )
 def test_several_gpus_stand_beside_one_on_the_same_work(alone, cell):
-    lines = fleet_record.table([made(1, 100.0, **alone), made(2, 60.0, shared={"n": shared()})]).splitlines()
+    lines = fleet_page.table([made(1, 100.0, **alone), made(2, 60.0, shared={"n": shared()})]).splitlines()
     (two,) = [line for line in lines if "2 NVIDIA H100" in line]
     assert f"| {cell} |" in two
     assert "fake r: 1.250, A/A 0.990 to 1.010" in two
+
+
+@pytest.mark.parametrize(("faster", "cell"), [(1.0, "2 of 2"), (1.2, "1 of 2")])
+def test_rows_of_a_bench_are_compared_with_those_on_one_gpu(tmp_path, monkeypatch, faster, cell):
+    """Of runs with the fleet's command only those that began while it worked are the fleet's."""
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    task = make_checkout(tmp_path)
+    alone = made(1, 100.0, job=Job.BENCH, command="one", utc="2026-11-20T04:29:50.000Z")
+    several = made(2, 60.0, job=Job.BENCH, command="two", utc="2026-11-21T04:29:50.000Z")
+    later = {"command": "two", "utc": "2026-11-22T04:30:00Z", "run_id": "20261122T043000Z-000009"}
+    for record, changes in (
+        (make_record(task), {"command": "one"}),
+        (new_run(task, faster), {"command": "two"}),
+        (new_run(task, 2.0), later),
+    ):
+        ledger.append(task.ledger, record.model_copy(update=changes))
+    (two,) = [line for line in fleet_page.table([alone, several]).splitlines() if "2 NVIDIA H100" in line]
+    assert f"| 1.67 of 2 | {cell} |" in two
 
 
 def test_the_latest_run_of_a_work_is_shown_and_the_page_is_made_from_the_log(tmp_path):
     page = tmp_path / PAGE
     page.parent.mkdir()
     page.write_text("a\n<!-- kda:runs:begin -->\n<!-- kda:runs:end -->\n")
-    assert fleet_record.publish(tmp_path, check=False)
+    assert fleet_page.publish(tmp_path, check=False)
     assert "Nothing is recorded yet" in page.read_text()
     for one in (made(2, 60.0), made(2, 55.0, utc="2026-11-25T00:00:09.000Z")):
         fleet_record.append(tmp_path, one)
-    assert fleet_record.publish(tmp_path, check=True)
-    assert fleet_record.publish(tmp_path, check=False)
+    assert fleet_page.publish(tmp_path, check=True)
+    assert fleet_page.publish(tmp_path, check=False)
     assert "| 55 |" in page.read_text()
     assert "| 60 |" not in page.read_text()
-    assert not fleet_record.publish(tmp_path, check=True)
+    assert not fleet_page.publish(tmp_path, check=True)

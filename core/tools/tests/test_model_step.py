@@ -729,6 +729,8 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
         "[what a step is made of](diffusion/models/docs/steps.md) and "
         "[what faster kernels could give it](diffusion/models/docs/ceilings.md)."
     ) in where
+    whole = measured(layers=0, layers_of_model=0)
+    assert f"| {record.release} | H200 | whole |" in readme_block.steps_md([whole], folder)
     none = measured(model="zimage", calls=())
     *_, first, second, _, _ = readme_block.steps_md([none, measured()], folder).splitlines()
     assert first.startswith("| [flux]"), "a model with calls of ours comes first"

@@ -186,7 +186,7 @@ def flow(
     """Say what a step would move if it were fused as far as its dataflow allows. Computes nothing and needs no GPU."""
     from kda_judge.evidence.record_log import append
     from kda_tools.models import step_flow
-    from kda_tools.models.known_models import folder, load_models
+    from kda_tools.models.known_models import folder, layers_of, load_models
     from kda_tools.models.run_step import find_flow
 
     known = load_models()
@@ -195,8 +195,8 @@ def flow(
     if record:
         append(step_flow.log(folder()), found)
     typer.echo(
-        f"{model}, sglang {found.release}, {found.layers} of {found.layers_of_model} layers: {len(found.kernels)} "
-        f"kernels between products, convolutions and attention, {sum(found.kernels) / 1e9:.2f} GB"
+        f"{model}, sglang {found.release}, layers: {layers_of(found.layers, found.layers_of_model)}: "
+        f"{len(found.kernels)} kernels between products, convolutions and attention, {sum(found.kernels) / 1e9:.2f} GB"
     )
 
 

@@ -209,7 +209,7 @@ def publish(
     """Generate results, plots and tables from the ledgers."""
     from kda_judge.contract.tasks import all_tasks, checkout_root
     from kda_tools.campaign import iterations_page, noise_page
-    from kda_tools.fleet import fleet_record
+    from kda_tools.fleet import fleet_page
     from kda_tools.knowledge import catalogue_pages
     from kda_tools.llm import known_llms
     from kda_tools.llm import page as llm_page
@@ -238,7 +238,7 @@ def publish(
             changed += noise_page.publish(root, check)
             changed += iterations_page.publish(root, all_tasks(), check)
             changed += hardware_page.publish(root, check=check)
-            changed += fleet_record.publish(root, check=check)
+            changed += fleet_page.publish(root, check=check)
     for line in changed:
         typer.echo(line)
     if check and changed:

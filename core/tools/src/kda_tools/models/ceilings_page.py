@@ -8,6 +8,7 @@ from pathlib import Path
 from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence import record_log
 from kda_tools.models import step_flow, step_record
+from kda_tools.models.known_models import layers_of
 from kda_tools.models.page import HEADER, unfit
 from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
@@ -95,7 +96,7 @@ def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | No
     bound = sum(spot.us for spot in one.spots) / one.gpu_us
     after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
     ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
-    layers = f"{one.layers} of {one.layers_of_model}"
+    layers = layers_of(one.layers, one.layers_of_model)
     model = one.model + STALE * (one.attribution != ATTRIBUTION)
     share = reached(found, step) if found and step else None
     gained = NONE if share is None else f"{share:.0%}"

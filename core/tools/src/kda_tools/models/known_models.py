@@ -129,6 +129,11 @@ class KnownModels(Strict):
         return self.releases[release]
 
 
+def layers_of(layers: int, of_model: int) -> str:
+    """For example `6 of 60`; `whole` for a model that is not built with fewer layers."""
+    return f"{layers} of {of_model}" if of_model else "whole"
+
+
 find_folder = partial(checkout_folder.find, FOLDER)
 folder = partial(checkout_folder.demand, FOLDER)
 

@@ -12,6 +12,7 @@ from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence import record_log
 from kda_tools import checkout_folder
 from kda_tools.models import drift, known_models
+from kda_tools.models.known_models import layers_of
 from kda_tools.models.run_step import hashes
 from kda_tools.models.step_record import BOUND, StepRecord, log
 from kda_tools.models.views import UNTIMED, facts, heading, on_gpu, row_of, timing
@@ -110,7 +111,7 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
         parts.append("![Share of a step's GPU time by kind of kernel](plots/shares.svg)\n")
     if measured:
         lines = [
-            line(r.model, r.release, gpu_of(r.machine), r.arm, f"{r.layers} of {r.layers_of_model}", name, timing(mode))
+            line(r.model, r.release, gpu_of(r.machine), r.arm, layers_of(r.layers, r.layers_of_model), name, timing(mode))
             for r in measured
             for name, mode in r.modes.items()
         ]

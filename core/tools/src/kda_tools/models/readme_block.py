@@ -7,7 +7,7 @@ from statistics import median
 
 from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
-from kda_tools.models.known_models import FOLDER
+from kda_tools.models.known_models import FOLDER, layers_of
 from kda_tools.models.page import anchor, stale, unfit
 from kda_tools.models.step_record import Mode, Samples, StepRecord, log
 from kda_tools.publish.report import NONE, STALE, gpu_of, interval, line
@@ -52,7 +52,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
             record.release,
             gpu_of(record.machine),
-            f"{record.layers} of {record.layers_of_model}",
+            layers_of(record.layers, record.layers_of_model),
             str(_replaced(record)),
             NOISY if _noisy(record, "eager") else _before_and_after(record.modes["eager"]),
             *(_speedup(record, mode) for mode in ("eager", "graph")),
