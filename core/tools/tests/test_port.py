@@ -817,9 +817,12 @@ def test_upstreams_tests_run_the_port_and_say_whose_calls_they_were(
     port = make_port(find_task("qknorm_rope"), tree)
     try:
         own.write_text(OWN_TEST.replace("WRONG", str(right)))
-        (one,) = run_tests(port, write_arm(port, tmp_path / "arm"))
+        arm = write_arm(port, tmp_path / "arm")
+        before = hashes(arm)
+        (one,) = run_tests(port, arm)
     finally:
         own.unlink()
+    assert hashes(arm) == before, "the arm is timed after the tests, which need more of the tree"
     assert one.ran == right, one.outcome
     assert (one.taken, one.left) == (4, 0)
     assert one.outcome.endswith("; 4 of 4 calls were the port's")

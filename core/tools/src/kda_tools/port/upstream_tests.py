@@ -29,7 +29,7 @@ import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE))
 import {arm}  # the ported tree, with its gate mounted
 
 calls = {{True: 0, False: 0}}
@@ -112,12 +112,12 @@ def find_tests(port: Port) -> list[Path]:
 def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None) -> list[UpstreamTest]:
     """Run these tests against the arm in `arm` (`ported_arm.write_arm`), each file in a process of its own.
 
-    `say` gets a line when a file begins.
-
-    Without a GPU the tests are only collected, which shows that their imports work.
+    `say` gets a line when a file begins. Without a GPU the tests are only collected, which shows that their imports
+    work. The tests need more of the tree than the arm, so they run with a copy of it: what is timed later must not change.
     """
     root, folder = port.tree.root, arm.parent / "upstream_tests"
     folder.mkdir()
+    arm = Path(shutil.copytree(arm, folder / arm.name))
     (folder / "conftest.py").write_text(
         CONFTEST.format(arm=arm.name, modules=port.modules, calls=CALLS), encoding="utf-8"
     )
