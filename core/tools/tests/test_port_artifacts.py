@@ -1,13 +1,14 @@
 """What a pull request needs, and the page of measured ports: from records made for the test."""
 
 import datetime as dt
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from core.judge.tests.records_factory import make_checkout, make_record
+from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.contract.workloads import select
@@ -69,12 +70,17 @@ def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
     record_log.append(log(task), ported(task, layout="0.5.12.post1"))
     never = UpstreamTest(file="test_y.py", outcome="not run: its 3 tests need a GPU", ran=False)
     record_log.append(log(task), ported(task, upstream_tests=(never,), strangers=("sglang/a.py",)))
-    assert [one.layout for one in records(task)] == ["0.5.12.post1", "0.5.23"]
+    older = records(task)[-1]
+    board = gpu_reading().model_copy(update={"name": "NVIDIA H100 80GB HBM3"})
+    machine = older.run.machine.model_copy(update={"before": board})
+    other = older.model_copy(update={"run": older.run.model_copy(update={"machine": machine, "run_id": "another"})})
+    record_log.append(log(task), other)
+    assert [one.layout for one in records(task)] == ["0.5.12.post1", "0.5.23", "0.5.23"]
     assert len(ports_page.publish([task], check=True)) == 1
     assert not (task.path / "docs" / "ports.md").exists()
     ports_page.publish([task], check=False)
     page = (task.path / "docs" / "ports.md").read_text()
-    assert "## 0.5.12.post1\n" in page
+    assert re.findall("^## .*", page, re.MULTILINE) == ["## 0.5.12.post1, H200", "## 0.5.23, H100", "## 0.5.23, H200"]
     assert "- SGLang's `test_x.py`: 12 passed." in page
     assert "- SGLang's `test_y.py`: not run: its 3 tests need a GPU." in page
     assert "- Not the release's file: `sglang/a.py`." in page

@@ -9,7 +9,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
-from kda_tools.publish.report import arm_name, line, median, microseconds
+from kda_tools.publish.report import arm_name, gpu_of, line, median, microseconds
 from kda_tools.publish.write_pages import write_pages
 
 LONGEST = 300
@@ -24,9 +24,9 @@ def publish(tasks: Iterable[Task], check: bool) -> list[str]:
 
 
 def page_md(task: Task, found: list[PortRecord]) -> str:
-    """The page's text, with the last port to each layout."""
-    latest = {one.layout: one for one in found}
-    sections = "".join(f"\n## {layout}\n\n{section_md(one)}" for layout, one in latest.items())
+    """The page's text, with the last port to each layout on each kind of GPU."""
+    latest = {(one.layout, gpu_of(one.run.machine)): one for one in found}
+    sections = "".join(f"\n## {layout}, {gpu}\n\n{section_md(one)}" for (layout, gpu), one in sorted(latest.items()))
     return f"# {task.op}: ports\n\n{INTRODUCTION}{sections}"
 
 
