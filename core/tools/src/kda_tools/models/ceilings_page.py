@@ -137,7 +137,7 @@ def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
         if us >= LEAST_SHARE * one.gpu_us
     ]
     if named:
-        yield f"\nThese have no limit, since the trace does not hold the shapes of their inputs: {', '.join(named)}.\n"
+        yield f"\nThese have no limit, since the trace does not say what a call reads and writes: {', '.join(named)}.\n"
 
 
 def _name(spot: Spot) -> str:

@@ -39,8 +39,10 @@ BYTES_RULE = (
     "Every input is read once (a dimension of stride 0 counts once), and one output is written that is as large as the "
     "largest input. Copies: the second input is read, the first one written. Concatenations: all inputs are read and "
     "written. Names that end in _: the first input is written. The driver's copies: the bytes it reports, twice on the "
-    "device. A trace holds no outputs: correct this where it is wrong."
+    "device. Upsampling and repeating: unknown. A trace holds no outputs: correct this where it is wrong."
 )
+RESIZES = re.compile(r"aten::_?(upsample|repeat)")
+"""Operators whose output has a size that does not follow from their inputs."""
 
 
 MovedBy = Callable[[Hotspot, "tuple[Tensor, ...] | None"], "int | None"]
@@ -197,7 +199,7 @@ def bytes_moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None, driver: int = 
         return driver * (2 if "DtoD" in kernel else 1)
     opaque = re.search(r"OpaqueType<(\d+)u?>", kernel)  # in a list of tensors only the kernel's name has the size
     sizes = []
-    for tensor in inputs or ():
+    for tensor in inputs or () if not RESIZES.match(spot.name) else ():
         width = SIZES.get(tensor.dtype) or (int(opaque[1]) if opaque and not tensor.dtype else None)
         if width is None:
             return None
