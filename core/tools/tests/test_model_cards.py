@@ -280,7 +280,7 @@ def test_cards_rank_new_hotspots_by_what_they_bring(tmp_path: Path) -> None:
         ("aten::cat", CAT, (((8,), ""), ((4,), "")), 2 * (16 + 8)),
         ("aten::cat", "CatArray", (((8,), ""),), None),
         ("aten::mul", "k", (), None),
-        ("aten::upsample_nearest3d", "k", (((4, 8), BF16),), None),  # its output is larger by a factor that no shape says
+        ("aten::upsample_nearest3d", "k", (((4, 8), BF16),), None),  # the output is larger
     ],
 )
 def test_bytes_follow_the_rule_that_the_card_states(

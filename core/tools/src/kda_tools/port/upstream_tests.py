@@ -113,7 +113,7 @@ def run_tests(port: Port, arm: Path, say: Callable[[str], None] = lambda _: None
     """Run these tests against the arm in `arm` (`ported_arm.write_arm`), each file in a process of its own.
 
     `say` gets a line when a file begins. Without a GPU the tests are only collected, which shows that their imports
-    work. The tests need more of the tree than the arm, so they run with a copy of it: what is timed later must not change.
+    work. The tests need more of the tree than the arm does, so they run with a copy of it: the arm may be timed later.
     """
     root, folder = port.tree.root, arm.parent / "upstream_tests"
     folder.mkdir()
