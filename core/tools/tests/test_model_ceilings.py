@@ -83,7 +83,7 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
     assert left < made.at_limit_us
     assert f"x | {made.gpu_us / left:.3f}x | " in (tmp_path / "docs" / "ceilings.md").read_text()
     text = ceilings_page.page_md([recorded(tmp_path)], {}, [])
-    assert "No limit is known." in text
+    assert "\nLimits of the NVIDIA H200: none is known.\n" in text
     later = recorded(tmp_path, layers=4, dirty=True).model_copy(update={"run_id": "20260101T000000Z-abcdef"})
     for fit, layers in (({}, 2), ({later.run_id: STEP}, 4)):  # the step of its run is of files that are here
         text = ceilings_page.page_md([recorded(tmp_path), later], {}, [], fit)

@@ -68,7 +68,8 @@ def page_md(
     kernels saved in a profile's run.
     """
     fit = [one for one in records if not one.noisy and (not one.dirty or one.run_id in fit_steps)] or records
-    latest = list({(one.model, one.release, one.gpu): one for one in fit}.values())
+    newest = {(one.model, one.release, one.gpu): one for one in fit}
+    latest = sorted(newest.values(), key=lambda one: (_old(one), one.model, one.release, one.gpu))
     head = (
         "model",
         "sglang",
@@ -86,6 +87,7 @@ def page_md(
         line(*head),
         "|---" * len(head) + "|\n",
         *(_summary(one, ceiling(one, limits, flows), fit_steps.get(one.run_id)) for one in latest),
+        *(_source(gpu, limits.get(gpu)) for gpu in sorted({one.gpu for one in latest})),
     ]
     for one in latest:
         parts += _section(one, limits.get(one.gpu))
@@ -97,9 +99,9 @@ def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | No
     after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
     ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
     layers = layers_of(one.layers, one.layers_of_model)
-    model = one.model + STALE * (one.attribution != ATTRIBUTION)
+    model = one.model + STALE * _old(one)
     share = reached(found, step) if found and step else None
-    gained = NONE if share is None else f"{share:.0%}"
+    gained = NONE if share is None else f"{round(share, 2) + 0:.0%}"  # + 0: no minus before a zero
     return line(model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios, gained)
 
 
@@ -118,11 +120,18 @@ def reached(found: StepCeiling, step: StepRecord) -> float | None:
     return (before - after) / possible if possible > 0 else None
 
 
+def _old(one: StepHotspots) -> bool:
+    return one.attribution != ATTRIBUTION
+
+
+def _source(gpu: str, limit: CopyLimit | None) -> str:
+    runs = f"from the runs {', '.join(f'`{run}`' for run in limit.runs)}" if limit else "none is known"
+    return f"\nLimits of the {gpu}: {runs}.\n"
+
+
 def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     yield f"\n## {one.model}, sglang {one.release}, {one.gpu}\n\n"
-    stale = "**Stale.** " * (one.attribution != ATTRIBUTION)
-    yield f"{stale}Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`. "
-    yield f"Limits: runs {', '.join(f'`{run}`' for run in limit.runs)}.\n\n" if limit else "No limit is known.\n\n"
+    yield f"{'**Stale.** ' * _old(one)}Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
     yield line(*head) + "|---" * len(head) + "|\n"
     found = [(spot, spot.limited(limit) if limit else None) for spot in one.spots]

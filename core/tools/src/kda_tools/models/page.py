@@ -156,7 +156,8 @@ def section_md(record: StepRecord, stale_parts: Sequence[str]) -> str:
             + f" | {row_of(call)} |\n"
             for call in record.calls
         ]
-        text += "\n| task | op | calls | inputs | row |\n|---|---|---|---|---|\n" + "".join(rows)
+        table = "| task | op | calls | inputs | row |\n|---|---|---|---|---|\n" + "".join(rows)
+        text += f"\n<details><summary>Calls of our ops: {len(rows)} kinds</summary>\n\n{table}\n</details>\n"
     if record.drift:
         text += f"\n![Relative error and PSNR of the latent after each step](plots/{drift_name(record)})\n"
     return text
