@@ -14,6 +14,7 @@ import tomli
 from core.judge.tests.records_factory import ROWS, make_checkout, make_record
 from kda_judge.contract.tasks import Task, find_tasks
 from kda_judge.evidence import ledger, record_log
+from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.run_record import Basis, RunRecord
 from kda_tools.models import known_models, page
 from kda_tools.models.step_record import StepRecord, log
@@ -114,6 +115,24 @@ def test_every_row_is_named_and_the_axis_says_what_it_is(task: Task, records: li
         "2026-11-20",
         "2026-11-21",
     ]
+
+
+def test_history_has_runs_of_all_rows_and_what_parts_make_of_them(task: Task, records: list[RunRecord]) -> None:
+    """The geometric mean of a few rows is no point in a history of the task's."""
+    parts = []
+    for day, row in zip((22, 23), ROWS, strict=True):
+        whole = make_record(task, seed=day, utc=f"2026-11-{day}T04:30:00Z")
+        settings = whole.settings.model_copy(update={"rows": (row,)})
+        only = tuple(one for one in whole.rows if one.id == row)
+        parts.append(recompute(whole.model_copy(update={"settings": settings, "rows": only})))
+    later = parts[0].model_copy(update={"utc": "2026-11-24T04:30:00Z", "run_id": "20261124T043000Z-000009"})
+    for more, dates in (
+        (parts[:1], []),
+        (parts, ["2026-11-21", "2026-11-23"]),
+        ([*parts, later], ["2026-11-21", "2026-11-24"]),
+    ):
+        drawn = plots.plots(task, [*records[1:], *more]).get("history-h200.svg", "<svg/>")
+        assert [text for text in texts(drawn) if text.startswith("2026")] == dates
 
 
 def test_a_point_is_where_its_number_says(task: Task, records: list[RunRecord]) -> None:

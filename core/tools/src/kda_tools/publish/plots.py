@@ -16,12 +16,11 @@ from kda_tools.publish.report import (
     LARGE_BYTES,
     LATEST,
     WORDS,
-    by_age,
     pin_name,
     publishable,
     published,
-    shown_ids,
     target_of,
+    whole,
 )
 from kda_tools.publish.summary_plots import overview, task_summary
 
@@ -81,14 +80,13 @@ def plots(task: Task, records: Sequence[RunRecord]) -> dict[str, str]:
     latest = published(task, records)
     if latest and (problem := missing()):
         raise MissingRequirement(problem)
-    found, shown = {}, shown_ids(latest)
+    found, every = {}, whole(task, records)
     for target, record in latest.items():
-        runs = [run for run in sorted(records, key=by_age) if target_of(task, run) == target and run.headline]
+        runs = [run for run in every if target_of(task, run) == target and run.headline]
         found[file_name(SUMMARY, target)] = task_summary(record)
         found[file_name(SPEEDUP, target)] = _speedup(record)
         found[file_name(ATTAINED, target)] = _attained(record, task.config.targets[target].attained)
-        fit = [run.run_id in shown or not publishable(task, run) for run in runs]  # a part alone is never publishable
-        found[file_name(HISTORY, target)] = _history(runs, fit)
+        found[file_name(HISTORY, target)] = _history(runs, [not publishable(task, run) for run in runs])
     return found
 
 

@@ -76,11 +76,20 @@ def published_runs(task: Task) -> dict[str, RunRecord]:
 
 
 @once_per_task
+def whole(task: Task, records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Runs that were not restricted to some rows, and those that parts with all production rows make; oldest first."""
+    every, production = list(records), {row.id for row in task.workloads if row.production}
+    parts = joined(every, [row.id for row in task.workloads])
+    runs = [one for one in every if not one.settings.rows]
+    return sorted([*runs, *(one for one in parts if production <= {row.id for row in one.rows})], key=by_age)
+
+
+@once_per_task
 @unchanged_files()
 def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """Target -> its latest publishable run, those of the present code first; a run joined from parts counts too."""
-    latest, every = {}, list(records)
-    for record in sorted([*every, *joined(every, [row.id for row in task.workloads])], key=by_age):
+    latest = {}
+    for record in whole(task, records):
         target = target_of(task, record)
         if target is not None and not publishable(task, record):
             latest[target] = record

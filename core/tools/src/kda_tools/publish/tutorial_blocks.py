@@ -8,7 +8,7 @@ from kda_judge.evidence.run_record import Basis, Metric, RunRecord
 from kda_tools.publish.report import (
     BASELINE,
     LATEST,
-    by_age,
+    gpu_of,
     interval,
     line,
     median,
@@ -16,6 +16,7 @@ from kda_tools.publish.report import (
     published,
     ratio,
     speedup,
+    whole,
 )
 
 PAGE, OP = Path("docs") / "tutorial.md", "qknorm_rope"
@@ -62,14 +63,15 @@ def _floors(task: Task, records: Sequence[RunRecord]) -> str:
 
 def _history(task: Task, records: Sequence[RunRecord]) -> str:
     first, latest = _releases(task)
-    head = ("run", f"device, over {first}", f"device, over {latest}", f"wall, over {first}", "attained")
+    head = ("run", "GPU", f"device, over {first}", f"device, over {latest}", f"wall, over {first}", "attained")
     lines = [line(*head), "|---" * len(head) + "|\n"]
-    for record in sorted(records, key=by_age, reverse=True):
+    for record in reversed(whole(task, records)):
         if record.headline is None:
             continue
         means = [
             speedup(record.headline, basis, arm)
             for basis, arm in ((Basis.DEVICE, BASELINE), (Basis.DEVICE, LATEST), (Basis.WALL, BASELINE))
         ]
-        lines.append(line(f"`{record.run_id}`", *map(interval, (*means, record.headline.attained))))
+        gpu = gpu_of(record.machine)
+        lines.append(line(f"`{record.run_id}`", gpu, *map(interval, (*means, record.headline.attained))))
     return "".join(lines)
