@@ -219,6 +219,8 @@ def test_steps_of_models_that_are_recorded_are_told_without_whole_requests() -> 
     told = artifacts._models(find_task("qknorm_rope"), Given(), made)
     assert "Whole requests were not measured.\n\nRows come from " in told
     assert "of the GPU's time of a step" in told
+    runs = re.findall(r"^- (\S+) \((\S+), (\S+), run .* times as fast; measured .*: eager \d", told, re.MULTILINE)
+    assert len(runs) == len(set(runs)) >= 2, "the newest run of each model, release and GPU, with the step's speedup"
     assert [one for one in made.missing if one.startswith("no whole requests")]
 
 

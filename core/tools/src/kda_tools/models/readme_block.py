@@ -9,7 +9,7 @@ from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
 from kda_tools.models.known_models import FOLDER, layers_of
 from kda_tools.models.page import anchor, stale, unfit
-from kda_tools.models.step_record import Mode, Samples, StepRecord, log
+from kda_tools.models.step_record import MOST_NOISE, Mode, Samples, StepRecord, log
 from kda_tools.publish.report import NONE, STALE, gpu_of, interval, line
 
 NAME = "steps"
@@ -20,8 +20,6 @@ CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
 """The page of what faster kernels could give, if a profile is recorded."""
 SHOWN = 4
 """Lines before the fold, so that the README's first screen holds its three questions."""
-MOST_NOISE = 0.1
-"""How far upstream's step may be from itself: beyond, the times of that mode say nothing."""
 OLD_MEANS = " *Stale*: measured before the code, the shapes or a pin changed, or before a task was added."
 """Explains the mark `STALE` to a reader."""
 NOISY = "too noisy"
@@ -54,11 +52,11 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             gpu_of(record.machine),
             layers_of(record.layers, record.layers_of_model),
             str(_replaced(record)),
-            NOISY if _noisy(record, "eager") else _before_and_after(record.modes["eager"]),
+            NOISY if record.modes["eager"].too_noisy else _before_and_after(record.modes["eager"]),
             *(_speedup(record, mode) for mode in ("eager", "graph")),
         )
         for record in sorted(
-            runs, key=lambda one: (not _replaced(one), id(one) in old, _newest(one), _noisy(one, "eager"))
+            runs, key=lambda one: (not _replaced(one), id(one) in old, _newest(one), one.modes["eager"].too_noisy)
         )
     ]
     head = line("model", "sglang", "GPU", "layers", "our calls", "ms, eager", "speedup, eager", "speedup, CUDA graph")
@@ -95,12 +93,7 @@ def _replaced(record: StepRecord) -> int:
 def _speedup(record: StepRecord, mode: str) -> str:
     if not _ran(record, mode) or not _replaced(record):
         return NONE
-    return NOISY if _noisy(record, mode) else interval(record.modes[mode].speedup)
-
-
-def _noisy(record: StepRecord, mode: str) -> bool:
-    noise = record.modes[mode].noise
-    return noise is not None and max(1 - noise.low, noise.high - 1) > MOST_NOISE
+    return NOISY if record.modes[mode].too_noisy else interval(record.modes[mode].speedup)
 
 
 def _ran(record: StepRecord, mode: str) -> bool:

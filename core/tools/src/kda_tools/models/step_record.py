@@ -18,6 +18,8 @@ from kda_tools.models.known_models import Sizes
 
 SCHEMA_VERSION: Final = 1
 StepArm = Literal["upstream", "solution", "portable", "exact"]
+MOST_NOISE: Final = 0.1
+"""How far upstream's step may be from itself: beyond, the times of that mode say nothing."""
 BOUND: Final = 1.5
 """Largest allowed ratio of the solution's error to eager to the larger of upstream's and of one rounding per output."""
 Samples = tuple[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], ...]
@@ -39,6 +41,11 @@ class Mode(Strict):
     speedup: Interval | None = None
     noise: Interval | None = None
     """The A/A ratio, upstream over upstream; it differs from 1 only by noise."""
+
+    @property
+    def too_noisy(self) -> bool:
+        """Whether upstream's step differs from itself by more than `MOST_NOISE`."""
+        return self.noise is not None and max(1 - self.noise.low, self.noise.high - 1) > MOST_NOISE
 
     def wrong(self) -> str | None:
         """An error text if the intervals do not follow from the samples; None if they do."""

@@ -6,23 +6,30 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.record_log import read
 from kda_tools.models.known_models import find_folder
 from kda_tools.models.step_record import StepRecord, log
+from kda_tools.publish.report import gpu_of, interval
 
 
 def share_of_steps(task: Task) -> str:
-    """What of a model's step the task's rows are, as far as a record says."""
+    """What of a model's step the task's rows are: by the newest undisturbed run of each model, release and GPU."""
     folder = find_folder()
     records = read(log(folder), StepRecord) if folder is not None else []
-    lines = []
-    for record in records:
-        if record.profile is None or task.folder not in record.profile.upstream.by_kind:
-            continue
-        share = record.profile.upstream.by_kind[task.folder] / record.profile.upstream.total_us
-        lines.append(
-            f"- {record.model} ({record.release}, run {record.run_id}): {share:.1%} of the GPU's time of a step with "
-            f"upstream's ops; twice as fast here makes the step {1 / (1 - share / 2):.3f} times as fast"
-        )
+    known = (one for one in records if not one.noisy and one.profile and task.folder in one.profile.upstream.by_kind)
+    newest = {(one.model, one.release, gpu_of(one.machine)): one for one in known}
+    lines = [_told(task, one, gpu) for (_, _, gpu), one in sorted(newest.items(), key=lambda item: item[0])]
     users = sorted({model for row in task.workloads for model in row.models})
     origin = f"Rows come from {', '.join(users) or 'no named model'}."
     return "\n".join(
         [origin, *lines] if lines else [origin, "No measured step of a model is recorded that has this task in it."]
+    )
+
+
+def _told(task: Task, record: StepRecord, gpu: str) -> str:
+    assert record.profile is not None
+    share = record.profile.upstream.by_kind[task.folder] / record.profile.upstream.total_us
+    clear = {name: mode.speedup for name, mode in record.modes.items() if mode.speedup and not mode.too_noisy}
+    speedups = ", ".join(f"{name} {interval(speedup)}" for name, speedup in clear.items())
+    measured = f"; measured with all kernels of arm `{record.arm}`: {speedups}" if speedups else ""
+    return (
+        f"- {record.model} ({record.release}, {gpu}, run {record.run_id}): {share:.1%} of the GPU's time of a step "
+        f"with upstream's ops; twice as fast here makes the step {1 / (1 - share / 2):.3f} times as fast{measured}"
     )
