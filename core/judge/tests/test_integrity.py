@@ -318,7 +318,7 @@ def test_what_idle_arms_do_is_measured(toy, monkeypatch):
         held = notes["spins"].idle_cpu_s
         monkeypatch.setattr(idle_arms, "ROUNDS", 0)
         with watched("asked", arms, notes, None):
-            time.sleep(0.5)
+            time.sleep(2.0)  # on a busy machine the thread gets a small share of a processor
         monkeypatch.undo()
         with watched("spins", arms, notes, None):
             time.sleep(0.1)
@@ -329,8 +329,8 @@ def test_what_idle_arms_do_is_measured(toy, monkeypatch):
         for arm in arms.values():
             arm.stop()
     assert held < 0.05
-    assert notes["spins"].idle_s == pytest.approx(1.0, abs=0.3)
-    assert notes["waits"].idle_s == pytest.approx(1.1, abs=0.3)
+    assert notes["spins"].idle_s == pytest.approx(2.5, abs=0.5)
+    assert notes["waits"].idle_s == pytest.approx(2.6, abs=0.5)
     assert busy("waits", notes["waits"]) is None
     fault = busy("spins", notes["spins"])
     assert re.fullmatch(r"arm 'spins' kept \d+% of a processor busy while others were timed", str(fault))
