@@ -329,8 +329,8 @@ def test_what_idle_arms_do_is_measured(toy, monkeypatch):
         for arm in arms.values():
             arm.stop()
     assert held < 0.05
-    assert notes["spins"].idle_s == pytest.approx(2.5, abs=0.5)
-    assert notes["waits"].idle_s == pytest.approx(2.6, abs=0.5)
+    assert notes["spins"].idle_s == pytest.approx(2.5, abs=0.3)
+    assert notes["waits"].idle_s == pytest.approx(2.6, abs=0.3)
     assert busy("waits", notes["waits"]) is None
     fault = busy("spins", notes["spins"])
     assert re.fullmatch(r"arm 'spins' kept \d+% of a processor busy while others were timed", str(fault))

@@ -195,7 +195,7 @@ def flow(
     if record:
         append(step_flow.log(folder()), found)
     typer.echo(
-        f"{model}, sglang {found.release}, layers: {layers_of(found.layers, found.layers_of_model)}: "
+        f"{model}, sglang {found.release}, layers: {layers_of(found.layers, found.layers_of_model)}; "
         f"{len(found.kernels)} kernels between products, convolutions and attention, {sum(found.kernels) / 1e9:.2f} GB"
     )
 

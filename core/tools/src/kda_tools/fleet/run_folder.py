@@ -40,6 +40,11 @@ What = Literal[
 ]
 
 
+def moment_of(utc: str) -> datetime:
+    """The moment that a record names; Python 3.10 reads no `Z`."""
+    return datetime.fromisoformat(utc.replace("Z", "+00:00"))
+
+
 class Plan(Strict):
     """All that a later process needs to resume the run."""
 
@@ -77,7 +82,7 @@ class Event(Strict):
     @property
     def moment(self) -> datetime:
         """When it happened."""
-        return datetime.fromisoformat(self.utc.replace("Z", "+00:00"))
+        return moment_of(self.utc)
 
 
 class RunFolder:

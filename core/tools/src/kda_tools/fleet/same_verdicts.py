@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import find_task
-from kda_judge.evidence.run_record import RunRecord
+from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools.fleet.fleet_record import FleetRecord
+from kda_tools.fleet.run_folder import moment_of
 from kda_tools.lab.compare_runs import compare
 from kda_tools.publish.report import recorded
 
-Found = dict[tuple[str, str], RunRecord]
-"""(op, row) -> the run that has it."""
+Found = dict[tuple[str, str], tuple[RunRecord, Verdict]]
+"""(op, row) -> the run that has it, and its verdict there."""
 
 
 def agreeing(alone: FleetRecord, several: FleetRecord) -> tuple[int, int]:
@@ -22,19 +23,26 @@ def agreeing(alone: FleetRecord, several: FleetRecord) -> tuple[int, int]:
     The same: an equal verdict, and no speedup that has moved (`compare_runs`).
     """
     old, new = _rows(alone), _rows(several)
-    agree = [place for place in old.keys() & new.keys() if _agree(old[place], new[place], place[1])]
-    return len(agree), len(old.keys() | new.keys())
+    moved: dict[tuple[str, str], set[str]] = {}
+    agree = 0
+    for place in old.keys() & new.keys():
+        (one, was), (other, now) = old[place], new[place]
+        pair = (one.run_id, other.run_id)
+        if pair not in moved:
+            moved[pair] = {change.row for change in compare(one, other).changes if change.moved}
+        agree += was == now and place[1] not in moved[pair]
+    return agree, len(old.keys() | new.keys())
 
 
 def _rows(fleet: FleetRecord) -> Found:
-    begin = datetime.fromisoformat(fleet.utc.replace("Z", "+00:00")).replace(microsecond=0)
+    begin = moment_of(fleet.utc).replace(microsecond=0)
     end = begin + timedelta(seconds=fleet.ready_s + fleet.work_s + 1)
     found: Found = {}
     for op in fleet.names:
         for run in _runs(op):
-            moment = datetime.fromisoformat(run.utc.replace("Z", "+00:00"))
+            moment = moment_of(run.utc)
             if run.command == fleet.command and begin <= moment <= end:
-                found |= {(op, row.id): run for row in run.rows}
+                found |= {(op, row.id): (run, row.verdict) for row in run.rows}
     return found
 
 
@@ -43,8 +51,3 @@ def _runs(op: str) -> Iterator[RunRecord]:
         yield from recorded(find_task(op))
     except UsageError:  # the task has gone since
         return
-
-
-def _agree(old: RunRecord, new: RunRecord, row: str) -> bool:
-    verdicts = {one.verdict for run in (old, new) for one in run.rows if one.id == row}
-    return len(verdicts) == 1 and not any(change.moved for change in compare(old, new).changes if change.row == row)

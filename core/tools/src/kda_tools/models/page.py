@@ -111,9 +111,16 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
         parts.append("![Share of a step's GPU time by kind of kernel](plots/shares.svg)\n")
     if measured:
         lines = [
-            line(r.model, r.release, gpu_of(r.machine), r.arm, layers, name, timing(mode))
+            line(
+                r.model,
+                r.release,
+                gpu_of(r.machine),
+                r.arm,
+                layers_of(r.layers, r.layers_of_model),
+                name,
+                timing(mode),
+            )
             for r in measured
-            for layers in (layers_of(r.layers, r.layers_of_model),)
             for name, mode in r.modes.items()
         ]
         head = line("model", "sglang", "GPU", "arm", "layers", "mode", "upstream -> arm, speedup, A/A")

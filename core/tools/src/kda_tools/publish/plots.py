@@ -20,7 +20,7 @@ from kda_tools.publish.report import (
     publishable,
     published,
     target_of,
-    whole,
+    whole_runs,
 )
 from kda_tools.publish.summary_plots import overview, task_summary
 
@@ -80,7 +80,7 @@ def plots(task: Task, records: Sequence[RunRecord]) -> dict[str, str]:
     latest = published(task, records)
     if latest and (problem := missing()):
         raise MissingRequirement(problem)
-    found, every = {}, whole(task, records)
+    found, every = {}, whole_runs(task, records)
     for target, record in latest.items():
         runs = [run for run in every if target_of(task, run) == target and run.headline]
         found[file_name(SUMMARY, target)] = task_summary(record)

@@ -76,7 +76,7 @@ def published_runs(task: Task) -> dict[str, RunRecord]:
 
 
 @once_per_task
-def whole(task: Task, records: Iterable[RunRecord]) -> list[RunRecord]:
+def whole_runs(task: Task, records: Iterable[RunRecord]) -> list[RunRecord]:
     """Runs that were not restricted to some rows, and those that parts with all production rows make; oldest first."""
     every, production = list(records), {row.id for row in task.workloads if row.production}
     parts = joined(every, [row.id for row in task.workloads])
@@ -89,7 +89,7 @@ def whole(task: Task, records: Iterable[RunRecord]) -> list[RunRecord]:
 def published(task: Task, records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """Target -> its latest publishable run, those of the present code first; a run joined from parts counts too."""
     latest = {}
-    for record in whole(task, records):
+    for record in whole_runs(task, records):
         target = target_of(task, record)
         if target is not None and not publishable(task, record):
             latest[target] = record

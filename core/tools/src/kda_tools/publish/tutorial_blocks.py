@@ -16,7 +16,7 @@ from kda_tools.publish.report import (
     published,
     ratio,
     speedup,
-    whole,
+    whole_runs,
 )
 
 PAGE, OP = Path("docs") / "tutorial.md", "qknorm_rope"
@@ -65,7 +65,7 @@ def _history(task: Task, records: Sequence[RunRecord]) -> str:
     first, latest = _releases(task)
     head = ("run", "GPU", f"device, over {first}", f"device, over {latest}", f"wall, over {first}", "attained")
     lines = [line(*head), "|---" * len(head) + "|\n"]
-    for record in reversed(whole(task, records)):
+    for record in reversed(whole_runs(task, records)):
         if record.headline is None:
             continue
         means = [

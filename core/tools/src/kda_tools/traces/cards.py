@@ -193,13 +193,15 @@ def card(
 
 
 def bytes_moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None, driver: int = 0) -> int | None:
-    """Bytes of a call by BYTES_RULE; None if shapes or a dtype are unknown. `driver`: bytes that the driver reports."""
+    """Bytes of a call by BYTES_RULE; None if they are unknown. `driver`: bytes that the driver reports."""
     kernel = spot.costs[0].source.kernel
     if driver:
         return driver * (2 if "DtoD" in kernel else 1)
+    if RESIZES.match(spot.name):
+        return None
     opaque = re.search(r"OpaqueType<(\d+)u?>", kernel)  # in a list of tensors only the kernel's name has the size
     sizes = []
-    for tensor in inputs or () if not RESIZES.match(spot.name) else ():
+    for tensor in inputs or ():
         width = SIZES.get(tensor.dtype) or (int(opaque[1]) if opaque and not tensor.dtype else None)
         if width is None:
             return None
