@@ -20,11 +20,12 @@ from kda_judge.arms.process_tree import trees
 from kda_judge.arms.protocol import ArmSpec
 from kda_judge.bench import CHANGED, run
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence.run_record import Verdict
+from kda_judge.evidence.run_record import RowResult, Verdict
 from kda_judge.judge import verdict
 from kda_judge.judge.idle_arms import busy
 from kda_judge.judge.judge import Judge, Progress
 from kda_judge.judge.oracle import load_reference
+from kda_judge.judge.row_notes import RowNotes
 from kda_judge.judge.run_setup import Setup
 from kda_judge.session import Request, Session, frozen_rows, open_session
 from kda_tools.lab.adversaries.table import ARMS, NOISY, PASSES, Adversary, Ending, Kind
@@ -37,6 +38,8 @@ LOOP_US = 60_000
 shorter, and what an arm does in less than `IDLE_LEAST_S` is not judged."""
 HANG_S = {"cpu": 2, "cuda": 10}
 """Timeout of a command in seconds if the adversary hangs; the opponent's first call on a GPU must fit."""
+TRIES = 3
+"""Runs of an adversary whose times must not count, if the judge's clock finds it INVALID: a busy CPU may be the cause."""
 MOST_TOGETHER = 4
 POLL_S = 0.2
 """Seconds between two looks for workers of runs that must end."""
@@ -150,8 +153,22 @@ def face(adversary: Adversary, kind: Kind) -> Got:
 def _looped(session: Session, ending: Ending, progress: Progress) -> tuple[Verdict, str]:
     """Run on a CPU, with samples longer than a GPU's. The checks of times count only if INVALID is expected.
 
-    Otherwise they do not, because on a busy machine the judge's clock finds honest samples too long.
+    Otherwise they do not, because on a busy machine the judge's clock finds honest samples too long. It may find even
+    long loops so, and then the row is INVALID at once; such a run is made again, up to `TRIES` times in all.
     """
+    for _ in range(TRIES):
+        notes, found = _judged(session, progress)
+        if ending.verdict is Verdict.INVALID or found.verdict is not Verdict.INVALID:
+            break
+    if ending.verdict is Verdict.INVALID and found.verdict in PASSES["cpu"]:
+        name = session.settings.subject
+        words = busy(name, notes.arms[name]) or verdict._clocks_differ(notes.arms[name], {})
+        return (Verdict.INVALID, str(words)) if words else (found.verdict, found.reason)
+    return found.verdict, found.reason
+
+
+def _judged(session: Session, progress: Progress) -> tuple[RowNotes, RowResult]:
+    """The notes and the verdict of one run with long samples."""
     settings = session.settings.model_copy(update={"target_sample_us": LOOP_US})
     task, names = session.request.task, dict.fromkeys((*settings.against, settings.subject))
     specs = [
@@ -165,12 +182,7 @@ def _looped(session: Session, ending: Ending, progress: Progress) -> tuple[Verdi
     finally:
         judge.stop()
     (notes,) = judge.notes.values()
-    found = verdict.result(notes, settings, "cpu", 0)
-    if ending.verdict is Verdict.INVALID and found.verdict in PASSES["cpu"]:
-        arm = notes.arms[settings.subject]
-        words = busy(settings.subject, arm) or verdict._clocks_differ(arm, {})
-        return (Verdict.INVALID, str(words)) if words else (found.verdict, found.reason)
-    return found.verdict, found.reason
+    return notes, verdict.result(notes, settings, "cpu", 0)
 
 
 def chosen(kind: Kind, names: tuple[str, ...], adversaries: tuple[Adversary, ...]) -> list[Adversary]:
