@@ -53,7 +53,7 @@ def deferred(forward):
     """A block with the op in it, and what the op was called with."""
     seen = []
     block = Block(forward)
-    defer(block, "act", lambda attn, mlp: seen.append((attn, mlp)) or chain(attn, mlp))
+    defer(block, "act", "op", lambda attn, mlp: seen.append((attn, mlp)) or chain(attn, mlp))
     return block, seen
 
 
@@ -95,7 +95,7 @@ def test_anything_else_gets_the_gelu(forward):
 def test_deferred_again_the_last_one_counts():
     block, seen = deferred(last)
     own = original(block, "act")
-    defer(block, "act", lambda *_: "second")
+    defer(block, "act", "op", lambda *_: "second")
     assert block(ATTN, MLP) == "second"
     assert seen == []
     assert original(block, "act") is own
@@ -103,7 +103,7 @@ def test_deferred_again_the_last_one_counts():
 
 def test_another_activation_is_named():
     with pytest.raises(ValueError, match=r"Block\.act: expected a GELU with approximate='tanh', got GELU\("):
-        defer(Block(last, torch.nn.GELU()), "act", chain)
+        defer(Block(last, torch.nn.GELU()), "act", "op", chain)
 
 
 def test_torch_compile_sees_the_gelu():
@@ -121,7 +121,7 @@ def test_sites_are_in_the_plan_and_the_file_is_copied(tmp_path):
     assert {site.version for site in sites} == set(
         json.loads((plan := written(tmp_path, sites)).read_text())["releases"]
     )
-    assert all(site.block and site.activation for site in sites)
+    assert all(site.block and site.kind == "activation" for site in sites)
     assert (plan.parent / apply_site.COPIED / "deferred_gelu.py").is_file()
 
 
@@ -147,7 +147,8 @@ def test_blocks_that_are_made_later_call_the_solution(tmp_path, monkeypatch, sol
     import model_of_a_test as model
 
     counts = Counts(tmp_path)
-    place = apply_hook.defer_in(model, {"block": "Block", "activation": "act"}, solution, counts)
+    entry = {"block": "Block", "kind": "activation", "place": "act", "function": "fused_gelu_tanh_cat"}
+    place = apply_hook.defer_in(model, entry, solution, counts)
     assert place == "model_of_a_test.Block.act"
     block = model.Block()
     assert isinstance(block.act, DeferredGelu)

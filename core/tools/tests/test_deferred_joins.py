@@ -211,7 +211,7 @@ def hunyuan_of(block, given):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"activation": "act"}, "expected one of activation, slices and joins, got activation and joins"),
+        ({"activation": "act"}, "expected one of activation, slices, joins, pads, got activation and joins"),
         ({"joins": "cat"}, "key 'joins': expected one of _hunyuan_pack_qkv, join_seqs, got 'cat'"),
     ],
 )
@@ -229,7 +229,7 @@ def test_blocks_that_are_made_later_call_the_solution(make, name, rows, expected
     apply_site.write(tmp_path / "site", apply_site.sites([K11]), {}, runtime=False)
     plan = json.loads((tmp_path / "site" / apply_hook.PLAN).read_text())
     assert (tmp_path / "site" / apply_site.COPIED / "deferred_joins.py").is_file()
-    (entry,) = [one for one in plan["releases"]["0.5.23"] if one["joins"] == name]
+    (entry,) = [one for one in plan["releases"]["0.5.23"] if one["place"] == name]
     kind = type(make())
     MODEL.Block = type("Block", (kind,), {})
     counts, function = Counts(tmp_path), K11.load("solution").qkv_norm_rope_pack

@@ -141,7 +141,7 @@ def test_anything_else_gets_the_tensors(what, left):
 def test_slices_of_two_sums_are_no_pair():
     layer, temb, calls = LayerNormScaleShift(), torch.randn(B, S, 6, D), []
     block = torch.nn.Sequential(layer)
-    deferred_slices.defer(block, OPS[0], counted(calls)[OPS[0]])
+    deferred_slices.defer(block, "slices", OPS[0], counted(calls)[OPS[0]])
     x, one, two = torch.randn(B, S, D), torch.randn(1, 6, D), torch.randn(1, 6, D)
     expected = torch.nn.functional.layer_norm(x, (D,), eps=EPS) * (1 + slices(two, temb)[1]) + slices(one, temb)[0]
     torch.testing.assert_close(layer(x, Slice(one, temb, 0), Slice(two, temb, 1)), expected)
@@ -158,7 +158,7 @@ def test_a_slice_is_upstreams_tensor():
 
 def test_a_site_has_one_kind():
     site = sites_of(K09)[0].model_dump(by_alias=True)
-    with pytest.raises(ValueError, match="expected one of activation, slices and joins, got activation and slices"):
+    with pytest.raises(ValueError, match="expected one of activation, slices, joins, pads, got activation and slices"):
         SiteFile.model_validate({"site": (site | {"activation": "act"},)})
 
 
@@ -178,7 +178,7 @@ def test_blocks_that_are_made_later_call_the_solution(tmp_path, monkeypatch):
     before = [{name: getattr(one.kda_op, name) for name in ("plain", "run")} for one in functions]
     try:
         for entry in plan["releases"]["0.5.23"]:
-            entry |= {"block": "Block", "slices": "slices"}
+            entry |= {"block": "Block", "place": "slices"}
             place = apply_hook.defer_in(MODEL, entry, getattr(solution, entry["function"]), counts)
             assert place == "model_of_a_test.Block.slices"
         block = MODEL.Block()

@@ -136,24 +136,18 @@ class Finder(MetaPathFinder):
 
 def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: Counts) -> str:
     """Make every later instance of the block's class leave its part of the work to the solution."""
-    from . import deferred_gelu, deferred_joins, deferred_slices  # they import PyTorch, as the module has done
+    from .deferred_ways import WAYS  # it imports PyTorch, as the module has done
 
-    block, activation = entry["block"], entry.get("activation", "")
-    place = activation or entry.get("slices") or entry["joins"]
+    block, place, op, way = entry["block"], entry["place"], entry["function"], WAYS[entry["kind"]]
     kind = getattr(module, block)
     make = kind.__init__
-    call = replacement(solution, deferred_gelu.chain if activation else deferred_slices.refuse, counts)
-    way = deferred_slices if "slices" in entry else deferred_joins
-    if not activation:
-        way.put(module, place, (), entry["function"], call)
+    call = replacement(solution, way.ORIGINAL, counts)
+    way.put(module, place, (), op, call)
 
     @functools.wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if not activation:
-            way.defer(self, entry["function"], call)
-        elif hasattr(self, activation):  # the block of a quantised model may lack it
-            deferred_gelu.defer(self, activation, call)
+        way.defer(self, place, op, call)
 
     kind.__init__ = made
     return f"{module.__name__}.{block}.{place}"

@@ -22,7 +22,7 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
-from kda_tools.models import apply_counts, apply_hook, deferred_gelu, deferred_joins, deferred_slices
+from kda_tools.models import apply_counts, apply_hook, deferred_ways
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.project.export.sources import exact_ops
 
@@ -61,12 +61,10 @@ class Replacement(NamedTuple):
     """sha256 of the module's file."""
     block: str = ""
     """A class of the module: not the function is replaced, but statements in blocks of this class."""
-    activation: str = ""
-    """The attribute of such a block that holds its GELU."""
-    slices: str = ""
-    """The module's function that makes slices for its layers; set instead of `activation`."""
-    joins: str = ""
-    """The module's function that joins two streams; set instead of `activation`."""
+    kind: str = ""
+    """The key of `sites.toml` that says how such a block runs the op, for `deferred_ways`."""
+    place: str = ""
+    """The value of that key."""
 
 
 def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
@@ -110,10 +108,7 @@ def replacements(tasks: Iterable[Task]) -> list[Replacement]:
 def sites(tasks: Iterable[Task]) -> list[Replacement]:
     """One entry for each class whose blocks run, as several statements, what a task has a solution for."""
     return [
-        Replacement(
-            *(task.op, site.release, site.module, site.op, site.sha256),
-            *(site.class_, site.activation, site.slices, site.joins),
-        )
+        Replacement(*(task.op, site.release, site.module, site.op, site.sha256, site.class_, site.kind, site.place))
         for task in tasks
         for site in sites_of(task)
     ]
@@ -163,7 +158,7 @@ def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Map
     package = folder / COPIED
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for module in (apply_hook, apply_counts, deferred_gelu, deferred_joins, deferred_slices):
+    for module in (apply_hook, apply_counts, deferred_ways, *deferred_ways.WAYS.values()):
         shutil.copy(str(module.__file__), package)
     for op, files in solutions.items():
         for name, text in files.items():
@@ -179,8 +174,7 @@ def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Map
     releases: dict[str, list[dict[str, str]]] = {}
     for one in plan:
         entry = {"module": one.module, "function": one.function, "sha256": one.sha256}
-        site = {"block": one.block, "activation": one.activation, "slices": one.slices, "joins": one.joins}
-        entry |= {key: value for key, value in site.items() if value}
+        entry |= {"block": one.block, "kind": one.kind, "place": one.place} if one.block else {}
         releases.setdefault(one.version, []).append({**entry, "solution": f"{COPIED}.{one.task}"})
     text = json.dumps({"package": PACKAGE, "releases": releases}, indent=1)
     (folder / apply_hook.PLAN).write_text(text, encoding="utf-8")

@@ -91,8 +91,9 @@ def load(dotted: str) -> Any:
 def _platform() -> None:
     """On a GPU keep the wheel's own platform; on the CPU use one that layers take for CUDA, and other code for CPU."""
     platforms = importlib.import_module(f"{RUNTIME}platforms")
-    _drop_empty("sphinx", "sphinx.ext")
     if torch.cuda.is_available():
+        _ = platforms.current_platform  # loads the platform's module, which asks for Sphinx
+        _drop_empty("sphinx", "sphinx.ext")
         return
     cpu = importlib.import_module(f"{RUNTIME}platforms.cpu").CpuPlatform
     answers = {

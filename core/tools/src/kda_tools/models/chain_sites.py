@@ -9,9 +9,9 @@
     activation = "mlp_act"
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
-A site may have `slices` instead, the name of a function of the module whose results the block's layers use:
-`deferred_slices` puts the op there. Or it has `joins`, the name of a function of the module that joins two streams:
-`deferred_joins` puts the op there. Each op has a site of its own.
+Instead of `activation` a site may have `slices`, the name of a function of the module whose results the block's layers
+use, `joins`, the name of one that joins two streams, or `pads`, the attribute of a convolution that holds its padding.
+`deferred_ways` says which module puts the op there. Each op has a site of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.models.deferred_joins import WAYS
+from kda_tools.models import deferred_joins, deferred_pads
+from kda_tools.models.deferred_ways import WAYS
 
 FILE = Path("baseline") / "sites.toml"
 
@@ -48,14 +49,27 @@ class Site(Strict):
     """The module's function that makes the slices."""
     joins: str = ""
     """The module's function that joins two streams, one of `deferred_joins.WAYS`."""
+    pads: str = ""
+    """The attribute that holds a convolution's padding, one of `deferred_pads.WAYS`."""
+
+    @property
+    def kind(self) -> str:
+        """The key that is given."""
+        return next(key for key in WAYS if getattr(self, key))
+
+    @property
+    def place(self) -> str:
+        """The value of that key."""
+        return str(getattr(self, self.kind))
 
     @model_validator(mode="after")
     def _one_kind(self) -> Site:
-        given = [name for name in ("activation", "slices", "joins") if getattr(self, name)]
+        given = [key for key in WAYS if getattr(self, key)]
         if len(given) != 1:
-            raise ValueError(f"expected one of activation, slices and joins, got {' and '.join(given) or 'none'}")
-        if self.joins and self.joins not in WAYS:
-            raise ValueError(f"key 'joins': expected one of {', '.join(WAYS)}, got {self.joins!r}")
+            raise ValueError(f"expected one of {', '.join(WAYS)}, got {' and '.join(given) or 'none'}")
+        for key, known in (("joins", deferred_joins.WAYS), ("pads", deferred_pads.WAYS)):
+            if getattr(self, key) and getattr(self, key) not in known:
+                raise ValueError(f"key {key!r}: expected one of {', '.join(known)}, got {getattr(self, key)!r}")
         return self
 
 

@@ -10,7 +10,8 @@ This file imports only PyTorch: `kda apply` copies it beside the solutions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -65,12 +66,32 @@ class DeferredGelu(torch.nn.Module):
         return Pending(x, self.activation, self.call)
 
 
-def defer(block: torch.nn.Module, name: str, call: Call) -> None:
+ORIGINAL = chain
+"""What a call runs that the op does not take."""
+
+
+def put(_module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: str, call: Call) -> None:
+    """Put the op `call` into these blocks."""
+    for block in blocks:
+        defer(block, name, op, call)
+
+
+def take_back(_module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) -> None:
+    """Undo `put`."""
+    for block in blocks:
+        setattr(block, name, original(block, name))
+
+
+def defer(block: torch.nn.Module, name: str, _op: str, call: Call) -> None:
     """Use `call` for the block's GELU, its module `name`, and the `torch.cat` that follows.
+
+    The block of a quantised model may lack the module; it stays as it is.
 
     Raises:
         ValueError: the module is no tanh GELU; names it.
     """
+    if not hasattr(block, name):
+        return
     activation = original(block, name)
     if getattr(activation, "approximate", None) != "tanh":
         raise ValueError(f"{type(block).__name__}.{name}: expected a GELU with approximate='tanh', got {activation!r}")

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .deferred_slices import MADE_BY, Refused  # a copy of both files is a package of another name
+from .deferred_slices import MADE_BY, ORIGINAL, Refused  # a copy of both files is a package of another name
+
+__all__ = ["ORIGINAL", "WAYS", "defer", "put", "take_back"]
 
 Call = Callable[..., torch.Tensor]
 """The op, whose arguments are q, k, v, q_weight, k_weight, cos, sin, out, eps."""
@@ -217,7 +219,7 @@ def _flux_join(own: Callable[..., Any], call: Call) -> Callable[..., Any]:
     return join
 
 
-def defer(block: Any, _op: str, _call: Call) -> None:
+def defer(block: Any, _name: str, _op: str, _call: Call) -> None:
     """Have the attention of FLUX's double blocks say that it runs. Those of its single blocks join nothing.
 
     Blocks of other models stay as they are: their functions get both streams at once.
@@ -271,7 +273,7 @@ def put(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: st
         setattr(made, MADE_BY, getattr(module, place))
         setattr(module, place, made)
     for block in blocks:
-        defer(block, op, call)
+        defer(block, name, op, call)
 
 
 def take_back(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) -> None:

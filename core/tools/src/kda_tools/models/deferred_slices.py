@@ -32,6 +32,10 @@ def refuse(*_args: Any, **_kwargs: Any) -> Any:
     raise Refused
 
 
+ORIGINAL = refuse
+"""What a call runs that the op does not take: the block's own statements."""
+
+
 class Slice(NamedTuple):
     """Row `number` of a table [1, K, D], to be added to the same row of every token in temb [B, S, K, D]."""
 
@@ -55,7 +59,7 @@ def put(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: st
     if not hasattr(make, MADE_BY):
         setattr(module, name, _deferring(make))
     for block in blocks:
-        defer(block, op, call)
+        defer(block, name, op, call)
 
 
 def take_back(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) -> None:
@@ -68,7 +72,7 @@ def take_back(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) 
                 vars(layer).pop("forward", None)
 
 
-def defer(block: torch.nn.Module, op: str, call: Callable[..., Any]) -> None:
+def defer(block: torch.nn.Module, _name: str, op: str, call: Callable[..., Any]) -> None:
     """Make the block's layers give their slices to this op too; ops that were added before stay."""
     calls = vars(block).setdefault(CALLS, {})
     calls[op] = call

@@ -278,7 +278,7 @@ def solution_hashes(tasks: Sequence[Task], calls: Sequence[Call]) -> dict[str, s
 
 DECIDING = (
     *(f"models/{name}.py" for name in ("boot", "builders", "calls", "chain_sites")),
-    *(f"models/deferred_{name}.py" for name in ("gelu", "joins", "slices")),
+    *(f"models/deferred_{name}.py" for name in ("gelu", "joins", "pads", "slices", "ways")),
     *(
         f"models/{name}.py"
         for name in ("drift", "fitting", "interleaved", "kernels", "natives", "seams", "standins", "stepping")

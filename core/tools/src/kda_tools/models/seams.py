@@ -23,10 +23,11 @@ import torch
 
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_joins, deferred_slices, natives
+from kda_tools.models import natives
 from kda_tools.models.calls import Log
 from kda_tools.models.chain_sites import Site, blocks, sites_of
-from kda_tools.models.deferred_gelu import chain, defer, original
+from kda_tools.models.deferred_slices import refuse
+from kda_tools.models.deferred_ways import WAYS
 from kda_tools.models.fitting import fitted, named
 from kda_tools.project.export.sources import exact_ops
 
@@ -71,8 +72,7 @@ class Seams:
             eager, solution = task.load("baseline.eager"), solutions[task.folder]
             for site in sites_of(task):
                 if site.release == release:
-                    chained: Callable[..., Any] = chain if site.activation else deferred_slices.refuse
-                    self.seams.append(self._seam(task, site.op, chained, eager, solution, site))
+                    self.seams.append(self._seam(task, site.op, WAYS[site.kind].ORIGINAL, eager, solution, site))
             arm = next((a for a in task.config.arms.values() if a.upstream == f"sglang-{release}"), None)
             if arm is None:
                 continue
@@ -95,7 +95,7 @@ class Seams:
                 raise UsageError(f"{task.folder}: its {name} has no {op}, which upstream's arm has")
         signature = named(upstream, getattr(solution, op))
         bits = not self._exact or self._gives_bits(task, getattr(solution, op))
-        if upstream is deferred_slices.refuse:  # upstream runs statements; their ops are seams of other tasks
+        if upstream is refuse:  # upstream runs statements; their ops are seams of other tasks
             arms = dict.fromkeys((*ARMS, "original"), upstream) | ({"solution": getattr(solution, op)} if bits else {})
             return Seam(task, op, arms, solution, signature, site=site)
         plain = fitted(getattr(eager, op), upstream)
@@ -154,7 +154,7 @@ class Seams:
         self._noise.manual_seed(0)
         for seam in self.seams:
             call = seam.arms[arm]
-            if call is deferred_slices.refuse:
+            if call is refuse:
                 self._defer(seam, call)
                 continue
             if log is not None and not (self._exact and call is seam.arms["upstream"]):
@@ -177,20 +177,12 @@ class Seams:
         """Put `call` into the blocks of the seam's site; the release's own statements need nothing there."""
         if seam.site is None or self._model is None:
             return
-        found, name = list(blocks(self._model, seam.site)), seam.site.activation
-        if found and not name:
-            module, place = sys.modules[seam.site.module], seam.site.slices or seam.site.joins
-            way = deferred_slices if seam.site.slices else deferred_joins
-            if call is deferred_slices.refuse:
-                way.take_back(module, place, found)
+        if found := list(blocks(self._model, seam.site)):
+            way, place = WAYS[seam.site.kind], (sys.modules[seam.site.module], seam.site.place, found)
+            if call is way.ORIGINAL:
+                way.take_back(*place)
             else:
-                way.put(module, place, found, seam.op, call)
-            return
-        for block in found:
-            if call is chain:
-                setattr(block, name, original(block, name))
-            else:
-                defer(block, name, call)
+                way.put(*place, seam.op, call)
 
     def _rounding(self, task: Task, op: str, call: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
         """`call` with noise on each floating-point output, as large as the error of one rounding to its dtype."""

@@ -39,7 +39,7 @@ shorter, and what an arm does in less than `IDLE_LEAST_S` is not judged."""
 HANG_S = {"cpu": 2, "cuda": 10}
 """Timeout of a command in seconds if the adversary hangs; the opponent's first call on a GPU must fit."""
 TRIES = 3
-"""Runs of an adversary whose times must not count, if the judge's clock finds it INVALID: a busy CPU may be the cause."""
+"""Most runs of an adversary whose times must not count: on a busy CPU the judge's clock may find it INVALID."""
 MOST_TOGETHER = 4
 POLL_S = 0.2
 """Seconds between two looks for workers of runs that must end."""

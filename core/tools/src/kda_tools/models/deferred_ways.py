@@ -1,0 +1,12 @@
+"""How an op gets into a class that runs it as statements: one module for each key of `baseline/sites.toml`.
+
+Each module has `put(module, name, blocks, op, call)`, which puts an op into blocks of a class, `take_back(module, name,
+blocks)`, which undoes it, `defer(block, name, op, call)`, which is `put` for a block made later, and `ORIGINAL`, what
+stands for the op where the model's own statements run. `name` is the value of the key.
+
+This file imports only PyTorch: `kda apply` copies it beside the solutions.
+"""
+
+from . import deferred_gelu, deferred_joins, deferred_pads, deferred_slices
+
+WAYS = {"activation": deferred_gelu, "slices": deferred_slices, "joins": deferred_joins, "pads": deferred_pads}

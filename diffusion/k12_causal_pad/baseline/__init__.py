@@ -1,0 +1,1 @@
+"""What the models run today, in PyTorch, and the same as plain indexing."""
