@@ -11,12 +11,15 @@ def computed_with(module: str, rooms: Collection[str], without: Collection[str])
     source = ROOT / "core" / "tools" / "src"
     reached, ahead = set(), [module]
     while ahead:
-        path = source / f"{ahead.pop().replace('.', '/')}.py"
+        name = ahead.pop()
+        path = source / f"{name.replace('.', '/')}.py"
         if path in reached or not path.is_file():
             continue
         reached.add(path)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
-                ahead += [f"{node.module}", *(f"{node.module}.{one.name}" for one in node.names)]
+                inside = name.rsplit(".", node.level)[0] if node.level else ""  # of a relative import
+                imported = ".".join(part for part in (inside, node.module) if part)
+                ahead += [imported, *(f"{imported}.{one.name}" for one in node.names)]
     found = (path.relative_to(source / "kda_tools") for path in reached)
     return {path.as_posix() for path in found if path.parent.name in rooms and path.stem not in without}

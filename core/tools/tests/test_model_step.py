@@ -41,6 +41,7 @@ from kda_tools.models import (
     views,
 )
 from kda_tools.models.calls import Call, Log, Rows
+from kda_tools.models.deferred_ways import WAYS
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
 from kda_tools.models.protocol import Answer, Request, Timed
@@ -592,12 +593,29 @@ def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypat
     assert known.model("flux").dtype_on_cpu == "bfloat16"
 
 
-NEVER_STALE = {"census", "dataflow", "known_models", "protocol", "step_record"}
-"""Of the modules that a worker imports: they count calls, or say what data looks like, which every record holds."""
+NEVER_STALE = {"census", "chain_sites", "dataflow", "deferred_ways", "known_models", "protocol", "step_record"}
+"""Of the modules that a worker imports: they find or count calls, or say what data looks like, which records hold."""
+OF_TASKS = {f"models/{Path(way.__file__).name}" for way in WAYS.values()}
+"""They put the ops of single tasks into models: a run that calls such a task is stale by the hash of the task."""
 
 
 def test_all_files_that_a_worker_computes_with_make_a_run_stale():
-    assert computed_with("kda_tools.models.worker", ("models", "traces"), NEVER_STALE) == set(run_step.DECIDING)
+    reached = computed_with("kda_tools.models.worker", ("models", "traces"), NEVER_STALE)
+    assert reached == {*run_step.DECIDING, *OF_TASKS}
+
+
+def test_a_change_to_how_an_op_is_put_into_a_model_makes_runs_stale_that_call_it(tmp_path, monkeypatch):
+    tasks = [Task(ROOT / "diffusion" / folder) for folder in ("k05_norm_scale_shift", "k11_qkv_pack", "k12_causal_pad")]
+    calls = [Call(task=one.folder, op="op", inputs={}, count=1, row=None, production=False) for one in tasks]
+    before = run_step.solution_hashes(tasks, calls)
+    assert run_step.solution_hashes(tasks, calls[:1]).keys() == {"k05_norm_scale_shift"}
+    changed = tmp_path / "deferred_joins.py"
+    for path in Path(run_step.__file__).parent.glob("deferred_*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    changed.write_text(changed.read_text() + "# changed\n")
+    monkeypatch.setattr(run_step, "__file__", str(tmp_path / "run_step.py"))
+    after = run_step.solution_hashes(tasks, calls)
+    assert [folder for folder, digest in after.items() if digest != before[folder]] == ["k11_qkv_pack"]
 
 
 def test_a_run_is_stale_by_its_own_models_entry_alone():

@@ -19,8 +19,10 @@ from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state, provenance, stats
 from kda_judge.evidence.gpu_watch import Watcher
-from kda_tools.models import known_models
+from kda_tools.models import deferred_slices, known_models
 from kda_tools.models.calls import Call
+from kda_tools.models.chain_sites import FILE, sites_of
+from kda_tools.models.deferred_ways import WAYS
 from kda_tools.models.known_models import KnownModels, Model, Sizes
 from kda_tools.models.protocol import Answer, Census, Request, Timed
 from kda_tools.models.step_flow import StepFlow
@@ -266,26 +268,38 @@ def deciding_hash(files: Sequence[str], model: Strict | None) -> str:
 
 
 def solution_hashes(tasks: Sequence[Task], calls: Sequence[Call]) -> dict[str, str]:
-    """Task folder -> sha256 of its solution and the parts of kda_runtime it imports, for every task in `calls`."""
+    """Task folder -> sha256 of what decides its calls, for every task in `calls`.
+
+    That is its solution, the parts of kda_runtime that this imports, and what puts its ops into a model's classes.
+    """
     called = {call.task for call in calls}
     found = {}
     for task in tasks:
         if task.folder in called:
             parts = provenance.hashes(task)
-            found[task.folder] = hashlib.sha256(f"{parts['solution']} {parts.get('library', '')}".encode()).hexdigest()
+            text = " ".join((parts["solution"], parts.get("library", ""), *_site_hashes(task)))
+            found[task.folder] = hashlib.sha256(text.encode()).hexdigest()
     return found
 
 
+def _site_hashes(task: Task) -> list[str]:
+    """sha256 of the task's list of classes, and of the modules that put its ops there; nothing if it names none."""
+    if not (kinds := {site.kind for site in sites_of(task)}):
+        return []
+    files = {deferred_slices.__file__, *(WAYS[kind].__file__ for kind in kinds)}  # the others import the first
+    names = sorted(Path(str(file)).name for file in files)
+    return [
+        provenance.content_hash(task.path, [FILE.as_posix()]),
+        provenance.content_hash(Path(__file__).parent, names),
+    ]
+
+
 DECIDING = (
-    *(f"models/{name}.py" for name in ("boot", "builders", "calls", "chain_sites")),
-    *(f"models/deferred_{name}.py" for name in ("gelu", "joins", "pads", "slices", "ways")),
-    *(
-        f"models/{name}.py"
-        for name in ("drift", "fitting", "interleaved", "kernels", "natives", "seams", "standins", "stepping")
-    ),
-    *("models/timing.py", "models/worker.py", "models/worker_process.py", "traces/kernel_classes.py"),
+    *(f"models/{name}.py" for name in ("boot", "builders", "calls", "drift", "fitting", "interleaved", "kernels")),
+    *(f"models/{name}.py" for name in ("natives", "seams", "standins", "stepping", "timing", "worker")),
+    *("models/worker_process.py", "traces/kernel_classes.py"),
 )
-"""Files of the tools that can change a number."""
+"""Files of the tools that can change a number of any model; `solution_hashes` adds those of the called tasks."""
 
 
 @contextmanager
