@@ -51,6 +51,9 @@ class Site(Strict):
     """The module's function that joins two streams, one of `deferred_joins.WAYS`."""
     pads: str = ""
     """The attribute that holds a convolution's padding, one of `deferred_pads.WAYS`."""
+    ported: str = ""
+    """Python that `kda port` puts at the head of the class's `forward`. It calls ops of the task by their names, behind
+    `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on. Empty: the class is not changed."""
 
     @property
     def kind(self) -> str:

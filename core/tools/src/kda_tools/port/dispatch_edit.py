@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from kda_judge.contract.errors import UsageError
@@ -13,6 +15,8 @@ from kda_tools.port.insertions import Insertion
 
 WIDTH = 88
 """Line length of SGLang's formatter, in columns."""
+FIRST = "# KDA's kernels first. What they do not take goes on below, as before."
+"""The comment above what is inserted."""
 REGISTERS = "register_custom_op"
 """SGLang's function that makes an op of PyTorch from a function."""
 REPLAYS = "replay_launches"
@@ -28,17 +32,45 @@ def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[
             without it; names it.
     """
     tree = ast.parse(text, where.name)
-    found = [Insertion(_after_imports(tree, text), _import(package, [one.__name__ for one in functions]))]
+    found = [Insertion(_after_imports(tree, text), _import(package, [*map(try_name, functions)]))]
     for function in functions:
         node = definition(tree, function.__name__, where)
         if returns_nothing(function) and REPLAYS in map(ast.unparse, node.decorator_list):
             raise UsageError(f"{where}:{node.lineno}: {node.name}: expected a result, or no {REPLAYS}")
-        body = node.body
-        first = body[1] if ast.get_docstring(node) is not None and len(body) > 1 else body[0]
-        if first.lineno == node.lineno:
-            raise UsageError(f"{where}:{node.lineno}: {function.__name__}: expected a body on lines of its own")
-        line = min([first.lineno, *(decorator.lineno for decorator in getattr(first, "decorator_list", ()))])
-        found.append(Insertion(line - 1, _front(node, function, where)))
+        found.append(Insertion(_head_of(node, where) - 1, _front(node, function, where)))
+    return found
+
+
+def _head_of(node: ast.FunctionDef, where: Path) -> int:
+    """The line (from 1) of a function's first statement behind its docstring."""
+    body = node.body
+    first = body[1] if ast.get_docstring(node) is not None and len(body) > 1 else body[0]
+    if first.lineno == node.lineno:
+        raise UsageError(f"{where}:{node.lineno}: {node.name}: expected a body on lines of its own")
+    line: int = min([first.lineno, *(decorator.lineno for decorator in getattr(first, "decorator_list", ()))])
+    return line
+
+
+def into_classes(
+    text: str, where: Path, package: str, ported: Mapping[str, str], names: Sequence[str]
+) -> list[Insertion]:
+    """Insertions into the module `text` that put lines at the head of `forward` of classes.
+
+    `ported`: class -> its lines. `names`: what the package offers; the module imports those that the lines name.
+
+    Raises:
+        UsageError: a class, or its `forward`, is missing; names it.
+    """
+    tree = ast.parse(text, where.name)
+    lines = "".join(ported.values())
+    used = [name for name in names if re.search(rf"\b{name}\(", lines)]
+    found = [Insertion(_after_imports(tree, text), _import(package, used))]
+    for name, inserted in ported.items():
+        methods = [node for one in tree.body if isinstance(one, ast.ClassDef) and one.name == name for node in one.body]
+        forward = next((one for one in methods if isinstance(one, ast.FunctionDef) and one.name == "forward"), None)
+        if forward is None:
+            raise UsageError(f"{where}: expected a class {name} with a method forward, found none")
+        found.append(Insertion(_head_of(forward, where) - 1, indent(f"{FIRST}\n{inserted.strip()}\n", " " * 8)))
     return found
 
 
@@ -94,11 +126,10 @@ def _after_imports(tree: ast.Module, text: str) -> int:
 
 
 def _import(package: str, names: Sequence[str]) -> str:
-    tried = sorted(f"try_{name}" for name in names)
-    line = f"from {package} import {', '.join(tried)}\n"
+    line = f"from {package} import {', '.join(sorted(names))}\n"
     if len(line) <= WIDTH + 1:
         return line
-    return f"from {package} import (\n" + "".join(f"    {name},\n" for name in tried) + ")\n"
+    return f"from {package} import (\n" + "".join(f"    {name},\n" for name in sorted(names)) + ")\n"
 
 
 def _front(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> str:
@@ -106,7 +137,7 @@ def _front(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> 
     arguments, conditions = _passed(node, function, where)
     name = try_name(function)
     pad = " " * 4
-    lines = ["# KDA's kernels first. What they do not take goes on below, as before."]
+    lines = [FIRST]
     inner = ""
     if conditions:
         lines.append(f"if {' and '.join(conditions)}:")

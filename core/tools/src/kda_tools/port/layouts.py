@@ -12,6 +12,7 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
+from kda_tools.models.chain_sites import Site, sites_of
 
 DIFFUSION = "diffusion"
 """The family whose ops have a facade and quality levels, in releases that have these."""
@@ -98,16 +99,10 @@ def find_tree(path: Path) -> Tree:
     raise UsageError(f"--sglang {path}: expected a checkout of SGLang or a folder with sglang/ in it, found none there")
 
 
-def pin_of(task: Task, layout: Layout) -> Pin:
-    """The task's pin of the release with this layout.
-
-    Raises:
-        UsageError: the task has none.
-    """
-    for pin in task.config.upstream.values():
-        if pin.package == PACKAGE and pin.version == layout.value:
-            return pin
-    raise UsageError(f"{task.path / 'config.toml'}: expected a pin of {PACKAGE} {layout.value}, found none")
+def pin_of(task: Task, layout: Layout) -> Pin | None:
+    """The task's pin of the release with this layout; None if no arm of the task is from there."""
+    pins = task.config.upstream.values()
+    return next((pin for pin in pins if pin.package == PACKAGE and pin.version == layout.value), None)
 
 
 def hosts(task: Task, tree: Tree) -> list[Replacement]:
@@ -126,6 +121,19 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
     return found
 
 
+def classes(task: Task, tree: Tree) -> list[Site]:
+    """The classes of the tree's models that call the task's ops once they are ported; their op is no function there.
+
+    Raises:
+        UsageError: the module of such a class is not in the tree.
+    """
+    found = [one for one in sites_of(task) if one.release == tree.layout.value and one.ported]
+    for one in found:
+        if not (path := tree.root / tree.module_path(one.module)).is_file():
+            raise UsageError(f"{path}: expected the module of {one.class_} as in {PACKAGE} {one.release}, got no file")
+    return found
+
+
 def module_path(module: str, is_there: Callable[[str], bool]) -> str:
     """A module's file, relative to the root; for a package its `__init__.py`."""
     place = module.replace(".", "/")
@@ -134,5 +142,6 @@ def module_path(module: str, is_there: Callable[[str], bool]) -> str:
 
 
 def locked(task: Task, layout: Layout) -> dict[str, str]:
-    """Path -> sha256 of the release's files that the task's arm there needs."""
-    return read_lock(task.path / pin_of(task, layout).files)
+    """Path -> sha256 of the release's files that the task's arm there needs; none without such an arm."""
+    pin = pin_of(task, layout)
+    return read_lock(task.path / pin.files) if pin else {}

@@ -14,7 +14,7 @@ from kda_judge.evidence import provenance
 from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
 from kda_tools.port.dispatch_edit import WIDTH, try_name
-from kda_tools.port.layouts import DIFFUSION, Tree
+from kda_tools.port.layouts import DIFFUSION, Tree, classes
 from kda_tools.port.tree_format import formatted
 from kda_tools.project.export.prune import prune
 from kda_tools.project.export.readme import origin_json, port_readme
@@ -63,6 +63,14 @@ EXACT = (
 UNGATED = "{whom} no quality levels: the kernels are on wherever they can run. " + IN_FRONT
 SWITCHED = f"`{SWITCH}=1` in the environment turns them off."
 NEW = "No model calls these ops yet: whoever does mounts them behind a site of that level."
+CALLED = "They are on in {classes} wherever they can run."
+RUNS = "kda_runs"
+"""The function by which a model's class asks whether the kernels run at all."""
+ASK = f'''
+def {RUNS}(x: torch.Tensor) -> bool:
+    """Whether a model calls the ops for this tensor: on an NVIDIA GPU, unless they are turned off."""
+    return x.is_cuda and torch.version.hip is None and not _DISABLED
+'''
 ABOUT = (
     f"`{KERNEL}/` is the export of a task of KDA-Pilot: README.md says what it is, provenance.json which files of "
     "which commit. Importing this module imports neither Triton nor a kernel."
@@ -219,7 +227,8 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
         title=task.config.task.title,
         told="\n\n".join(fill(part, WIDTH) for part in parts),
     )
-    if not new:
+    called = classes(task, tree) if new else []
+    if called or not new:
         text = text.replace("from collections", "import os\nfrom collections", 1)
     if facade:
         if not new:
@@ -241,7 +250,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
     if exact:
         wrapped = f"checked({gate_name(task.op)}, getattr(kernel, name), _HOSTS[name], {wrapped})"
     closed = f"{gate_name(task.op)}.disabled or own.active" if exact else f"not {gate_name(task.op)}.mounted"
-    text += "" if new else "\n" + DISABLED
+    text += "\n" + DISABLED if called or not new else ""
     text += FUNCTIONS.format(load="\n".join(f"        {line}" if line else "" for line in load), wrapped=wrapped)
     if new:
         text += "\n" + GRADIENTS
@@ -249,7 +258,9 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
         text += "\n" + (OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT.format(**ASKED[task.family]))
     for function in functions:
         text += "\n" + _function(function, new)
-    return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted(_exported(functions, new))) + "]\n"
+    text += "\n" + ASK if called else ""
+    names = sorted([*_exported(functions, new), *(RUNS for _ in called[:1])])
+    return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in names) + "]\n"
 
 
 def _hosts(task: Task, tree: Tree, ops: list[str]) -> dict[str, str]:
@@ -262,15 +273,19 @@ def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
     """How the kernels round, and when they are used."""
     by_bits = is_gated_by_bits(numerics, tree, task, new)
     ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
-    gate = NEW if new else EXACT if by_bits else GATED.format(op=task.op) if tree.has_levels(task) else ungated
+    called = ", ".join(f"`{one.class_}`" for one in classes(task, tree)) if new else ""
+    front = CALLED.format(classes=called) if called else NEW
+    gate = front if new else EXACT if by_bits else GATED.format(op=task.op) if tree.has_levels(task) else ungated
     compared = COMPARED if numerics == "exact" and not by_bits else ""
-    return f"Numerics: {numerics}, {TIERS[numerics]}. {compared}{gate}" + ("" if new else f" {SWITCHED}")
+    return f"Numerics: {numerics}, {TIERS[numerics]}. {compared}{gate}" + ("" if gate == NEW else f" {SWITCHED}")
 
 
 def _about(task: Task, tree: Tree, ops: list[str], new: bool, numerics: str) -> list[str]:
     """What the README says about the calls and the numerics."""
     asked = [f"- `{module}.{op}` asks `try_{op}` first." for op, module in _hosts(task, tree, ops).items()]
-    who = [f"Its functions are {', '.join(f'`{op}`' for op in ops)}."] if new else ["\n".join(asked)]
+    calling = [f"- `{one.module}.{one.class_}.forward` calls `{one.op}`." for one in classes(task, tree)]
+    names = f"Its functions are {', '.join(f'`{op}`' for op in ops)}."
+    who = ["\n".join([names, *(["", *calling] if calling else [])])] if new else ["\n".join(asked)]
     return [*who, _numerics(task, tree, new, numerics)]
 
 

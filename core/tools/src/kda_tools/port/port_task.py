@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_tools.port.dispatch_edit import dispatch, lacking
+from kda_tools.port.dispatch_edit import dispatch, into_classes, lacking
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch
-from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, hosts, locked
-from kda_tools.port.package_files import dispatched, package_files, tier
+from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, hosts, locked
+from kda_tools.port.package_files import RUNS, dispatched, package_files, tier
 from kda_tools.port.proof_files import proof_files
 from kda_tools.port.tree_format import formatted
 from kda_tools.publish.read_once import unchanged_files
@@ -28,7 +28,7 @@ class Port:
     modules: dict[str, str]
     """Op -> the dotted module with its public function, for the ported ops."""
     new: bool
-    """Whether the tree has no such ops. Then nothing is dispatched, and nobody calls them yet."""
+    """Whether the tree has no such functions. Then only classes that the task names call the ops, if any."""
     strangers: tuple[str, ...]
     """Paths of modules whose bytes differ from the pinned release's."""
     exact: bool = False
@@ -97,6 +97,16 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         text = patch.read(prefix + path)
         absent |= lacking(text, where, mine)
         patch.insert(prefix + path, *dispatch(text, where, package, mine))
+    sites = classes(task, tree) if new else []
+    for module in dict.fromkeys(site.module for site in sites):
+        path = tree.module_path(module)
+        where, mine_there = tree.root / path, [site for site in sites if site.module == module]
+        if hashlib.sha256(where.read_bytes()).hexdigest() != mine_there[0].sha256:
+            strangers.append(path)
+        ported = {site.class_: site.ported for site in mine_there}
+        patch.insert(
+            prefix + path, *into_classes(patch.read(prefix + path), where, package, ported, [*functions, RUNS])
+        )
     if tree.layout is Layout.FACADE:
         edit_facade(patch, tree, task, list(functions), new, tier(task, exact))
     test, benchmark = proof_files(task, tree, modules, tier(task, exact))

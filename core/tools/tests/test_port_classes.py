@@ -1,0 +1,141 @@
+"""Ports into classes of models: what stands at the head of `forward`, what it calls, and what it leaves alone."""
+
+import ast
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kda_judge.arms.upstream import cache_folder, obtain
+from kda_judge.contract.errors import MissingRequirement, UsageError
+from kda_judge.contract.tasks import checkout_root, find_task
+from kda_tools.models.known_models import load_models
+from kda_tools.port.dispatch_edit import into_classes
+from kda_tools.port.insertions import with_insertions
+from kda_tools.port.layouts import Layout, find_tree
+from kda_tools.port.port_task import Port, make_port
+
+TASK = find_task("causal_pad")
+VAE = "sglang/multimodal_gen/runtime/models/vaes/hunyuanvae.py"
+NEEDED = ("sglang/__init__.py", "sglang/kernels/ops/diffusion/__init__.py", "sglang/kernels/kda_kernels/README.md", VAE)
+CLIP = torch.randn(1, 2, 3, 6, 5)
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Port:
+    """The port of k12 to the release's files that it touches."""
+    root = tmp_path_factory.mktemp("tree")
+    pin = load_models().releases[Layout.FACADE.value]
+    try:
+        wheel = obtain(pin, cache_folder(checkout_root()), offline=True)
+    except MissingRequirement as absent:
+        pytest.skip(str(absent))
+    with zipfile.ZipFile(wheel) as archive:
+        for name in NEEDED:
+            archive.extract(name, root)
+    return make_port(TASK, find_tree(root))
+
+
+def classes_of(text: str, **names: Any) -> dict[str, Any]:
+    """The convolution and the upsampling of the VAE, made of their text alone."""
+    module = ast.parse(text)
+    wanted = ("HunyuanVideoCausalConv3d", "HunyuanVideoUpsampleCausal3D")
+    module.body = [one for one in module.body if isinstance(one, ast.ClassDef) and one.name in wanted]
+    shared = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, "SpatialParallelConv3d": torch.nn.Conv3d}
+    exec(compile(module, VAE, "exec"), found := shared | names)
+    return found
+
+
+def outputs(text: str, kernel: int = 3, spatial_parallel: bool = False, **names: Any) -> list[torch.Tensor]:
+    """What both classes make of the clip, with convolutions that return their input."""
+    module = classes_of(text, **names)
+    layers = [module["HunyuanVideoCausalConv3d"](2, 2, kernel_size=kernel)]
+    layers += [module["HunyuanVideoUpsampleCausal3D"](2, kernel_size=kernel, upsample_factor=f) for f in FACTORS]
+    for layer in layers:
+        convolution = layer.conv if hasattr(layer, "upsample_factor") else layer
+        convolution.conv, convolution.spatial_parallel = torch.nn.Identity(), spatial_parallel
+    return [layer(CLIP) for layer in layers]
+
+
+FACTORS = ((1, 2, 2), (2, 2, 2), (2, 2, 1))
+CALLS = [("causal_pad", (2, 1, 1)), ("upsample_causal_pad", (1, 2, 2, 1, 1)), ("upsample_causal_pad", (2, 2, 2, 1, 1))]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "spatial_parallel", "runs", "expected"),
+    [
+        (3, False, True, [*CALLS, ("causal_pad", (2, 1, 1))]),  # pixels that are no squares are padded alone
+        (3, False, False, []),
+        (3, True, True, []),
+        (1, False, True, [(name, (*numbers[:-3], 0, 0, 0)) for name, numbers in CALLS[1:]]),
+    ],
+    ids=["as in the model", "not on a GPU, or turned off", "shared by several GPUs", "nothing to pad"],
+)
+def test_classes_call_the_ops_where_these_do_the_same(
+    port: Port, kernel: int, spatial_parallel: bool, runs: bool, expected: list[Any]
+) -> None:
+    calls: list[Any] = []
+    solution = TASK.load("solution")
+
+    def counted(name: str) -> Any:
+        return lambda x, *numbers: calls.append((name, numbers)) or getattr(solution, name)(x, *numbers)
+
+    names = {name: counted(name) for name in ("causal_pad", "upsample_causal_pad")} | {"kda_runs": lambda _: runs}
+    got = outputs(port.patch.texts()[VAE], kernel, spatial_parallel, **names)
+    want = outputs(port.patch.read(VAE), kernel, spatial_parallel)
+    assert all(map(torch.equal, got, want))
+    assert calls == expected
+
+
+def test_the_module_imports_what_its_classes_call_and_the_package_offers_it(port: Port) -> None:
+    assert port.new
+    assert port.strangers == ()
+    texts = port.patch.texts()
+    (imported,) = [
+        node
+        for node in ast.parse(texts[VAE]).body
+        if isinstance(node, ast.ImportFrom) and "kda_kernels" in str(node.module)
+    ]
+    package = f"{str(imported.module).replace('.', '/')}/__init__.py"
+    names = [alias.name for alias in imported.names]
+    assert names == ["causal_pad", "kda_runs", "upsample_causal_pad"]
+    assert f"__all__ = {names!r}".replace("'", '"') in texts[package]
+    assert '_DISABLED = os.environ.get("SGLANG_DISABLE_KDA_KERNELS") == "1"' in texts[package]
+    readme = texts[package.replace("__init__.py", "README.md")]
+    assert "hunyuanvae.HunyuanVideoUpsampleCausal3D.forward` calls `upsample_causal_pad`" in readme
+    assert "No model calls these ops yet" not in readme
+
+
+def test_other_tasks_of_new_ops_say_that_no_model_calls_them(port: Port) -> None:
+    files = make_port(find_task("norm_tanh_mul_add"), port.tree).patch.texts()
+    assert "No model calls these ops yet" in files["sglang/kernels/kda_kernels/norm_tanh_mul_add/README.md"]
+    assert VAE not in files
+
+
+def test_a_changed_module_is_named(port: Port, tmp_path: Path) -> None:
+    for name in NEEDED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((port.tree.root / name).read_bytes())
+    with (tmp_path / VAE).open("a") as file:
+        file.write("# another line\n")
+    assert make_port(TASK, find_tree(tmp_path)).strangers == (VAE,)
+
+
+@pytest.mark.parametrize("text", ["class A:\n    x = 1\n", "class B:\n    def forward(self):\n        pass\n"])
+def test_a_class_without_forward_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match="there: expected a class A with a method forward, found none"):
+        into_classes(text, Path("there"), "package", {"A": "op()"}, ["op"])
+
+
+def test_lines_go_behind_the_docstring() -> None:
+    text = 'class A:\n    def forward(self, x):\n        """Text."""\n        return x\n'
+    lines = into_classes(text, Path("there"), "package", {"A": "if op(x):\n    return 1"}, ["op", "other"])
+    changed = with_insertions(text, lines)
+    assert changed.startswith("from package import op\n")
+    assert (
+        changed.index('"""Text."""')
+        < changed.index("        if op(x):\n            return 1\n")
+        < changed.index("return x")
+    )
