@@ -247,6 +247,8 @@ def extract(x, at, length):
         ("rem.s32 %r11, %r1, %r2;", lambda a, b: signed(a) - divide(signed(a), signed(b)) * signed(b)),
         ("min.s32 %r11, %r1, %r2;", lambda a, b: min(signed(a), signed(b))),
         ("max.u32 %r11, %r1, %r2;", max),
+        ("min.relu.s32 %r11, %r1, %r2;", lambda a, b: max(min(signed(a), signed(b)), 0)),
+        ("max.relu.s32 %r11, %r1, %r2;", lambda a, b: max(signed(a), signed(b), 0)),
         ("neg.s32 %r11, %r1;", lambda a, _: -a),
         ("and.b32 %r11, %r1, %r2;", lambda a, b: a & b),
         ("or.b32 %r11, %r1, %r2;", lambda a, b: a | b),

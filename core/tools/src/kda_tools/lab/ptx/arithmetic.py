@@ -105,6 +105,15 @@ INTEGER_BINARY: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
+@opcode(r"(min|max)\.relu\.s32")
+def _extreme_of_zero_or_more(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
+    """A result below 0 becomes 0."""
+    dtype = dtype_of("s32")
+    return compute(
+        machine, where, dtype, [dtype, dtype], lambda a, b: np.maximum(INTEGER_BINARY[found[1]](a, b), dtype.type(0))
+    )
+
+
 @opcode(rf"(add|sub|mul\.lo|min|max|div|rem)\.({INTEGER})")
 def _integer_binary(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
     dtype, name = dtype_of(found[2]), found[1]

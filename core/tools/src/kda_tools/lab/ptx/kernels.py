@@ -76,20 +76,22 @@ def run_launch(
     free = [name for name in launch.kernel.arg_names if name not in launch.constexprs]
     given = dict(zip(free, launch.args, strict=False))
     given |= {name: next(rest) for name, value in given.items() if isinstance(value, torch.dtype)}
-    values = [*(_word(given[name]) for name in made.names), 0, 0]
+    values = [*(given[name] for name in made.names), 0, 0]
     sized = zip(made.program.params, values, strict=True)
-    params = pack_params(made.program, [struct.pack(FORMATS[param.size], value) for param, value in sized])
+    params = pack_params(
+        made.program, [struct.pack(FORMATS[param.size], _word(value, param.size)) for param, value in sized]
+    )
     before = Ahead(runs=bool(launch.options.get("launch_pdl")), traffic=ahead)
     return execute(made.program, launch.grid, tensors, params, 1, made.shared_bytes, before, options)
 
 
-def _word(value: object) -> int:
-    """A parameter as an unsigned integer: a tensor's address, or an integer."""
+def _word(value: object, size: int) -> int:
+    """A parameter of so many bytes as an unsigned integer: a tensor's address, or an integer's two's complement."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
-    if not isinstance(value, int) or value < 0:
-        raise PtxError(f"expected a tensor or a natural number as a parameter, got {value!r}")
-    return value
+    if not isinstance(value, int) or not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
+        raise PtxError(f"expected a tensor or an integer of {size} bytes as a parameter, got {value!r}")
+    return value % (1 << (8 * size))
 
 
 @contextmanager
