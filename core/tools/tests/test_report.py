@@ -824,7 +824,8 @@ def test_one_edited_digit_is_found_with_its_line(
     path.write_text("".join(lines))
     (found,) = publish([task], check=True)
     assert found.startswith(f"{path}:{number + 1}: expected {was.rstrip()!r}, got ")
-    assert problems(task) == [found], "validate says the same"
+    own = path.is_relative_to(task.path)
+    assert problems(task) == ([found] if own else []), "validate says the same of the task's own pages"
     assert path.read_text() == "".join(lines), "a check writes nothing"
     assert publish([task], check=False) == [str(path)]
     assert path.read_text().splitlines(keepends=True)[number] == was

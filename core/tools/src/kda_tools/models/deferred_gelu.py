@@ -79,7 +79,8 @@ def put(_module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: s
 def take_back(_module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) -> None:
     """Undo `put`."""
     for block in blocks:
-        setattr(block, name, original(block, name))
+        if hasattr(block, name):
+            setattr(block, name, original(block, name))
 
 
 def defer(block: torch.nn.Module, name: str, _op: str, call: Call) -> None:

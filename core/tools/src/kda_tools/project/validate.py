@@ -90,7 +90,7 @@ def _imports(task: Task) -> list[str]:
 
 
 def _published(task: Task) -> list[str]:
-    """Runs with numbers or claims that cannot be true, limits that fail, and generated files that differ."""
+    """Runs with numbers or claims that cannot be true, limits that fail, and the task's generated files that differ."""
     found = [
         f"{task.ledger}:{number}: run {record.run_id}: {line}"
         for number, record in enumerate(ledger.read(task.ledger), start=1)
@@ -99,7 +99,7 @@ def _published(task: Task) -> list[str]:
     ]
     found += [] if STALE_IS_A_REMARK else _stale(task)
     found += [line for record in _current(task) for line in _unkept(task, record)]
-    return found + generate.publish([task], check=True, draw=plots.missing() is None)
+    return found + generate.publish([task], check=True, draw=plots.missing() is None, shared=False)
 
 
 def _current(task: Task) -> list[RunRecord]:

@@ -30,14 +30,19 @@ DIGESTS = {
 
 
 def publish(
-    tasks: Sequence[Task], check: bool, draw: bool = True, readme_blocks: Mapping[str, str] | None = None
+    tasks: Sequence[Task],
+    check: bool,
+    draw: bool = True,
+    readme_blocks: Mapping[str, str] | None = None,
+    shared: bool = True,
 ) -> list[str]:
     """Write every generated file of `tasks`, the README's table and the families' maps; returns what changed.
 
     With `check` nothing is written, and each file that differs is returned with its first differing line. Before
     writing, the numbers of the published runs are checked against their samples; `validate` checks them for every run.
     Without `draw` the plots are neither written nor compared. `readme_blocks` are blocks of the README that the caller
-    has made; a block that is not given stays as it is.
+    has made; a block that is not given stays as it is. Without `shared` the pages of all tasks stay as they are: making
+    them reads every ledger.
 
     Raises:
         LedgerError: a ledger is broken or holds lines of two tasks, or the run to publish has a claim that is false.
@@ -51,7 +56,9 @@ def publish(
         if not check:
             for task, records in ledgers:
                 _demand_true_numbers(task, records)
-        wanted = dict(_contents(ledgers, draw, readme_blocks or {}))
+        wanted = dict(_contents(ledgers, draw))
+        if shared and (root := checkout_root()) is not None:
+            wanted |= dict(_of_all_tasks(root, draw, readme_blocks or {}))
     found = write_pages(wanted, check)
     for path in _leftovers(tasks, wanted) if draw else ():
         found.append(f"{path}: no published run gives this plot; run `{COMMAND}`" if check else f"{path}: removed")
@@ -67,7 +74,7 @@ def _demand_true_numbers(task: Task, records: Sequence[RunRecord]) -> None:
             raise LedgerError(f"{task.ledger}: run {record.run_id}: {'; '.join(wrong[:3])} ({len(wrong)} in all)")
 
 
-def _contents(ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
+def _contents(ledgers: Ledgers, draw: bool) -> Iterable[tuple[Path, str]]:
     for task, records in ledgers:
         if foreign_records(task):
             continue  # a copied folder: its pages belong to the source until the source's records are deleted
@@ -82,9 +89,6 @@ def _contents(ledgers: Ledgers, draw: bool, readme_blocks: Mapping[str, str]) ->
                 yield docs / name, text
         for name, svg in (plots(task, records) if draw else {}).items():
             yield docs / FOLDER / name, svg
-    root = checkout_root()
-    if root is not None:
-        yield from _of_all_tasks(root, draw, readme_blocks)
 
 
 def _of_all_tasks(root: Path, draw: bool, readme_blocks: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
