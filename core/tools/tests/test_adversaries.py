@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import Future
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,22 @@ def test_on_cpu(on_cpu, name):
 @pytest.mark.parametrize("name", CUDA)
 def test_on_cuda(on_cuda, name):
     assert on_cuda[name].result().wrong is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "ended", "verdict", "runs"),
+    [
+        (None, [Verdict.INVALID, Verdict.CORRECT], Verdict.CORRECT, 2),
+        (None, [Verdict.INVALID] * 4, Verdict.INVALID, suite.TRIES),
+        (Verdict.INCORRECT, [Verdict.INCORRECT], Verdict.INCORRECT, 1),
+        (Verdict.INVALID, [Verdict.INVALID], Verdict.INVALID, 1),
+    ],
+)
+def test_only_a_row_whose_times_must_not_count_is_run_again(monkeypatch, expected, ended, verdict, runs):
+    left = [SimpleNamespace(verdict=one, reason="") for one in ended]
+    monkeypatch.setattr(suite, "_judged", lambda *_: (None, left.pop(0)))
+    assert suite._looped(None, Ending(expected), None) == (verdict, "")
+    assert len(ended) - len(left) == runs
 
 
 # ---- the table, the files and the documents -----------------------------------------------------
