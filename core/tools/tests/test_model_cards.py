@@ -105,7 +105,7 @@ def test_the_catalogue_of_this_checkout_is_whole() -> None:
     assert {entry.task for entry in entries} - {None} <= {path.parent.name for path in ROOT.glob("*/*/config.toml")}
     assert {"compile-comm-reorder", "distributed-overlap"} <= {entry.id for entry in entries}
     for entry in entries:
-        assert entry.upstream
+        assert entry.upstream or entry.task
     # A pattern that nothing finds in a trace launches no kernel of its own, or kernels that show another one.
     shown = [pattern for entry in entries for pattern in entry.fast]
     for known in known_entries(ROOT):
