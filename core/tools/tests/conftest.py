@@ -1,11 +1,13 @@
 """What these tests share with the judge's: a small real task in a temporary checkout."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from core.judge.tests.conftest import checkout, toy
+from kda_runtime.op import Op
 
 __all__ = ["checkout", "toy"]
 
@@ -14,6 +16,20 @@ __all__ = ["checkout", "toy"]
 def _wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables do not wrap, whoever starts the tests."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def keep_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Called with public functions of solutions: what `kda apply`'s hook changes about their ops is taken back."""
+    monkeypatch.setattr(Op, "refusal", None)  # the hook sets it for all ops
+    kept: list[tuple[Any, str, Any]] = []
+
+    def keep(*functions: Any) -> None:
+        kept.extend((one.kda_op, name, getattr(one.kda_op, name)) for one in functions for name in ("plain", "run"))
+
+    yield keep
+    for op, name, value in kept:
+        object.__setattr__(op, name, value)  # a plain assignment fails: the dataclass is frozen
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import torch
 
 from core.tools.tests.every_task import ROOT
 from kda_judge.contract.tasks import Task
-from kda_runtime.op import Op
 from kda_tools.models import apply_hook, apply_site
 from kda_tools.models.apply_counts import Counts, gather
 from kda_tools.models.chain_sites import blocks, sites_of
@@ -131,14 +130,11 @@ def written(folder, sites):
 
 
 @pytest.fixture
-def solution(monkeypatch):
+def solution(keep_ops):
     """The public function of k08; what the hook changes about its op is taken back."""
-    monkeypatch.setattr(Op, "refusal", None)
     function = K08.load("solution").fused_gelu_tanh_cat
-    before = {name: getattr(function.kda_op, name) for name in ("plain", "run")}
-    yield function
-    for name, value in before.items():
-        object.__setattr__(function.kda_op, name, value)
+    keep_ops(function)
+    return function
 
 
 def test_blocks_that_are_made_later_call_the_solution(tmp_path, monkeypatch, solution):

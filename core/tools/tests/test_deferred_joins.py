@@ -8,7 +8,6 @@ import torch
 
 from core.tools.tests.every_task import ROOT
 from kda_judge.contract.tasks import Task
-from kda_runtime.op import Op
 from kda_tools.models import apply_hook, apply_site, deferred_joins, deferred_slices
 from kda_tools.models.apply_counts import Counts, gather
 from kda_tools.models.chain_sites import SiteFile, sites_of
@@ -225,7 +224,7 @@ def test_a_site_has_one_known_kind(change, message):
 
 
 @each
-def test_blocks_that_are_made_later_call_the_solution(make, name, rows, expected, tmp_path, monkeypatch):
+def test_blocks_that_are_made_later_call_the_solution(make, name, rows, expected, tmp_path, keep_ops):
     apply_site.write(tmp_path / "site", apply_site.sites([K11]), {}, runtime=False)
     plan = json.loads((tmp_path / "site" / apply_hook.PLAN).read_text())
     assert (tmp_path / "site" / apply_site.COPIED / "deferred_joins.py").is_file()
@@ -233,17 +232,12 @@ def test_blocks_that_are_made_later_call_the_solution(make, name, rows, expected
     kind = type(make())
     MODEL.Block = type("Block", (kind,), {})
     counts, function = Counts(tmp_path), K11.load("solution").qkv_norm_rope_pack
-    monkeypatch.setattr(Op, "refusal", None)  # the hook sets it for all ops
-    before = {one: getattr(function.kda_op, one) for one in ("plain", "run")}
+    keep_ops(function)
     torch.manual_seed(0)
-    try:
-        place = apply_hook.defer_in(MODEL, entry | {"block": "Block"}, function, counts)
-        assert place == f"model_of_a_test.Block.{name}"
-        block = MODEL.Block(**({"single": len(expected) == 1} if kind is Hunyuan else {}))
-        got = block(*inputs(rows))
-    finally:
-        for one, value in before.items():
-            object.__setattr__(function.kda_op, one, value)
+    place = apply_hook.defer_in(MODEL, entry | {"block": "Block"}, function, counts)
+    assert place == f"model_of_a_test.Block.{name}"
+    block = MODEL.Block(**({"single": len(expected) == 1} if kind is Hunyuan else {}))
+    got = block(*inputs(rows))
     deferred_joins.take_back(MODEL, name, (block,))
     assert all(map(torch.equal, got, block(*inputs(rows))))
     found = {(one.function, one.outcome): number for one, number in gather(tmp_path).calls.items() if number}

@@ -9,7 +9,6 @@ from torch.nn.functional import interpolate, pad
 
 from core.tools.tests.every_task import ROOT
 from kda_judge.contract.tasks import Task
-from kda_runtime.op import Op
 from kda_tools.models import apply_hook, apply_site, deferred_pads, deferred_slices
 from kda_tools.models.apply_counts import Counts, gather
 from kda_tools.models.chain_sites import SiteFile, sites_of
@@ -131,23 +130,18 @@ def test_an_unknown_attribute_is_named():
 
 
 @each
-def test_blocks_that_are_made_later_call_the_solution(kind, tmp_path, monkeypatch):
+def test_blocks_that_are_made_later_call_the_solution(kind, tmp_path, keep_ops):
     apply_site.write(tmp_path / "site", apply_site.sites([K12]), {}, runtime=False)
     plan = json.loads((tmp_path / "site" / apply_hook.PLAN).read_text())
     assert (tmp_path / "site" / apply_site.COPIED / "deferred_pads.py").is_file()
     (entry,) = [one for one in plan["releases"]["0.5.23"] if one["function"] == OPS[kind]]
     MODULE.Block = type("Block", (kind,), {})
     counts, function = Counts(tmp_path), getattr(K12.load("solution"), OPS[kind])
-    monkeypatch.setattr(Op, "refusal", None)  # the hook sets it for all ops
-    before = {one: getattr(function.kda_op, one) for one in ("plain", "run")}
-    try:
-        place = apply_hook.defer_in(MODULE, entry | {"block": "Block"}, function, counts)
-        assert place == f"model_of_a_test.Block.{NAME}"
-        block = MODULE.Block()
-        got = block(CLIP)
-    finally:
-        for one, value in before.items():
-            object.__setattr__(function.kda_op, one, value)
+    keep_ops(function)
+    place = apply_hook.defer_in(MODULE, entry | {"block": "Block"}, function, counts)
+    assert place == f"model_of_a_test.Block.{NAME}"
+    block = MODULE.Block()
+    got = block(CLIP)
     deferred_pads.take_back(MODULE, NAME, (block,))
     assert torch.equal(got, block(CLIP))
     found = {(one.function, one.outcome): number for one, number in gather(tmp_path).calls.items() if number}

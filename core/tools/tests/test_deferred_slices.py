@@ -8,7 +8,6 @@ import torch
 
 from core.tools.tests.every_task import ROOT
 from kda_judge.contract.tasks import Task
-from kda_runtime.op import Op
 from kda_tools.models import apply_hook, apply_site, deferred_slices
 from kda_tools.models.apply_counts import Counts, gather
 from kda_tools.models.chain_sites import SiteFile, sites_of
@@ -165,7 +164,7 @@ def test_a_site_has_one_kind():
 # ---- kda apply
 
 
-def test_blocks_that_are_made_later_call_the_solution(tmp_path, monkeypatch):
+def test_blocks_that_are_made_later_call_the_solution(tmp_path, keep_ops):
     sites = apply_site.sites([K09])
     apply_site.write(tmp_path / "site", sites, {}, runtime=False)
     plan = json.loads((tmp_path / "site" / apply_hook.PLAN).read_text())
@@ -173,21 +172,14 @@ def test_blocks_that_are_made_later_call_the_solution(tmp_path, monkeypatch):
     MODEL.Block = type("Block", (Block,), {})
     counts = Counts(tmp_path)
     solution = K09.load("solution")
-    functions = [getattr(solution, op) for op in OPS]
-    monkeypatch.setattr(Op, "refusal", None)  # the hook sets it for all ops
-    before = [{name: getattr(one.kda_op, name) for name in ("plain", "run")} for one in functions]
-    try:
-        for entry in plan["releases"]["0.5.23"]:
-            entry |= {"block": "Block", "place": "slices"}
-            place = apply_hook.defer_in(MODEL, entry, getattr(solution, entry["function"]), counts)
-            assert place == "model_of_a_test.Block.slices"
-        block = MODEL.Block()
-        x, temb = torch.randn(B, S, D), torch.randn(B, S, 6, D)
-        got = block(x, temb)
-    finally:
-        for one, attributes in zip(functions, before, strict=True):
-            for name, value in attributes.items():
-                object.__setattr__(one.kda_op, name, value)
+    keep_ops(*(getattr(solution, op) for op in OPS))
+    for entry in plan["releases"]["0.5.23"]:
+        entry |= {"block": "Block", "place": "slices"}
+        place = apply_hook.defer_in(MODEL, entry, getattr(solution, entry["function"]), counts)
+        assert place == "model_of_a_test.Block.slices"
+    block = MODEL.Block()
+    x, temb = torch.randn(B, S, D), torch.randn(B, S, 6, D)
+    got = block(x, temb)
     deferred_slices.take_back(MODEL, "slices", (block,))
     torch.testing.assert_close(got, block(x, temb))
     found = {(one.function, one.outcome): number for one, number in gather(tmp_path).calls.items() if number}

@@ -38,24 +38,14 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Port:
     return make_port(TASK, find_tree(root))
 
 
-def classes_of(text: str, **names: Any) -> dict[str, Any]:
-    """The convolution and the upsampling of the VAE, made of their text alone."""
-    module = ast.parse(text)
-    wanted = ("HunyuanVideoCausalConv3d", "HunyuanVideoUpsampleCausal3D")
-    module.body = [one for one in module.body if isinstance(one, ast.ClassDef) and one.name in wanted]
-    shared = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, "SpatialParallelConv3d": torch.nn.Conv3d}
-    exec(compile(module, VAE, "exec"), found := shared | names)
-    return found
-
-
 def outputs(text: str, kernel: int = 3, spatial_parallel: bool = False, **names: Any) -> list[torch.Tensor]:
     """What both classes make of the clip, with convolutions that return their input."""
-    module = classes_of(text, **names)
-    layers = [module["HunyuanVideoCausalConv3d"](2, 2, kernel_size=kernel)]
-    layers += [module["HunyuanVideoUpsampleCausal3D"](2, kernel_size=kernel, upsample_factor=f) for f in FACTORS]
+    convolution, upsampling = TASK.load("tests.cases").classes_of(text, **names)
+    layers = [convolution(2, 2, kernel_size=kernel)]
+    layers += [upsampling(2, kernel_size=kernel, upsample_factor=factors) for factors in FACTORS]
     for layer in layers:
-        convolution = layer.conv if hasattr(layer, "upsample_factor") else layer
-        convolution.conv, convolution.spatial_parallel = torch.nn.Identity(), spatial_parallel
+        padding = layer.conv if isinstance(layer, upsampling) else layer
+        padding.conv, padding.spatial_parallel = torch.nn.Identity(), spatial_parallel
     return [layer(CLIP) for layer in layers]
 
 

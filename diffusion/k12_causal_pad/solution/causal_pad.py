@@ -94,23 +94,11 @@ def repeated(at, FACTOR: tl.constexpr):
     return (at.to(tl.uint32) // FACTOR).to(tl.int32) if FACTOR > 1 else at
 
 
-@triton.jit(
-    do_not_specialize=[
-        *(
-            "chunks",
-            "items",
-            "t",
-            "h",
-            "w",
-            "columns",
-            "by_columns",
-            "columns_shift",
-            "lines",
-            "by_lines",
-            "lines_shift",
-        )
-    ]
-)
+SIZES = ["chunks", "items", "t", "h", "w", "columns", "by_columns", "columns_shift", "lines", "by_lines", "lines_shift"]
+"""Arguments of the kernel with which nothing is compiled again."""
+
+
+@triton.jit(do_not_specialize=SIZES)
 def causal_pad_kernel(
     y,  # [B * C, frames, lines, columns * PAIR]
     x,  # [B * C, t, h, w]
@@ -143,7 +131,9 @@ def causal_pad_kernel(
     first = (item - row * columns) * PAIR - FORM.width
     second = first + 1
     last = w * FORM.up_space - 1
-    if PAIR == 1 or FORM.width > 1:  # else the first of a pair is never beyond the last column, and the second ...
+    # With pairs and a margin of at most one column, the first is never beyond the last column, nor the second before
+    # the first one.
+    if PAIR == 1 or FORM.width > 1:
         first, second = tl.minimum(first, last), tl.maximum(second, 0)
     first, second = tl.maximum(first, 0), tl.minimum(second, last)
 
@@ -233,7 +223,7 @@ def _uncovered(call: Call) -> str | None:
     if lines < 2 or columns < 2:
         return f"the output has {lines} lines and {columns} columns; the kernel writes two of each or more"
     channel = frames * lines * columns
-    if max(channel, prod(leading) * (channel // 32 + 1)) >= MOST:
+    if max(channel, prod(leading) * (channel // 32 + 1)) >= MOST:  # a program does more than 32 elements of a channel
         return f"the output has {prod(leading)} channels of {channel} elements, more than the kernel counts"
     return unfit(given(call))
 
@@ -241,14 +231,12 @@ def _uncovered(call: Call) -> str | None:
 def _plain(call: Call) -> torch.Tensor:
     """The same in PyTorch, for whatever the kernel does not cover."""
     x, frames, height, width, up_frames, up_space = call
-    for dim, margins, factor in (
-        (2, (frames, 0), up_frames),
-        (3, (height,) * 2, up_space),
-        (4, (width,) * 2, up_space),
-    ):
-        size = (x.shape[dim] - 1) * factor + 1 if dim == 2 else x.shape[dim] * factor
-        at = torch.arange(-margins[0], size + margins[1], device=x.device).clamp(0, size - 1)
-        x = x.index_select(dim, (at + (factor - 1 if dim == 2 else 0)) // factor)
+    *_, t, h, w = x.shape
+    times = torch.arange(-frames, (t - 1) * up_frames + 1, device=x.device).clamp(min=0)
+    x = x.index_select(2, (times + up_frames - 1) // up_frames)
+    for dim, size, margin in ((3, h * up_space, height), (4, w * up_space, width)):
+        at = torch.arange(-margin, size + margin, device=x.device).clamp(0, size - 1)
+        x = x.index_select(dim, at // up_space)
     return x.contiguous()
 
 

@@ -1,5 +1,7 @@
 """Inputs for this task's tests."""
 
+import ast
+
 import torch
 
 from ..bench import reference
@@ -8,6 +10,22 @@ from ..solution import causal_pad, upsample_causal_pad
 OPS = {"causal_pad": causal_pad, "upsample_causal_pad": upsample_causal_pad}
 MARGINS = (2, 1, 1)
 """Frames, lines and columns, as the model has them."""
+
+
+def classes_of(text, **names):
+    """The convolution and the upsampling of the VAE, made of their text alone; `names` is what else they ask for."""
+    module = ast.parse(text)
+    wanted = ("HunyuanVideoCausalConv3d", "HunyuanVideoUpsampleCausal3D")
+    module.body = [one for one in module.body if isinstance(one, ast.ClassDef) and one.name in wanted]
+    found = {
+        "torch": torch,
+        "nn": torch.nn,
+        "F": torch.nn.functional,
+        "SpatialParallelConv3d": torch.nn.Conv3d,
+        **names,
+    }
+    exec(compile(module, "hunyuanvae.py", "exec"), found)
+    return [found[name] for name in wanted]
 
 
 def normal(*shape, dtype=torch.float16, device="cpu"):
