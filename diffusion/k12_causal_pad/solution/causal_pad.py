@@ -10,8 +10,9 @@ Source of the semantics: SGLang 0.5.23, `runtime/models/vaes/hunyuanvae.py` (Apa
 
 Idea: the op only copies, so every byte of x is read once from memory and y is written once. PyTorch's kernels give a
 thread one element, and upsampling, concatenation and padding each write what the next one reads. Here a thread writes
-pairs of neighbours. Both come from one line of x, so their frame and line are computed once. Divisions by sizes of y
-are a product and a shift, with factors that the host computes, so a new size compiles nothing.
+pairs of neighbours. A program has one frame, and both elements of a pair have one line, which is computed once. The
+division by the length of a line is a product and a shift, with factors that the host computes, so a new size compiles
+nothing.
 """
 
 from dataclasses import dataclass
@@ -30,10 +31,12 @@ from kda_runtime.tuned_table import Table
 
 # --- configuration and selection
 
-MOST = 2**31
-"""Elements of a channel and programs of a call are less than this."""
+MOST = 2**31 - 2**16
+"""Elements of a frame, and frames of all channels, are less than this: what the last program counts fits an int32."""
+DEEPEST = 2**16
+"""Frames of a channel, and channels, are fewer than this: the grid has a dimension for each."""
 INTERPRETED = 2**16
-"""Items of a program in Triton's interpreter, for channels with more: a large program takes it little longer."""
+"""Items of a program in Triton's interpreter, for frames with more: a large program takes it little longer."""
 
 
 @dataclass(frozen=True)
@@ -94,57 +97,51 @@ def repeated(at, FACTOR: tl.constexpr):
     return (at.to(tl.uint32) // FACTOR).to(tl.int32) if FACTOR > 1 else at
 
 
-SIZES = ["chunks", "items", "t", "h", "w", "columns", "by_columns", "columns_shift", "lines", "by_lines", "lines_shift"]
+SIZES = ["items", "t", "h", "w", "back", "by_columns", "columns_shift"]
 """Arguments of the kernel with which nothing is compiled again."""
 
 
 @triton.jit(do_not_specialize=SIZES)
 def causal_pad_kernel(
-    y,  # [B * C, frames, lines, columns * PAIR]
+    y,  # [B * C, frames, items * PAIR]
     x,  # [B * C, t, h, w]
-    chunks,  # programs of a channel
-    items,  # of a channel of y: pairs, or elements
+    items,  # of a frame of y: pairs, or elements
     t,
     h,
     w,
-    columns,  # items of a line of y
-    by_columns,  # their `Divisor`
+    back,  # minus the elements of a line of y
+    by_columns,  # `Divisor` of the items of a line of y
     columns_shift,
-    lines,  # of a frame of y
-    by_lines,
-    lines_shift,
     FORM: tl.constexpr,  # a `Form`
     PAIR: tl.constexpr,  # 2: y's lines have even lengths; else 1
     BLOCK: tl.constexpr,  # items of a program
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """One program: BLOCK items of one channel."""
-    channel = (tl.program_id(0) // chunks).to(tl.int64)
-    begin = tl.program_id(0) % chunks * BLOCK
-    item = tl.minimum(begin + tl.arange(0, BLOCK), items - 1)
-    row = divided(item, by_columns, columns_shift)
-    frame = divided(row, by_lines, lines_shift)
-    line = tl.minimum(tl.maximum(row - frame * lines - FORM.height, 0), h * FORM.up_space - 1)
-    frame = repeated(tl.maximum(frame - FORM.frames, 0) + (FORM.up_frames - 1), FORM.up_frames)
-    source = (frame * h + repeated(line, FORM.up_space)) * w
-    first = (item - row * columns) * PAIR - FORM.width
-    second = first + 1
-    last = w * FORM.up_space - 1
+    """One program: BLOCK items of one frame of one channel."""
+    begin, frame, channel = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
+    item = begin + tl.arange(0, BLOCK)
+    line = divided(item, by_columns, columns_shift)
+    first = (item * PAIR - FORM.width) + line * back
+    line = tl.minimum(tl.maximum(line - FORM.height, 0), h * FORM.up_space - 1)
+    second, last = first + 1, w * FORM.up_space - 1
     # With pairs and a margin of at most one column, the first is never beyond the last column, nor the second before
     # the first one.
     if PAIR == 1 or FORM.width > 1:
         first, second = tl.minimum(first, last), tl.maximum(second, 0)
     first, second = tl.maximum(first, 0), tl.minimum(second, last)
+    line = repeated(line, FORM.up_space) * w
 
     follow_the_kernel_ahead(PDL)
 
-    x += channel * (t * h * w)
-    value = tl.load(x + (source + repeated(first, FORM.up_space)))
+    source = repeated(tl.maximum(frame - FORM.frames, 0) + (FORM.up_frames - 1), FORM.up_frames)
+    x += (channel * t + source).to(tl.int64) * (h * w)
+    value = tl.load(x + (line + repeated(first, FORM.up_space)))
     if PAIR == 2:
-        value = tl.join(value, tl.load(x + (source + repeated(second, FORM.up_space)))).reshape(2 * BLOCK)
+        value = tl.join(value, tl.load(x + (line + repeated(second, FORM.up_space)))).reshape(2 * BLOCK)
+    y += (channel * tl.num_programs(1) + frame).to(tl.int64) * (items * PAIR)
     place = begin * PAIR + tl.arange(0, PAIR * BLOCK)
-    tl.store(y + channel * (items * PAIR) + place, value, mask=place < items * PAIR, cache_modifier=STORE)
+    tl.store(y + place, value, mask=place < items * PAIR, cache_modifier=STORE)
 
 
 # --- plan
@@ -179,20 +176,17 @@ def plan(call: Call) -> Launch:
     major = capability(x)
     config = TUNED.select(major, bytes=y.numel() * y.itemsize)
     pair = 2 if columns % 2 == 0 and columns > 2 else 1
-    columns //= pair
-    items, block = frames * lines * columns, config.warps * 32 * config.items
+    items, block = lines * (columns // pair), config.warps * 32 * config.items
     if is_interpreted(causal_pad_kernel) and items > INTERPRETED:
         block = INTERPRETED
-    chunks = triton.cdiv(items, block)
     pdl = config.pdl and pdl_works(causal_pad_kernel, major)
     return Launch.make(
         causal_pad_kernel,
-        (x.shape[0] * x.shape[1] * chunks,),
+        (triton.cdiv(items, block), frames, x.shape[0] * x.shape[1]),
         y,
         x,
-        *(chunks, items, t, h, w),
-        *(columns, *divisor(columns)),
-        *(lines, *divisor(lines)),
+        *(items, t, h, w),
+        *(-columns, *divisor(columns // pair)),
         FORM=Form(*form),
         PAIR=pair,
         BLOCK=block,
@@ -220,11 +214,14 @@ def _uncovered(call: Call) -> str | None:
     if not call.x.is_contiguous():
         return f"x has shape {list(call.x.shape)} and strides {call.x.stride()}; the kernel takes contiguous tensors"
     *leading, frames, lines, columns = output_of(call).shape
-    if lines < 2 or columns < 2:
-        return f"the output has {lines} lines and {columns} columns; the kernel writes two of each or more"
-    channel = frames * lines * columns
-    if max(channel, prod(leading) * (channel // 32 + 1)) >= MOST:  # a program does more than 32 elements of a channel
-        return f"the output has {prod(leading)} channels of {channel} elements, more than the kernel counts"
+    channels = prod(leading)
+    if columns < 2:
+        return f"the output has {columns} columns; the kernel writes two or more"
+    if max(frames, channels) >= DEEPEST or max(lines * columns, channels * frames) >= MOST:
+        return (
+            f"the output has {channels} channels of {frames} frames of {lines * columns} elements; the kernel's grid "
+            "does not hold them"
+        )
     return unfit(given(call))
 
 
