@@ -12,11 +12,11 @@ SMALL = 32 * 2**20
 
 
 def grid() -> Iterator[Config]:
-    """Warps, pairs of a thread and stores; launches without PDL for some of them."""
-    for warps, items, store in product((4, 8), (1, 2, 4, 8, 16), ("", ".cs")):
-        yield Config(warps, items, store=store)
-        if not store and items in (2, 8):
-            yield Config(warps, items, pdl=False)
+    """Warps, pairs of a thread, stores and where programs begin; launches without PDL for some of them."""
+    for warps, items, store, align in product((4, 8), (2, 4, 8, 16), ("", ".cs"), (False, True)):
+        yield Config(warps, items, store=store, align=align)
+        if not store and items < 8:
+            yield Config(warps, items, pdl=False, align=align)
 
 
 SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"bytes": SMALL}, {})),)

@@ -35,6 +35,8 @@ MOST = 2**31 - 2**16
 """Elements of a frame, and frames of all channels, are less than this: what the last program counts fits an int32."""
 DEEPEST = 2**16
 """Frames of a channel, and channels, are fewer than this: the grid has a dimension for each."""
+CACHE_LINE = 128
+"""Bytes."""
 INTERPRETED = 2**16
 """Items of a program in Triton's interpreter, for frames with more: a large program takes it little longer."""
 
@@ -50,6 +52,8 @@ class Config:
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
     store: str = ""
     """Cache modifier of the stores."""
+    align: bool = False
+    """Programs begin at lines of the cache, so that no two of them write to one."""
 
 
 TUNED = Table(__file__, "causal_pad", Config)
@@ -115,12 +119,15 @@ def causal_pad_kernel(
     FORM: tl.constexpr,  # a `Form`
     PAIR: tl.constexpr,  # 2: y's lines have even lengths; else 1
     BLOCK: tl.constexpr,  # items of a program
+    ALIGN: tl.constexpr,  # programs begin at multiples of so many elements in memory
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
     """One program: BLOCK items of one frame of one channel."""
-    begin, frame, channel = tl.program_id(0) * BLOCK, tl.program_id(1), tl.program_id(2)
-    item = begin + tl.arange(0, BLOCK)
+    frame, channel = tl.program_id(1), tl.program_id(2)
+    before = (channel * tl.num_programs(1) + frame).to(tl.int64) * (items * PAIR)
+    begin = tl.multiple_of(tl.program_id(0) * (BLOCK * PAIR) - (before % ALIGN).to(tl.int32), PAIR)
+    item = tl.maximum(begin // PAIR + tl.arange(0, BLOCK), 0)
     line = divided(item, by_columns, columns_shift)
     first = (item * PAIR - FORM.width) + line * back
     line = tl.minimum(tl.maximum(line - FORM.height, 0), h * FORM.up_space - 1)
@@ -139,9 +146,9 @@ def causal_pad_kernel(
     value = tl.load(x + (line + repeated(first, FORM.up_space)))
     if PAIR == 2:
         value = tl.join(value, tl.load(x + (line + repeated(second, FORM.up_space)))).reshape(2 * BLOCK)
-    y += (channel * tl.num_programs(1) + frame).to(tl.int64) * (items * PAIR)
-    place = begin * PAIR + tl.arange(0, PAIR * BLOCK)
-    tl.store(y + place, value, mask=place < items * PAIR, cache_modifier=STORE)
+    place = begin + tl.arange(0, PAIR * BLOCK)
+    inside = place.to(tl.uint32) < (items * PAIR).to(tl.uint32)
+    tl.store(y + before + place, value, mask=inside, cache_modifier=STORE)
 
 
 # --- plan
@@ -179,10 +186,11 @@ def plan(call: Call) -> Launch:
     items, block = lines * (columns // pair), config.warps * 32 * config.items
     if is_interpreted(causal_pad_kernel) and items > INTERPRETED:
         block = INTERPRETED
+    align = CACHE_LINE // y.itemsize if config.align else 1
     pdl = config.pdl and pdl_works(causal_pad_kernel, major)
     return Launch.make(
         causal_pad_kernel,
-        (triton.cdiv(items, block), frames, x.shape[0] * x.shape[1]),
+        (triton.cdiv(items + (align - 1) // pair, block), frames, x.shape[0] * x.shape[1]),
         y,
         x,
         *(items, t, h, w),
@@ -190,6 +198,7 @@ def plan(call: Call) -> Launch:
         FORM=Form(*form),
         PAIR=pair,
         BLOCK=block,
+        ALIGN=align,
         PDL=pdl,
         STORE=config.store,
         num_warps=config.warps,
