@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from kda_tools.project.export.sources import exact_ops
 
 SAMPLE = {"cuda": 8, "cpu": 4}
 """Device -> most rows of an op from its frozen rows, and as many again from its grid, evenly spread."""
-LARGEST = 1 << 28
-"""Most elements of a row's inputs, all together; larger rows are left out."""
+LARGEST = {"cuda": 1 << 28, "cpu": 1 << 22}
+"""Device -> most elements of a row's inputs and outputs together; larger rows are left out, which take minutes."""
 
 
 def compare(task: Task, export: Path, exact: bool = False) -> str:
@@ -101,8 +102,12 @@ def _sample(task: Task, device: str) -> Iterator[Workload]:
             mine = [row for row in rows if row.op == op]
             if device == "cpu":
                 mine = [shrink(row, task.config.cpu.keep, task.config.cpu.shrink) for row in mine]
-            mine = [row for row in mine if sum(spec.span for spec in row.inputs.values()) <= LARGEST]
+            mine = [row for row in mine if _elements(row) <= LARGEST[device]]
             yield from mine[:: max(-(-len(mine) // SAMPLE[device]), 1)]
+
+
+def _elements(row: Workload) -> int:
+    return sum(prod(spec.shape) for spec in (*row.inputs.values(), *row.outputs.values()))
 
 
 def _demand_equal(where: str, one: Any, other: Any) -> None:
