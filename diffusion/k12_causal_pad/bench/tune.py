@@ -12,11 +12,15 @@ SMALL = 32 * 2**20
 
 
 def grid() -> Iterator[Config]:
-    """Warps, pairs of a thread, stores and where programs begin; launches without PDL for some of them."""
-    for warps, items, store, align in product((4, 8), (2, 4, 8, 16), ("", ".cs"), (False, True)):
-        yield Config(warps, items, store=store, align=align)
-        if not store and items < 8:
-            yield Config(warps, items, pdl=False, align=align)
+    """Warps, pairs and channels of a thread; where programs begin; other stores and no PDL for some of them."""
+    for warps, channels, items in product((4, 8), (1, 2, 4, 8), (1, 2, 4, 8)):
+        if warps == 4 or channels * items in (4, 8):
+            yield Config(warps, items, store=".cs", channels=channels)
+        if channels == 1 and items > 1:
+            yield Config(warps, items, store=".cs", align=True)
+    for channels, items in product((1, 4), (2, 4)):
+        yield Config(4, items, channels=channels)
+        yield Config(4, items, pdl=False, store=".cs", channels=channels)
 
 
 SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=({"bytes": SMALL}, {})),)

@@ -10,13 +10,13 @@ Source of the semantics: SGLang 0.5.23, `runtime/models/vaes/hunyuanvae.py` (Apa
 
 Idea: the op only copies, so every byte of x is read once from memory and y is written once. PyTorch's kernels give a
 thread one element, and upsampling, concatenation and padding each write what the next one reads. Here a thread writes
-pairs of neighbours. A program has one frame, and both elements of a pair have one line, which is computed once. The
+pairs of neighbours. Both come from one line of x. A program has one frame of some channels, which share all places. The
 division by the length of a line is a product and a shift, with factors that the host computes, so a new size compiles
 nothing.
 """
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 import torch
@@ -53,7 +53,9 @@ class Config:
     store: str = ""
     """Cache modifier of the stores."""
     align: bool = False
-    """Programs begin at lines of the cache, so that no two of them write to one."""
+    """Programs of one channel begin at lines of the cache, so that no two of them write to one."""
+    channels: int = 1
+    """Most channels of a program, which share what is computed of places."""
 
 
 TUNED = Table(__file__, "causal_pad", Config)
@@ -120,11 +122,12 @@ def causal_pad_kernel(
     PAIR: tl.constexpr,  # 2: y's lines have even lengths; else 1
     BLOCK: tl.constexpr,  # items of a program
     ALIGN: tl.constexpr,  # programs begin at multiples of so many elements in memory
+    CHANNELS: tl.constexpr,  # of a program
     PDL: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """One program: BLOCK items of one frame of one channel."""
-    frame, channel = tl.program_id(1), tl.program_id(2)
+    """One program: the same BLOCK items of one frame of CHANNELS channels."""
+    frame, channel = tl.program_id(1), tl.program_id(2) * CHANNELS
     before = (channel * tl.num_programs(1) + frame).to(tl.int64) * (items * PAIR)
     begin = tl.multiple_of(tl.program_id(0) * (BLOCK * PAIR) - (before % ALIGN).to(tl.int32), PAIR)
     item = tl.maximum(begin // PAIR + tl.arange(0, BLOCK), 0)
@@ -143,12 +146,19 @@ def causal_pad_kernel(
 
     source = repeated(tl.maximum(frame - FORM.frames, 0) + (FORM.up_frames - 1), FORM.up_frames)
     x += (channel * t + source).to(tl.int64) * (h * w)
-    value = tl.load(x + (line + repeated(first, FORM.up_space)))
-    if PAIR == 2:
-        value = tl.join(value, tl.load(x + (line + repeated(second, FORM.up_space)))).reshape(2 * BLOCK)
+    loaded = ()
+    for _ in tl.static_range(CHANNELS):
+        value = tl.load(x + (line + repeated(first, FORM.up_space)))
+        if PAIR == 2:
+            value = tl.join(value, tl.load(x + (line + repeated(second, FORM.up_space)))).reshape(2 * BLOCK)
+        loaded += (value,)
+        x += t.to(tl.int64) * (h * w)
+    y += before
     place = begin + tl.arange(0, PAIR * BLOCK)
     inside = place.to(tl.uint32) < (items * PAIR).to(tl.uint32)
-    tl.store(y + before + place, value, mask=inside, cache_modifier=STORE)
+    for one in tl.static_range(CHANNELS):
+        tl.store(y + place, loaded[one], mask=inside, cache_modifier=STORE)
+        y += tl.num_programs(1).to(tl.int64) * (items * PAIR)
 
 
 # --- plan
@@ -186,11 +196,12 @@ def plan(call: Call) -> Launch:
     items, block = lines * (columns // pair), config.warps * 32 * config.items
     if is_interpreted(causal_pad_kernel) and items > INTERPRETED:
         block = INTERPRETED
-    align = CACHE_LINE // y.itemsize if config.align else 1
+    channels = gcd(config.channels, x.shape[0] * x.shape[1])
+    align = CACHE_LINE // y.itemsize if config.align and channels == 1 else 1
     pdl = config.pdl and pdl_works(causal_pad_kernel, major)
     return Launch.make(
         causal_pad_kernel,
-        (triton.cdiv(items + (align - 1) // pair, block), frames, x.shape[0] * x.shape[1]),
+        (triton.cdiv(items + (align - 1) // pair, block), frames, x.shape[0] * x.shape[1] // channels),
         y,
         x,
         *(items, t, h, w),
@@ -199,6 +210,7 @@ def plan(call: Call) -> Launch:
         PAIR=pair,
         BLOCK=block,
         ALIGN=align,
+        CHANNELS=channels,
         PDL=pdl,
         STORE=config.store,
         num_warps=config.warps,
