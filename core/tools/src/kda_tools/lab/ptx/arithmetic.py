@@ -131,13 +131,13 @@ def _product(machine: "Machine", where: Instruction, found: re.Match[str]) -> St
     part, bits = found[2], int(found[4])
     narrow = dtype_of(f"{found[3]}{bits}")
     wide = dtype_of(f"{found[3]}{2 * bits if part == 'wide' else bits}")
-    if part == "hi" and bits != 32:
-        raise PtxError(f"{where}: the upper half of 32 bits alone is known")
+    if part == "hi" and bits == 64:
+        raise PtxError(f"{where}: the upper half is known of 16 and 32 bits")
     longer = np.dtype(f"{narrow.kind}8") if part == "hi" else wide
 
     def function(a: Array, b: Array, c: Array | int = 0) -> Array:
         product = np.asarray(a).astype(longer) * np.asarray(b).astype(longer)
-        product = (product >> longer.type(32) if part == "hi" else product).astype(wide)
+        product = (product >> longer.type(bits) if part == "hi" else product).astype(wide)
         return np.asarray(product + np.asarray(c).astype(wide))
 
     operands = [narrow, narrow] + ([wide] if found[1] == "mad" else [])
