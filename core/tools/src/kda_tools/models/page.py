@@ -24,9 +24,9 @@ from kda_tools.publish.write_pages import write_pages
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INTRODUCTION = f"""One denoising step of SGLang's own transformers, from the pinned wheels: random weights from a seed,
-real widths, and the number of layers that is named. In upstream's place stand the tasks' solutions, at upstream's own
-calls.
+INTRODUCTION = f"""One denoising step of SGLang's own transformers, or one decode of a VAE, from the pinned wheels:
+random weights from a seed, real widths, and the number of layers that is named. The tasks' solutions stand in place of
+the functions and statements that they replace.
 
 - **Attention** is PyTorch's `scaled_dot_product_attention`; a server takes FlashAttention 3. So shares are approximate.
 - **Times** are wall times of a step, both arms interleaved in each of several processes; brackets hold 95% intervals.
