@@ -790,6 +790,7 @@ def test_the_readme_folds_all_but_a_few_models(monkeypatch):
     rows = [part.count("\n| [") for part in (before, folded)]
     assert rows == [readme_block.SHOWN, len(names) - readme_block.SHOWN]
     assert folded.splitlines()[2] == before.splitlines()[0], "a table of its own"
+    assert re.findall(r"\n\| \[([\w-]+)\]", text) == sorted(names), "in no order that flatters"
 
 
 def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):

@@ -56,7 +56,8 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             *(_speedup(record, mode) for mode in ("eager", "graph")),
         )
         for record in sorted(
-            runs, key=lambda one: (not _replaced(one), id(one) in old, _newest(one), one.modes["eager"].too_noisy)
+            runs,
+            key=lambda one: (not _replaced(one), id(one) in old, _newest(one), one.modes["eager"].too_noisy, one.model),
         )
     ]
     head = line("model", "sglang", "GPU", "layers", "our calls", "ms, eager", "speedup, eager", "speedup, CUDA graph")
