@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import types
