@@ -12,7 +12,7 @@ SMALL = 32 * 2**20
 
 
 def grid() -> Iterator[Config]:
-    """Warps, pairs and channels of a thread; where programs begin; other stores and no PDL for some of them."""
+    """Warps, pairs of a thread, channels and begin of a program; other stores and no PDL for some of them."""
     for warps, channels, items in product((4, 8), (1, 2, 4, 8), (1, 2, 4, 8)):
         if warps == 4 or channels * items in (4, 8):
             yield Config(warps, items, store=".cs", channels=channels)

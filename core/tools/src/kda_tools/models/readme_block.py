@@ -68,7 +68,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     folded = f"<details><summary>More models and GPUs</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
         f"{head}{shown}\n"
-        f"Steps of SGLang's own models, each with the layers named; a VAE's step is a decode: "
+        "Steps of SGLang's own models, each with the layers named; a VAE's step is a decode: "
         f"[what a step is made of]({PAGE}){more}. "
         "*Our calls*: how many calls of a step go to our ops; without any, nothing can change."
         f"{footnote}\n{folded}"
