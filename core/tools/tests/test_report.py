@@ -31,7 +31,7 @@ from kda_judge.evidence.run_record import (
     Verdict,
 )
 from kda_tools.project.validate import problems, uncompared
-from kda_tools.publish import plots
+from kda_tools.publish import family_map, plots
 from kda_tools.publish.generate import publish
 from kda_tools.publish.joined_runs import measured
 from kda_tools.publish.read_once import once_per_task, unchanged_files
@@ -883,6 +883,20 @@ def test_a_readme_without_its_block_is_an_error(task: Task, tmp_path: Path) -> N
     (tmp_path / "README.md").unlink()
     with pytest.raises(UsageError, match=r"README.md: file not found"):
         publish([task], check=True)
+
+
+def test_a_task_without_a_release_shows_its_speedups_over_its_own_baseline(task: Task, record: RunRecord) -> None:
+    unpinned = record.model_copy(update={"provenance": record.provenance.model_copy(update={"pins": {}})})
+
+    def table(*records: RunRecord) -> list[list[str]]:
+        text = family_map.blocks([(task, {"h200": one}) for one in records])["tasks"]
+        return [one.split(" | ")[5:] for one in text.splitlines() if one.startswith("| ")]
+
+    (head, known), (_, pinned, own) = table(record), table(record, unpinned)
+    assert known[0].count("/") == 2, "device, portable, wall"
+    assert pinned == [*known[:-1], "-", known[-1]], "it has no baseline of its own"
+    assert own == ["-", known[0], known[-1]]
+    assert table(record, unpinned)[0] == [*head[:-1], "vs own baseline", head[-1]]
 
 
 def test_a_family_without_a_map_needs_none_and_one_with_a_map_all_its_blocks(task: Task, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from kda_tools.publish.tables import SHOWN, Runs, against_pins, all_pins
 from kda_tools.publish.task_notes import leftovers
 
 NOT_MEASURED = "not measured"
+OWN = "own baseline"
+"""Heads the column of tasks that stand on no upstream release."""
 
 
 def blocks(runs: Runs) -> dict[str, str]:
@@ -21,8 +23,11 @@ def blocks(runs: Runs) -> dict[str, str]:
 
 def _tasks(runs: Runs) -> str:
     """One line per task and measured GPU: what the task computes, and the headline; unmeasured tasks get one line."""
-    pins = all_pins(record for _, latest in runs for record in latest.values())
-    head = ["task", "computes", "functions", "production rows", "GPU", *(f"vs {pin}" for pin in pins), "attained"]
+    records = [record for _, latest in runs for record in latest.values()]
+    pins = all_pins(records)
+    unpinned = [""] * any(not all_pins([record]) for record in records)  # a baseline without a release has no name
+    opponents = [*pins, *(OWN for _ in unpinned)]
+    head = ["task", "computes", "functions", "production rows", "GPU", *(f"vs {one}" for one in opponents), "attained"]
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for task, latest in runs:
         rows = sum(row.production for row in task.workloads)
@@ -33,10 +38,12 @@ def _tasks(runs: Runs) -> str:
             assert record.machine.before is not None
             assert record.headline is not None
             gpu = record.machine.before.name + STALE * bool(stale(task, record))
-            lines.append(line(*first, gpu, *against_pins(record, pins), interval(record.headline.attained)))
+            own = [NONE for _ in unpinned] if all_pins([record]) else against_pins(record, unpinned)
+            lines.append(line(*first, gpu, *against_pins(record, pins), *own, interval(record.headline.attained)))
         if not latest:
-            lines.append(line(*first, NOT_MEASURED, *(NONE for _ in pins), NONE))
-    return f"Speedups are geometric means of {SHOWN}.\n\n{''.join(lines)}"
+            lines.append(line(*first, NOT_MEASURED, *(NONE for _ in opponents), NONE))
+    why = f" *{OWN.capitalize()}*: what models run for an op that no pinned release has." * bool(unpinned)
+    return f"Speedups are geometric means of {SHOWN}.{why}\n\n{''.join(lines)}"
 
 
 def _models(tasks: Iterable[Task]) -> str:
