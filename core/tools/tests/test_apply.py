@@ -18,7 +18,7 @@ from core.tools.tests.every_task import TASKS, calls_of_chains
 from kda_judge.arms.upstream import cache_folder, obtain, read_lock
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
-from kda_judge.contract.tasks import checkout_root
+from kda_judge.contract.tasks import Task, checkout_root
 from kda_tools.cli.base import app
 from kda_tools.models import apply_site
 from kda_tools.models.apply_counts import Counted, Counts, gather
@@ -384,7 +384,7 @@ def test_a_solution_that_does_not_import_leaves_upstreams(tmp_path) -> None:
     assert of(done, "norm_infer").left == ["ImportError: no such thing here"]
 
 
-def test_bad_inputs() -> None:
+def test_bad_inputs(tmp_path) -> None:
     with pytest.raises(UsageError, match="expected a command after `--`"):
         found_command([])
     with pytest.raises(UsageError, match="no-such-program: expected a program"):
@@ -393,6 +393,10 @@ def test_bad_inputs() -> None:
         apply_site.chosen_tasks(TASKS, ["k03,k99"])
     chosen = apply_site.chosen_tasks(TASKS, ["k03, norm_infer", "k05_norm_scale_shift"])
     assert [task.op for task in chosen] == ["qknorm_rope", "norm_infer", "norm_scale_shift"]
+    unmeasured = Task(tmp_path / "k97_qknorm_rope")
+    shutil.copytree(chosen[0].path, unmeasured.path, ignore=shutil.ignore_patterns("docs"))
+    assert apply_site.chosen_tasks([*chosen, unmeasured], []) == chosen
+    assert apply_site.chosen_tasks([*chosen, unmeasured], ["k97"]) == [unmeasured]
     done = Report(command=[], exit_code=0, form="portable", releases=[], refused=["1.0"], processes=1, functions=[])
     with pytest.raises(MissingRequirement, match=r"sglang 1\.0: expected 0\.5"):
         demand_applied(done, RELEASES)

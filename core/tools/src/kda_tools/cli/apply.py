@@ -19,7 +19,11 @@ def apply(
     ] = None,
     ops: Annotated[
         list[str] | None,
-        typer.Option("--ops", metavar="NAMES", help="Only these tasks, such as k03,k05 or their ops; may be repeated."),
+        typer.Option(
+            "--ops",
+            metavar="NAMES",
+            help="Only these tasks, such as k03,k05 or their ops; may be repeated. Else all measured ones.",
+        ),
     ] = None,
     form: Annotated[
         str,
@@ -46,8 +50,11 @@ def apply(
     if form not in FORMS:
         raise UsageError(f"--form: expected {' or '.join(FORMS)}, got {form!r}")
     program = apply_run.found_command(command or [])
-    tasks = apply_site.chosen_tasks(all_tasks(), ops or [])
+    every = all_tasks()
+    tasks = apply_site.chosen_tasks(every, ops or [])
     writable(json)
+    if not ops and (left := [task.op for task in every if task not in tasks]):
+        typer.echo(f"kda apply: without {', '.join(left)}: not measured on a GPU yet; --ops chooses it", err=True)
     plan = [*apply_site.replacements(tasks), *apply_site.sites(tasks)]
     plan = apply_site.exact_only(tasks, plan) if exact else plan
     if not plan:

@@ -68,14 +68,16 @@ class Replacement(NamedTuple):
 
 
 def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
-    """The tasks that `--ops` names, each by op, folder or the folder's prefix (`k03`); all tasks if it names none.
+    """The tasks that `--ops` names, each by op, folder or the folder's prefix (`k03`); without names all measured ones.
+
+    A solution that no GPU has run yet may be slower than what it replaces.
 
     Raises:
         UsageError: a name is no task; the message has the nearest names.
     """
     names = [name.strip() for some in wanted for name in some.split(",") if name.strip()]
     if not names:
-        return list(tasks)
+        return [task for task in tasks if task.ledger.is_file()]
     chosen: dict[str, Task] = {}
     for name in names:
         found = [task for task in tasks if name in (task.op, task.folder, task.folder.partition("_")[0])]

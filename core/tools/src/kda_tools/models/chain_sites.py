@@ -10,8 +10,9 @@
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
 Instead of `activation` a site may have `slices`, the name of a function of the module whose results the block's layers
-use, `joins`, the name of one that joins two streams, or `pads`, the attribute of a convolution that holds its padding.
-`deferred_ways` says which module puts the op there. Each op has a site of its own.
+use, `joins`, the name of one that joins two streams, `pads`, the attribute of a convolution that holds its padding, or
+`layout`, what a block that keeps channels-last order computes. `deferred_ways` says which module puts the op there.
+Each op has a site of its own. If two tasks have a site for one class, the later task's op is asked first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_joins, deferred_pads
+from kda_tools.models import deferred_joins, deferred_layouts, deferred_pads
 from kda_tools.models.deferred_ways import WAYS
 
 FILE = Path("baseline") / "sites.toml"
@@ -51,6 +52,8 @@ class Site(Strict):
     """The module's function that joins two streams, one of `deferred_joins.WAYS`."""
     pads: str = ""
     """The attribute that holds a convolution's padding, one of `deferred_pads.WAYS`."""
+    layout: str = ""
+    """What the block computes, one of `deferred_layouts.WAYS`."""
     ported: str = ""
     """Python that `kda port` puts at the head of the class's `forward`. It calls ops of the task by their names, behind
     `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on. Empty: the class is not changed."""
@@ -70,7 +73,8 @@ class Site(Strict):
         given = [key for key in WAYS if getattr(self, key)]
         if len(given) != 1:
             raise ValueError(f"expected one of {', '.join(WAYS)}, got {' and '.join(given) or 'none'}")
-        for key, known in (("joins", deferred_joins.WAYS), ("pads", deferred_pads.WAYS)):
+        for key, module in (("joins", deferred_joins), ("pads", deferred_pads), ("layout", deferred_layouts)):
+            known = module.WAYS
             if getattr(self, key) and getattr(self, key) not in known:
                 raise ValueError(f"key {key!r}: expected one of {', '.join(known)}, got {getattr(self, key)!r}")
         return self

@@ -1,0 +1,9 @@
+"""The optimised arm: public callables of clips in channels-last order."""
+
+from kda_runtime.op import hooks
+
+from .pixels import group_norm_silu_pad, upsample_pad
+
+__all__ = ["group_norm_silu_pad", "launches", "upsample_pad", "why_not"]
+
+launches, why_not = hooks(group_norm_silu_pad, upsample_pad)

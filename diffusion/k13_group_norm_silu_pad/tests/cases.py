@@ -1,0 +1,43 @@
+"""Inputs for this task's tests."""
+
+import torch
+
+from ..bench import reference
+from ..solution import group_norm_silu_pad, upsample_pad
+
+OPS = {"group_norm_silu_pad": group_norm_silu_pad, "upsample_pad": upsample_pad}
+MARGINS = (2, 1, 1)
+"""Frames, lines and columns, as the model has them."""
+EPS = 1e-5
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6}
+"""Largest error beside the output's size or 1: two roundings to 16 bits; some of float32."""
+
+
+def normal(*shape, dtype=torch.float16, device="cpu", mean=0.0):
+    """N(mean, 1), the same for the same shape."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) + mean).to(device, dtype)
+
+
+def arguments(x, groups, margins=MARGINS, eps=EPS):
+    """The arguments of a call of the norm: x, weight and bias, then numbers."""
+    vectors = [normal(x.shape[4] + shift, dtype=x.dtype, device=x.device)[shift:] for shift in (0, 16)]
+    return (x, *vectors, groups, eps, *margins)
+
+
+def assert_normed(x, groups, margins=MARGINS, eps=EPS, arm=None):
+    """Call the norm, of `arm` or of the solution, and compare with the oracle."""
+    args = arguments(x, groups, margins, eps)
+    (want,) = reference.group_norm_silu_pad(*args)
+    got = (arm.group_norm_silu_pad if arm else OPS["group_norm_silu_pad"])(*args)
+    assert (got.shape, got.dtype, got.device) == (want.shape, x.dtype, x.device)
+    assert got.is_contiguous()
+    assert ((got.double() - want).abs() <= TOLERANCE[x.dtype] * want.abs().clamp(min=1)).all()
+
+
+def assert_copied(source, factors=(1, 1), margins=MARGINS, arm=None):
+    """Call the op without a norm, and compare bit for bit with the oracle."""
+    (want,) = reference.upsample_pad(source, *factors, *margins)
+    got = (arm.upsample_pad if arm else OPS["upsample_pad"])(source, *factors, *margins)
+    assert (got.shape, got.dtype, got.device) == (want.shape, source.dtype, source.device)
+    assert got.is_contiguous()
+    assert torch.equal(got.double(), want)

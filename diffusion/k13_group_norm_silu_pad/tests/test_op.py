@@ -1,0 +1,140 @@
+"""The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
+
+import re
+
+import pytest
+import torch
+
+from kda_tools.lab.inspect.aot import meta_tensors
+
+from ..baseline import eager, primary
+from ..bench import grid
+from ..solution import group_norm_silu_pad as public
+from ..solution import launches, upsample_pad
+from ..solution.pixels import Call, Config, Copy, _uncovered, plan
+from .cases import MARGINS, arguments, assert_copied, assert_normed, normal
+
+FACTORS = [(1, 1), (1, 2), (2, 2), (2, 1)]
+
+# --- the plain path and the other arms
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 2, 3, 4, 32), (2, 1, 5, 5, 12), (2, 3, 1, 1, 4)], ids=str)
+def test_plain_path(shape, dtype):
+    assert_normed(normal(*shape, dtype=dtype), 4)
+
+
+def test_plain_path_of_float64():
+    args = arguments(normal(1, 2, 3, 4, 32, dtype=torch.float64), 8)
+    assert public(*args).dtype is torch.float64
+    assert (public(*args) - primary.group_norm_silu_pad(*args)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("factors", FACTORS, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 3, 4, 2), (2, 4, 5, 5, 3), (0, 2, 3, 4, 2)], ids=str)
+def test_plain_path_of_copies(shape, factors):
+    assert_copied(normal(*shape, dtype=torch.float64), factors)
+    assert_copied(normal(*shape), factors)
+
+
+@pytest.mark.parametrize("arm", [primary, eager], ids=["primary", "eager"])
+def test_arms_of_pytorch(arm):
+    for shape in ((1, 4, 5, 6, 32), (2, 1, 3, 4, 8)):
+        assert_normed(normal(*shape, dtype=torch.float32), 4, arm=arm)
+        for factors in FACTORS:
+            assert_copied(normal(*shape), factors, arm=arm)
+
+
+# --- what the kernels do not cover
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (normal(1, 32, 2, 3, 4).movedim(1, 4), r"x has shape \[1, 2, 3, 4, 32\] and strides"),
+        (normal(1, 2, 3, 4, 40)[..., :32], "the kernels take no gaps"),
+        (normal(1, 1, 1, 1, 1056), "x has 1056 channels; the kernels take up to 1024"),
+        (torch.empty(1, 1, 65536, 1, 32, dtype=torch.float16, device="meta"), "the kernels' grid does not hold it"),
+        (torch.empty(1, 65536, 1, 1, 32, dtype=torch.float16, device="meta"), "the kernels' grid does not hold it"),
+        (torch.empty(1, 1, 2**15, 2**15, 32, dtype=torch.float16, device="meta"), "the kernels' grid does not hold it"),
+        (normal(1, 2, 3, 4, 32, dtype=torch.float64), "x has dtype torch.float64"),
+        (torch.nn.Parameter(normal(1, 2, 3, 4, 32)), "x requires gradients"),
+    ],
+    ids=lambda value: str(tuple(value.shape)) if isinstance(value, torch.Tensor) else None,
+)
+def test_what_the_kernels_do_not_cover(x, reason):
+    vectors = [torch.empty(x.shape[4], dtype=x.dtype, device=x.device) for _ in range(2)]
+    assert re.search(reason, _uncovered(Call(x, *vectors, 8, 1e-5, *MARGINS)))
+    assert re.search(reason, _uncovered(Copy(x, 1, 1, *MARGINS)))
+
+
+def test_a_weight_with_gaps():
+    x, weight, bias, *numbers = arguments(normal(1, 2, 3, 4, 32), 8)
+    gaps = torch.stack((weight, bias), dim=1)
+    assert "weight has shape [32] and strides (2,)" in _uncovered(Call(x, gaps[:, 0], bias, *numbers))
+    assert torch.equal(public(x, gaps[:, 0], gaps[:, 1], *numbers), public(x, weight, bias, *numbers))
+
+
+# --- what has no meaning
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": normal(3, 4, 5, 32)}, r"x: expected five dimensions \[B, T, H, W, C\], got \[3, 4, 5, 32\]"),
+        ({"x": normal(1, 2, 0, 5, 32)}, "x: expected a frame, a line and a column to repeat, got"),
+        ({"num_groups": 0}, "num_groups: expected a positive integer, got 0"),
+        ({"num_groups": 5}, "num_groups: expected a divisor of x's 32 channels, got 5"),
+        ({"weight": normal(31)}, r"weight: expected shape \[32\], got \[31\]"),
+        ({"bias": normal(1, 32)}, r"bias: expected shape \[32\], got \[1, 32\]"),
+        ({"frames": -1}, "frames: expected 0 or more, got -1"),
+        ({"width": -2}, "width: expected 0 or more, got -2"),
+    ],
+)
+def test_meaningless_arguments_are_named(change, message):
+    call = Call(*arguments(normal(1, 2, 3, 4, 32), 8))
+    with pytest.raises(ValueError, match=f"group_norm_silu_pad: {message}"):
+        public(*call._replace(**change))
+
+
+def test_a_factor_of_nothing_is_named():
+    with pytest.raises(ValueError, match="upsample_pad: up_frames: expected 1 or more, got 0"):
+        upsample_pad(normal(1, 2, 3, 4, 8), 0, 2, *MARGINS)
+    with pytest.raises(ValueError, match="upsample_pad: source: expected five dimensions"):
+        upsample_pad(normal(2, 3, 4, 5), 2, 2, *MARGINS)
+
+
+# --- how calls become launches
+
+
+def test_every_pixel_has_a_program_and_sizes_are_no_constants():
+    constants = set()
+    for row in grid.grid():
+        *statistics, written = launches(row.op, meta_tensors(row), row.scalars)
+        (output,) = row.outputs.values()
+        batch, frames, lines, columns, channels = output.shape
+        assert written.grid[1:] == (lines, batch * frames)
+        assert written.grid[0] * written.constexprs["ROWS"] >= columns
+        assert written.constexprs["BLOCK"] >= channels
+        if channels == 32:
+            constants.add((written.name, *written.constexprs["FORM"], written.constexprs["ROWS"]))
+        if statistics:
+            first, second = statistics
+            pixels, length = first.args[2:4]
+            assert second.args[3:6] == (pixels, first.grid[0], length)
+            assert length % (first.constexprs["ROWS"] * first.constexprs["TILES"]) == 0
+            assert (first.grid[0] - 1) * length < pixels <= first.grid[0] * length
+            assert first.grid[0] <= Config().stretches
+            assert second.grid == (row.scalars["num_groups"], batch, 1)
+    assert len(constants) == len(grid.MARGINS) * 2, "two sizes of elements"
+
+
+def test_scratch_is_the_calls_own():
+    x = torch.empty(2, 3, 4, 5, 64, dtype=torch.float16, device="meta")
+    vector = x.new_empty(64)
+    chain = plan(Call(x, vector, vector, 8, 1e-5, *MARGINS))
+    parts, affine = chain.scratch
+    assert parts.shape == (2, chain.launches[0].grid[0], 2, 64)
+    assert affine.shape == (2, 2, 64)
+    assert {parts.dtype, affine.dtype} == {torch.float32}

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Launch an agent on group_norm_silu_pad for h100. Written by `kda publish`; docs/campaigns.md says what it does and reads.
+exec "${KDA_BASH_BIN:-bash}" "$(dirname -- "${BASH_SOURCE[0]}")/../../../core/tools/launch_kernel.sh" group_norm_silu_pad h100 "$@"
