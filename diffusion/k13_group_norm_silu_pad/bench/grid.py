@@ -1,8 +1,8 @@
 """The regression grid: correctness-only rows over the ops' whole envelope.
 
 `group_norm_silu_pad`: clips (`CLIPS`) x channels in groups (`CHANNELS`) x {float16, bfloat16, float32}; two margins
-more for one of the channels; an eps of 0.5; some of the model's tiles. `upsample_pad`: the clips x factors (`FACTORS`) x
-two margins x the dtypes, with 24 channels. Channels that are no power of two, and no multiple of a vector, are among
+more for one of the channels; an eps of 0.5; some of the model's tiles. `upsample_pad`: the clips x factors (`FACTORS`)
+x two margins x the dtypes, with 24 channels. Channels that are no power of two, and no multiple of a vector, are among
 them.
 
 Thinning for machines without a GPU (`thin`): outputs of up to 20 000 elements.

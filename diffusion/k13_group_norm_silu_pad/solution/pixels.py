@@ -4,8 +4,8 @@
     u = n / (1 + exp(-n))                                       SiLU; rounded once, to x's dtype
     y[b, t, h, w, c] = u[b, max(t - frames, 0), clamp(h - height), clamp(w - width), c]
 
-clamp(i) is the nearest index inside. In `upsample_pad`, which only copies, F and S are the factors of frames and pixels,
-and u has 1 + (T - 1) * F frames, since the first one is not repeated:
+clamp(i) is the nearest index inside. In `upsample_pad`, which only copies, F and S are the factors of frames and
+pixels, and u has 1 + (T - 1) * F frames, since the first one is not repeated:
 
     u[b, t, h, w, c] = x[b, ceil(t / F), h // S, w // S, c]
 
