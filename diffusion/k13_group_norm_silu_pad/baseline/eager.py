@@ -1,13 +1,14 @@
 """The ops in plain PyTorch, norm and SiLU in float32, padding by an index for each dimension: `eager` and `compile`."""
 
 import torch
-from torch.nn.functional import group_norm, silu
+from torch.nn.functional import silu
 
 
 def group_norm_silu_pad(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    x_bias: torch.Tensor | None,
     num_groups: int,
     eps: float,
     frames: int,
@@ -15,8 +16,12 @@ def group_norm_silu_pad(
     width: int,
 ) -> torch.Tensor:
     """GroupNorm and SiLU in float32, rounded once to x's dtype, and the edges repeated."""
-    y = silu(group_norm(x.movedim(4, 1).float(), num_groups, weight.float(), bias.float(), eps)).to(x.dtype)
-    return upsample_pad(y.movedim(1, 4), 1, 1, frames, height, width).contiguous()
+    v = x.float() if x_bias is None else x.float() + x_bias.float()
+    v = v.flatten(1, 3).unflatten(2, (num_groups, -1))  # [B, pixels, groups, channels of a group]
+    v = v - v.mean(dim=(1, 3), keepdim=True)
+    v = v * torch.rsqrt(v.square().mean(dim=(1, 3), keepdim=True) + eps)
+    y = silu(v.reshape(x.shape) * weight.float() + bias.float()).to(x.dtype)
+    return upsample_pad(y, 1, 1, frames, height, width)
 
 
 def upsample_pad(

@@ -16,13 +16,15 @@ def group_norm_silu_pad(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    x_bias: torch.Tensor | None,
     num_groups: int,
     eps: float,
     frames: int,
     height: int,
     width: int,
 ) -> torch.Tensor:
-    """Norm, SiLU, padding, one after the other."""
+    """The convolution's bias, norm, SiLU, padding, one after the other."""
+    x = x if x_bias is None else x + x_bias
     y = silu(group_norm(x.movedim(4, 1), num_groups, weight, bias, eps))
     return _padded(y, frames, height, width)
 

@@ -18,6 +18,7 @@ def group_norm_silu_pad(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    x_bias: torch.Tensor | None,
     num_groups: int,
     eps: float,
     frames: int,
@@ -25,7 +26,8 @@ def group_norm_silu_pad(
     width: int,
 ) -> tuple[torch.Tensor]:
     """[B, frames + T, H + 2 * height, W + 2 * width, C] float64."""
-    groups = x.double().flatten(1, 3).unflatten(2, (num_groups, -1))  # [B, pixels, groups, channels of a group]
+    x = x.double() if x_bias is None else x.double() + x_bias.double()
+    groups = x.flatten(1, 3).unflatten(2, (num_groups, -1))  # [B, pixels, groups, channels of a group]
     groups = groups - groups.mean(dim=(1, 3), keepdim=True)
     groups /= torch.sqrt(groups.square().mean(dim=(1, 3), keepdim=True) + eps)
     y = groups.reshape(x.shape) * weight.double() + bias.double()
@@ -76,7 +78,8 @@ def check(workload: Workload) -> None:
     name, output = ("x", "y") if norm else ("source", "upsampled")
     wanted = SCALARS[workload.op]
     tensors = {"x", "weight", "bias"} if norm else {"source"}
-    expect(set(workload.inputs) == tensors, "inputs", ", ".join(sorted(tensors)), sorted(workload.inputs))
+    known = set(workload.inputs) - ({"x_bias"} if norm else set())
+    expect(known == tensors, "inputs", ", ".join(sorted(tensors)), sorted(workload.inputs))
     expect(set(workload.scalars) == set(wanted), "scalars", ", ".join(wanted), sorted(workload.scalars))
     given = {"up_frames": 1, "up_space": 1, **workload.scalars}
     for scalar, value in given.items():
@@ -87,7 +90,7 @@ def check(workload: Workload) -> None:
     expect(x.dtype in FLOATS, name, f"dtype {' or '.join(FLOATS)}", x.dtype)
     expect(len(x.shape) == 5 and all(x.shape), name, "[B, T, H, W, C], with elements", list(x.shape))
     batch, t, h, w, channels = x.shape
-    for vector in tensors - {name}:
+    for vector in set(workload.inputs) - {name}:
         spec = workload.inputs[vector]
         expect((spec.shape, spec.dtype) == ((channels,), x.dtype), vector, f"[{channels}], {x.dtype}", list(spec.shape))
     if norm:

@@ -94,9 +94,10 @@ def _natural(x):
 
 @triton.jit(do_not_specialize=["pixels", "stretches", "length"])
 def groups_kernel(
-    affine,  # [B, 2, C] float32: mean of a channel's group, and the factor behind it
+    affine,  # [B, 2, C] float32: mean of a channel's group less what is added to x, and the factor behind it
     parts,  # as `channels_kernel` leaves it
     weight,  # [C]
+    x_bias,  # [C], or None: added to x first
     pixels,
     stretches,
     length,  # pixels of a stretch
@@ -116,13 +117,17 @@ def groups_kernel(
     follow_the_kernel_ahead(PDL, EARLY=True)
     factor = widen(tl.load(weight + group * CHANNELS + channel, mask=own, other=0.0))
     common = tl.load(parts)
+    added = tl.zeros((1, WIDE), tl.float32)
+    if x_bias is not None:
+        added += widen(tl.load(x_bias + group * CHANNELS + channel, mask=own, other=0.0))
+        common += widen(tl.load(x_bias + group * CHANNELS))
     moved = tl.zeros((ROWS, WIDE), tl.float32)
     squares = tl.zeros((ROWS, WIDE), tl.float32)
     for begin in tl.range(0, stretches, ROWS):
         stretch = begin + tl.arange(0, ROWS)[:, None]
         inside = (stretch < stretches) & own
         place = parts + stretch.to(tl.int64) * (2 * C) + channel
-        apart = tl.load(place, mask=inside, other=0.0) - common
+        apart = tl.load(place, mask=inside, other=0.0) + (added - common)
         spread = tl.load(place + C, mask=inside, other=0.0)
         count = tl.where(inside, tl.minimum(pixels - stretch * length, length), 0).to(tl.float32)
         moved += count * apart
@@ -131,7 +136,7 @@ def groups_kernel(
     shift = tl.sum(tl.sum(moved, axis=1), axis=0) / elements
     total = tl.sum(tl.sum(squares, axis=1), axis=0)
     variance = _natural(total / elements - shift * shift)
-    tl.store(to, tl.zeros((1, WIDE), tl.float32) + (common + shift), mask=own)
+    tl.store(to, (common + shift) - added, mask=own)
     tl.store(to + C, factor * (1.0 / tl.sqrt(variance + EPS)), mask=own)
 
 

@@ -1,6 +1,7 @@
 """GroupNorm, SiLU and replicate padding of a clip in channels-last order; padding with the upsampling before it.
 
-    n = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias      over a group: some channels of all pixels, in float32
+    v = x + x_bias                                              the bias of the convolution ahead, if it left that out
+    n = (v - mean(v)) / sqrt(var(v) + eps) * weight + bias      over a group: some channels of all pixels, in float32
     u = n / (1 + exp(-n))                                       SiLU; rounded once, to x's dtype
     y[b, t, h, w, c] = u[b, max(t - frames, 0), clamp(h - height), clamp(w - width), c]
 
@@ -15,7 +16,8 @@ order [B, C, T, H, W]; the code is our own.
 Idea: cuDNN's convolutions work in channels-last order and convert what comes in another one, before and after. With all
 tensors in this order no conversion is left, and the C channels of a pixel are one piece of memory: padding copies
 pieces. Norm and SiLU are done while they are copied, so what the convolution reads is written once. Before that x is
-read for the statistics: of each channel in stretches of pixels, then of each group.
+read for the statistics: of each channel in stretches of pixels, then of each group. A bias of x only shifts the means
+of channels, which costs nothing for an element.
 """
 
 from dataclasses import dataclass
@@ -76,6 +78,7 @@ class Call(NamedTuple):
     x: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor
+    x_bias: torch.Tensor | None
     num_groups: int
     eps: float
     frames: int
@@ -139,7 +142,7 @@ def plan(call: Call) -> Chain:
         Launch.make(
             groups_kernel,
             (call.num_groups, batch),
-            *(affine, parts, call.weight, pixels, stretches, length),
+            *(affine, parts, call.weight, call.x_bias, pixels, stretches, length),
             EPS=float(call.eps),
             C=channels,
             CHANNELS=own,
@@ -149,9 +152,10 @@ def plan(call: Call) -> Chain:
         ),
         _written(call, config, affine, call.bias),
     )
-    # The table: y, the two scratch tensors, x, weight and bias.
+    # The table: y, the two scratch tensors, x, weight, bias and x_bias.
+    vectors = (4,) if call.x_bias is None else (4, 6)
     output = torch.empty_like(output_of(call), device="meta", memory_format=torch.contiguous_format)
-    return Chain(launches, ((1, 3), (2, 1, 4), (0, 3, 2, 5)), outputs=(output,), scratch=(parts, affine))
+    return Chain(launches, ((1, 3), (2, 1, *vectors), (0, 3, 2, 5)), outputs=(output,), scratch=(parts, affine))
 
 
 def plan_copy(call: Copy) -> Launch:
@@ -206,9 +210,8 @@ def _check(call: Call, expect: Expect) -> None:
     channels, groups = call.x.shape[4], call.num_groups
     expect(groups > 0, "num_groups", "a positive integer", groups)
     expect(channels % groups == 0, "num_groups", f"a divisor of x's {channels} channels", groups)
-    for name in ("weight", "bias"):
-        shape = list(getattr(call, name).shape)
-        expect(shape == [channels], name, f"shape {[channels]}", shape)
+    for name, vector in given(call).items():
+        expect(name == "x" or list(vector.shape) == [channels], name, f"shape {[channels]}", list(vector.shape))
 
 
 def _check_form(call: Call | Copy, expect: Expect) -> None:
@@ -240,7 +243,11 @@ def _plain(call: Call) -> torch.Tensor:
     """The same in PyTorch, for whatever the kernels do not cover."""
     x = call.x
     wide = torch.promote_types(x.dtype, torch.float32)
-    rows = x.to(wide).flatten(1, 3).unflatten(2, (call.num_groups, x.shape[4] // call.num_groups))
+    rows = (
+        (x.to(wide) + (0 if call.x_bias is None else call.x_bias.to(wide)))
+        .flatten(1, 3)
+        .unflatten(2, (call.num_groups, x.shape[4] // call.num_groups))
+    )
     rows = rows - rows.mean(dim=(1, 3), keepdim=True)
     rows = rows * torch.rsqrt(rows.square().mean(dim=(1, 3), keepdim=True) + call.eps)
     y = rows.reshape(x.shape) * call.weight.to(wide) + call.bias.to(wide)
@@ -295,6 +302,7 @@ def group_norm_silu_pad(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    x_bias: torch.Tensor | None,
     num_groups: int,
     eps: float,
     frames: int,
@@ -307,6 +315,7 @@ def group_norm_silu_pad(
         x: [B, T, H, W, C], contiguous, float16, bfloat16 or float32.
         weight: [C].
         bias: [C].
+        x_bias: [C], added to x first; or None.
         num_groups: how many groups the channels are divided into, evenly.
         eps: added to the variance.
         frames: how often the first frame is repeated before it.
@@ -321,7 +330,7 @@ def group_norm_silu_pad(
     Raises:
         ValueError: an argument has no meaning for the op; names it, what was expected and what came.
     """
-    return NORM.call(x, weight, bias, num_groups, eps, frames, height, width)
+    return NORM.call(x, weight, bias, x_bias, num_groups, eps, frames, height, width)
 
 
 @UPSAMPLE.public

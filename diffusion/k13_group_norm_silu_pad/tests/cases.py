@@ -18,15 +18,15 @@ def normal(*shape, dtype=torch.float16, device="cpu", mean=0.0):
     return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) + mean).to(device, dtype)
 
 
-def arguments(x, groups, margins=MARGINS, eps=EPS):
-    """The arguments of a call of the norm: x, weight and bias, then numbers."""
-    vectors = [normal(x.shape[4] + shift, dtype=x.dtype, device=x.device)[shift:] for shift in (0, 16)]
-    return (x, *vectors, groups, eps, *margins)
+def arguments(x, groups, margins=MARGINS, eps=EPS, biased=False):
+    """The arguments of a call of the norm: x, weight, bias and the bias of x, then numbers."""
+    vectors = [normal(x.shape[4] + shift, dtype=x.dtype, device=x.device)[shift:].clone() for shift in (0, 16, 32)]
+    return (x, *vectors[:2], vectors[2] if biased else None, groups, eps, *margins)
 
 
-def assert_normed(x, groups, margins=MARGINS, eps=EPS, arm=None):
+def assert_normed(x, groups, margins=MARGINS, arm=None, **more):
     """Call the norm, of `arm` or of the solution, and compare with the oracle."""
-    args = arguments(x, groups, margins, eps)
+    args = arguments(x, groups, margins, **more)
     (want,) = reference.group_norm_silu_pad(*args)
     got = (arm.group_norm_silu_pad if arm else OPS["group_norm_silu_pad"])(*args)
     assert (got.shape, got.dtype, got.device) == (want.shape, x.dtype, x.device)

@@ -13,7 +13,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
 def check(x, groups, margins=MARGINS, **more):
-    assert why_not("group_norm_silu_pad", *arguments(x, groups, margins)) is None
+    assert why_not("group_norm_silu_pad", *arguments(x, groups, margins, **more)) is None
     assert_normed(x, groups, margins, **more)
 
 
@@ -27,6 +27,13 @@ def check_copy(source, factors=(1, 1), margins=MARGINS):
 @pytest.mark.parametrize("clip", [(1, 2, 5, 6), (2, 1, 3, 2), (1, 3, 1, 9)], ids=str)
 def test_channels_and_groups(clip, channels, groups, dtype):
     check(normal(*clip, channels, dtype=dtype, device=DEVICE), groups)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("channels", "groups"), [(32, 32), (32, 4), (30, 5), (128, 32)], ids=str)
+def test_a_bias_of_x(channels, groups, dtype):
+    check(normal(2, 2, 5, 6, channels, dtype=dtype, device=DEVICE), groups, biased=True)
+    check(normal(1, 1, 3, 5, channels, dtype=dtype, device=DEVICE, mean=3.0), groups, eps=0.5, biased=True)
 
 
 @pytest.mark.parametrize("channels", [512, 1024])
@@ -86,7 +93,7 @@ def test_upsampling(factors, dtype):
 @pytest.mark.parametrize("config", [*tune.grid()], ids=str)
 def test_every_configuration(config):
     with TUNED.forced(config) as asked:
-        check(normal(1, 2, 4, 33, 64, device=DEVICE), 32)
+        check(normal(1, 2, 4, 33, 64, device=DEVICE), 32, biased=True)
         check_copy(normal(1, 2, 3, 17, 32, device=DEVICE), (2, 2))
     assert asked
 

@@ -22,11 +22,12 @@ FACTORS = [(1, 1), (1, 2), (2, 2), (2, 1)]
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(1, 2, 3, 4, 32), (2, 1, 5, 5, 12), (2, 3, 1, 1, 4)], ids=str)
 def test_plain_path(shape, dtype):
-    assert_normed(normal(*shape, dtype=dtype), 4)
+    for biased in (False, True):
+        assert_normed(normal(*shape, dtype=dtype), 4, biased=biased)
 
 
 def test_plain_path_of_float64():
-    args = arguments(normal(1, 2, 3, 4, 32, dtype=torch.float64), 8)
+    args = arguments(normal(1, 2, 3, 4, 32, dtype=torch.float64), 8, biased=True)
     assert public(*args).dtype is torch.float64
     assert (public(*args) - primary.group_norm_silu_pad(*args)).abs().max() < 1e-12
 
@@ -41,7 +42,8 @@ def test_plain_path_of_copies(shape, factors):
 @pytest.mark.parametrize("arm", [primary, eager], ids=["primary", "eager"])
 def test_arms_of_pytorch(arm):
     for shape in ((1, 4, 5, 6, 32), (2, 1, 3, 4, 8)):
-        assert_normed(normal(*shape, dtype=torch.float32), 4, arm=arm)
+        for biased in (False, True):
+            assert_normed(normal(*shape, dtype=torch.float32), 4, arm=arm, biased=biased)
         for factors in FACTORS:
             assert_copied(normal(*shape), factors, arm=arm)
 
@@ -64,16 +66,16 @@ def test_arms_of_pytorch(arm):
     ids=lambda value: str(tuple(value.shape)) if isinstance(value, torch.Tensor) else None,
 )
 def test_what_the_kernels_do_not_cover(x, reason):
-    vectors = [torch.empty(x.shape[4], dtype=x.dtype, device=x.device) for _ in range(2)]
+    vectors = [torch.empty(x.shape[4], dtype=x.dtype, device=x.device) for _ in range(3)]
     assert re.search(reason, _uncovered(Call(x, *vectors, 8, 1e-5, *MARGINS)))
     assert re.search(reason, _uncovered(Copy(x, 1, 1, *MARGINS)))
 
 
 def test_a_weight_with_gaps():
-    x, weight, bias, *numbers = arguments(normal(1, 2, 3, 4, 32), 8)
+    x, weight, bias, _, *numbers = arguments(normal(1, 2, 3, 4, 32), 8)
     gaps = torch.stack((weight, bias), dim=1)
-    assert "weight has shape [32] and strides (2,)" in _uncovered(Call(x, gaps[:, 0], bias, *numbers))
-    assert torch.equal(public(x, gaps[:, 0], gaps[:, 1], *numbers), public(x, weight, bias, *numbers))
+    assert "weight has shape [32] and strides (2,)" in _uncovered(Call(x, gaps[:, 0], bias, None, *numbers))
+    assert torch.equal(public(x, gaps[:, 0], gaps[:, 1], bias, *numbers), public(x, weight, bias, bias, *numbers))
 
 
 # --- what has no meaning
@@ -88,6 +90,8 @@ def test_a_weight_with_gaps():
         ({"num_groups": 5}, "num_groups: expected a divisor of x's 32 channels, got 5"),
         ({"weight": normal(31)}, r"weight: expected shape \[32\], got \[31\]"),
         ({"bias": normal(1, 32)}, r"bias: expected shape \[32\], got \[1, 32\]"),
+        ({"x_bias": normal(16)}, r"x_bias: expected shape \[32\], got \[16\]"),
+        ({"bias": None}, "bias: expected a tensor, got None"),
         ({"frames": -1}, "frames: expected 0 or more, got -1"),
         ({"width": -2}, "width: expected 0 or more, got -2"),
     ],
@@ -122,7 +126,7 @@ def test_every_pixel_has_a_program_and_sizes_are_no_constants():
         if statistics:
             first, second = statistics
             pixels, length = first.args[2:4]
-            assert second.args[3:6] == (pixels, first.grid[0], length)
+            assert second.args[4:7] == (pixels, first.grid[0], length)
             assert length % (first.constexprs["ROWS"] * first.constexprs["TILES"]) == 0
             assert (first.grid[0] - 1) * length < pixels <= first.grid[0] * length
             assert first.grid[0] <= Config().stretches
@@ -133,7 +137,7 @@ def test_every_pixel_has_a_program_and_sizes_are_no_constants():
 def test_scratch_is_the_calls_own():
     x = torch.empty(2, 3, 4, 5, 64, dtype=torch.float16, device="meta")
     vector = x.new_empty(64)
-    chain = plan(Call(x, vector, vector, 8, 1e-5, *MARGINS))
+    chain = plan(Call(x, vector, vector, None, 8, 1e-5, *MARGINS))
     parts, affine = chain.scratch
     assert parts.shape == (2, chain.launches[0].grid[0], 2, 64)
     assert affine.shape == (2, 2, 64)

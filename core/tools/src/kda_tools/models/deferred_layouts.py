@@ -91,12 +91,14 @@ def residual(block: Any, x: torch.Tensor, call: Call, weights: Weights) -> torch
     if (shortcut is not None and any(shortcut.time_causal_padding)) or (block.training and block.dropout.p):
         raise Refused
     x = y = x.contiguous(memory_format=LAST)  # here, so that a shortcut has that order, too
+    bias = None  # of the first convolution: the second norm adds it
     for norm, convolution in ((block.norm1, block.conv1), (block.norm2, block.conv2)):
         margins = _margins(convolution)
         if type(norm) is not torch.nn.GroupNorm or norm.weight is None:
             raise Refused
-        padded = call(_last(y), norm.weight, norm.bias, norm.num_groups, norm.eps, *margins)
-        y = _convolved(convolution.conv, padded, weights)
+        padded = call(_last(y), norm.weight, norm.bias, bias, norm.num_groups, norm.eps, *margins)
+        bias = convolution.conv.bias
+        y = _convolved(convolution.conv, padded, weights, None if convolution is block.conv1 else bias)
     return y + (x if shortcut is None else shortcut.conv(x))
 
 
@@ -105,7 +107,8 @@ def upsampling(block: Any, x: torch.Tensor, call: Call, weights: Weights) -> tor
     frames, lines, columns = block.upsample_factor
     if lines != columns or _shared(block.conv):
         raise Refused
-    return _convolved(block.conv.conv, call(_last(x), frames, lines, *_margins(block.conv)), weights)
+    padded = call(_last(x), frames, lines, *_margins(block.conv))
+    return _convolved(block.conv.conv, padded, weights, block.conv.conv.bias)
 
 
 WAYS = {"residual": residual, "upsampling": upsampling}
@@ -130,7 +133,7 @@ def _last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=LAST).permute(0, 2, 3, 4, 1)
 
 
-def _convolved(own: torch.nn.Conv3d, padded: torch.Tensor, weights: Weights) -> torch.Tensor:
+def _convolved(own: torch.nn.Conv3d, padded: torch.Tensor, weights: Weights, bias: torch.Tensor | None) -> torch.Tensor:
     """The convolution of a clip [B, T, H, W, C], as [B, C, T, H, W] in channels-last order."""
     x = padded.permute(0, 4, 1, 2, 3)
-    return torch.nn.functional.conv3d(x, weights.of(own), own.bias, own.stride, own.padding, own.dilation, own.groups)
+    return torch.nn.functional.conv3d(x, weights.of(own), bias, own.stride, own.padding, own.dilation, own.groups)
