@@ -157,7 +157,9 @@ def test_a_slice_is_upstreams_tensor():
 
 def test_a_site_has_one_kind():
     site = sites_of(K09)[0].model_dump(by_alias=True)
-    with pytest.raises(ValueError, match="expected one of activation, slices, joins, pads, got activation and slices"):
+    with pytest.raises(
+        ValueError, match="expected one of activation, slices, joins, pads, layout, got activation and slices"
+    ):
         SiteFile.model_validate({"site": (site | {"activation": "act"},)})
 
 

@@ -181,11 +181,11 @@ def pixels_kernel(
     inside = _inside(column < columns, channel, C, BLOCK)
     # All pixels of a program are of one line, so only columns are per row of the tile.
     source = tl.maximum(frame - FORM.frames, 0) + (FORM.up_frames - 1)
-    source = (batch * t + source // FORM.up_frames) * h
+    source = (batch * t + source // FORM.up_frames).to(tl.int64) * h
     above = tl.minimum(tl.maximum(line - FORM.height, 0), h * FORM.up_space - 1) // FORM.up_space
     left = tl.minimum(tl.maximum(column - FORM.width, 0), w * FORM.up_space - 1)
     left = (left.to(tl.uint32) // FORM.up_space).to(tl.int32)
-    x += (source + above).to(tl.int64) * w * C
+    x += (source + above) * w * C
     y += ((tl.program_id(2).to(tl.int64) * lines + line) * columns) * C
     if affine is None:
         follow_the_kernel_ahead(PDL)

@@ -41,7 +41,7 @@ MOST_CHANNELS = 1024
 MOST_SECOND = 65535
 """Most programs in the second dimension of a grid, and in the third."""
 MOST_PIXELS = 2**30
-"""Most pixels of a clip: they are counted in 32 bits, up to the end of the last stretch."""
+"""Most pixels of a clip, and elements of a line: they are counted in 32 bits, up to the end of the last program's."""
 GROUP_WARPS, GROUP_ELEMENTS = 8, 4096
 """Warps of a program of `groups_kernel`, and means that it reads at a time."""
 INTERPRETED = 60_000
@@ -229,12 +229,12 @@ def _uncovered(call: Call | Copy) -> str | None:
         if not tensor.is_contiguous():
             return f"{name} has shape {list(tensor.shape)} and strides {tensor.stride()}; the kernels take no gaps"
     y = output_of(call)
-    batch, frames, lines, _, channels = y.shape
+    batch, frames, lines, columns, channels = y.shape
     if call.x.is_cpu and is_interpreted(pixels_kernel) and y.numel() > INTERPRETED:
         return f"the output has {y.numel()} elements; Triton's interpreter is given up to {INTERPRETED}"
     if channels > MOST_CHANNELS:
         return f"x has {channels} channels; the kernels take up to {MOST_CHANNELS}"
-    if max(batch * frames, lines) > MOST_SECOND or y.shape[1:4].numel() > MOST_PIXELS:
+    if max(batch * frames, lines) > MOST_SECOND or max(y.shape[1:4].numel(), columns * channels) > MOST_PIXELS:
         return f"the output has shape {list(y.shape)}; the kernels' grid does not hold it"
     return unfit(given(call))
 

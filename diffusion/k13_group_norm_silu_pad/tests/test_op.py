@@ -59,6 +59,7 @@ def test_arms_of_pytorch(arm):
         (normal(1, 1, 1, 1, 1056), "x has 1056 channels; the kernels take up to 1024"),
         (torch.empty(1, 1, 65536, 1, 32, dtype=torch.float16, device="meta"), "the kernels' grid does not hold it"),
         (torch.empty(1, 65536, 1, 1, 32, dtype=torch.float16, device="meta"), "the kernels' grid does not hold it"),
+        (torch.empty(1, 1, 1, 2**25, 32, dtype=torch.float16, device="meta"), "the kernels' grid does not hold it"),
         (torch.empty(1, 1, 2**15, 2**15, 32, dtype=torch.float16, device="meta"), "the kernels' grid does not hold it"),
         (normal(1, 2, 3, 4, 32, dtype=torch.float64), "x has dtype torch.float64"),
         (torch.nn.Parameter(normal(1, 2, 3, 4, 32)), "x requires gradients"),
