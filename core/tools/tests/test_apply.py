@@ -392,7 +392,7 @@ def test_bad_inputs(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"--ops k99: expected a task, nearest: .*k0"):
         apply_site.chosen_tasks(TASKS, ["k03,k99"])
     chosen = apply_site.chosen_tasks(TASKS, ["k03, norm_infer", "k05_norm_scale_shift"])
-    assert [task.op for task in chosen] == ["qknorm_rope", "norm_infer", "norm_scale_shift"]
+    assert [task.op for task in chosen] == ["norm_infer", "qknorm_rope", "norm_scale_shift"], "in the tasks' order"
     unmeasured = Task(tmp_path / "k97_qknorm_rope")
     shutil.copytree(chosen[0].path, unmeasured.path, ignore=shutil.ignore_patterns("docs"))
     assert apply_site.chosen_tasks([*chosen, unmeasured], []) == chosen

@@ -70,7 +70,8 @@ class Replacement(NamedTuple):
 def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
     """The tasks that `--ops` names, each by op, folder or the folder's prefix (`k03`); without names all measured ones.
 
-    A solution that no GPU has run yet may be slower than what it replaces.
+    A solution that no GPU has run yet may be slower than what it replaces. The order is that of `tasks`, in which the
+    later one of two tasks for one class is asked first.
 
     Raises:
         UsageError: a name is no task; the message has the nearest names.
@@ -78,14 +79,14 @@ def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
     names = [name.strip() for some in wanted for name in some.split(",") if name.strip()]
     if not names:
         return [task for task in tasks if task.ledger.is_file()]
-    chosen: dict[str, Task] = {}
+    chosen: set[str] = set()
     for name in names:
         found = [task for task in tasks if name in (task.op, task.folder, task.folder.partition("_")[0])]
         if not found:
             near = nearest(name, [known for task in tasks for known in (task.op, task.folder.partition("_")[0])])
             raise UsageError(f"--ops {name}: expected a task, nearest: {', '.join(near)}")
-        chosen |= {task.op: task for task in found}
-    return list(chosen.values())
+        chosen |= {task.folder for task in found}
+    return [task for task in tasks if task.folder in chosen]
 
 
 def replacements(tasks: Iterable[Task]) -> list[Replacement]:
