@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kda_runtime.triton_rows import follow_the_kernel_ahead, widen
+from kda_runtime.triton_silu import silu_times
 
 
 class Form(NamedTuple):
@@ -199,22 +200,5 @@ def pixels_kernel(
         mean = tl.load(affine, mask=channel < C, other=0.0)
         factor = tl.load(affine + C, mask=channel < C, other=0.0)
         normed = (widen(value) - mean) * factor + shift
-        value = _silu(normed, FAST).to(y.dtype.element_ty)
+        value = silu_times(normed, 1.0, FAST).to(y.dtype.element_ty)
     tl.store(y + column * C + channel, value, mask=inside, cache_modifier=STORE)
-
-
-@triton.jit
-def _silu(x, FAST: tl.constexpr):
-    """SiLU, x / (1 + exp(-x)). Where the exponential is infinite, the result is 0 and no NaN."""
-    if FAST:  # the exponential and the reciprocal are off by 2e-7 of their values
-        power = _approximate("ex2.approx.ftz.f32", x * -1.4426950408889634)
-        return x * _approximate("rcp.approx.ftz.f32", 1.0 + power)
-    else:
-        return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _approximate(OPERATION: tl.constexpr, x):
-    """One instruction of the special-function unit, which the interpreter does not have."""
-    ASSEMBLY: tl.constexpr = OPERATION + " $0, $1;"
-    return tl.inline_asm_elementwise(ASSEMBLY, "=f,f", [x], tl.float32, is_pure=True, pack=1)

@@ -20,7 +20,7 @@ read for the statistics: of each channel in stretches of pixels, then of each gr
 of channels, which costs nothing for an element.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -187,7 +187,7 @@ def _written(call: Call | Copy, config: Config, affine: torch.Tensor | None, bia
 def _config(call: Call | Copy) -> Config:
     major, y = capability(call.x), output_of(call)
     config = TUNED.select(major, bytes=y.numel() * y.itemsize)
-    return config if pdl_works(pixels_kernel, major) else Config(**{**vars(config), "pdl": False})
+    return replace(config, pdl=config.pdl and pdl_works(pixels_kernel, major))
 
 
 def _tile(x: torch.Tensor, vectors: int) -> tuple[int, int]:

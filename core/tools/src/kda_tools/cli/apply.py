@@ -54,7 +54,7 @@ def apply(
     tasks = apply_site.chosen_tasks(every, ops or [])
     writable(json)
     if not ops and (left := [task.op for task in every if task not in tasks]):
-        typer.echo(f"kda apply: without {', '.join(left)}: not measured on a GPU yet; --ops chooses it", err=True)
+        typer.echo(f"kda apply: left out, since no GPU has measured it: {', '.join(left)}; --ops chooses it", err=True)
     plan = [*apply_site.replacements(tasks), *apply_site.sites(tasks)]
     plan = apply_site.exact_only(tasks, plan) if exact else plan
     if not plan:

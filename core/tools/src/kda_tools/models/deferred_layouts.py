@@ -3,8 +3,8 @@
 HunyuanVideo's VAE has its clips in the order [B, C, T, H, W], and cuDNN converts them for each convolution and back.
 Here a block's `forward` gives its clip to an op in the order [B, T, H, W, C], and the result to the convolution.
 PyTorch's convolution then returns that order, which the next block finds. Weights are converted once, in a copy; the
-model's own stay as they are. If an op refuses a call, or the block is not as usual, what stood there before runs: the
-class's own `forward`, or another op's.
+model's own stay as they are. If an op refuses a call, or the block is not as usual, the function that stood there
+before runs: the class's own `forward`, or another op's.
 
 This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
@@ -90,15 +90,17 @@ def residual(block: Any, x: torch.Tensor, call: Call, weights: Weights) -> torch
         raise Refused
     if (shortcut is not None and any(shortcut.time_causal_padding)) or (block.training and block.dropout.p):
         raise Refused
-    x = y = x.contiguous(memory_format=LAST)  # here, so that a shortcut has that order, too
-    bias = None  # of the first convolution: the second norm adds it
-    for norm, convolution in ((block.norm1, block.conv1), (block.norm2, block.conv2)):
-        margins = _margins(convolution)
-        if type(norm) is not torch.nn.GroupNorm or norm.weight is None:
-            raise Refused
-        padded = call(_last(y), norm.weight, norm.bias, bias, norm.num_groups, norm.eps, *margins)
-        bias = convolution.conv.bias
-        y = _convolved(convolution.conv, padded, weights, None if convolution is block.conv1 else bias)
+    if any(type(norm) is not torch.nn.GroupNorm or norm.weight is None for norm in (block.norm1, block.norm2)):
+        raise Refused
+
+    def padded(y: torch.Tensor, y_bias: torch.Tensor | None, norm: Any, convolution: Any) -> torch.Tensor:
+        return call(_last(y), norm.weight, norm.bias, y_bias, norm.num_groups, norm.eps, *_margins(convolution))
+
+    x = x.contiguous(memory_format=LAST)  # here, so that a shortcut has that order, too
+    first, second = block.conv1.conv, block.conv2.conv
+    y = _convolved(first, padded(x, None, block.norm1, block.conv1), weights, None)
+    # The second norm adds the bias that the first convolution has left out.
+    y = _convolved(second, padded(y, first.bias, block.norm2, block.conv2), weights, second.bias)
     return y + (x if shortcut is None else shortcut.conv(x))
 
 

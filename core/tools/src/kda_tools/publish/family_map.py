@@ -25,9 +25,17 @@ def _tasks(runs: Runs) -> str:
     """One line per task and measured GPU: what the task computes, and the headline; unmeasured tasks get one line."""
     records = [record for _, latest in runs for record in latest.values()]
     pins = all_pins(records)
-    unpinned = [""] * any(not all_pins([record]) for record in records)  # a baseline without a release has no name
-    opponents = [*pins, *(OWN for _ in unpinned)]
-    head = ["task", "computes", "functions", "production rows", "GPU", *(f"vs {one}" for one in opponents), "attained"]
+    if any(not all_pins([record]) for record in records):
+        pins.append("")  # see `against_pins`
+    head = [
+        "task",
+        "computes",
+        "functions",
+        "production rows",
+        "GPU",
+        *(f"vs {pin or OWN}" for pin in pins),
+        "attained",
+    ]
     lines = [line(*head), "|---" * len(head) + "|\n"]
     for task, latest in runs:
         rows = sum(row.production for row in task.workloads)
@@ -38,11 +46,10 @@ def _tasks(runs: Runs) -> str:
             assert record.machine.before is not None
             assert record.headline is not None
             gpu = record.machine.before.name + STALE * bool(stale(task, record))
-            own = [NONE for _ in unpinned] if all_pins([record]) else against_pins(record, unpinned)
-            lines.append(line(*first, gpu, *against_pins(record, pins), *own, interval(record.headline.attained)))
+            lines.append(line(*first, gpu, *against_pins(record, pins), interval(record.headline.attained)))
         if not latest:
-            lines.append(line(*first, NOT_MEASURED, *(NONE for _ in opponents), NONE))
-    why = f" *{OWN.capitalize()}*: what models run for an op that no pinned release has." * bool(unpinned)
+            lines.append(line(*first, NOT_MEASURED, *(NONE for _ in pins), NONE))
+    why = f" *{OWN.capitalize()}*: what models run for an op that no pinned release has." * ("" in pins)
     return f"Speedups are geometric means of {SHOWN}.{why}\n\n{''.join(lines)}"
 
 

@@ -67,9 +67,11 @@ def all_pins(records: Iterable[RunRecord]) -> list[str]:
 def against_pins(record: RunRecord, pins: Sequence[str]) -> list[str]:
     """The headline's speedups against `pins`, as `SHOWN` says; `-` for a release that the run is not against.
 
-    The pin "" is the first opponent without a release.
+    The pin "" is the first opponent of a run that is against no release.
     """
     arms = {pin_name(record.provenance.pins.get(arm)): arm for arm in reversed(record.settings.against)}
+    if any(arms):
+        arms.pop("", None)
     found = [[speedup(record.headline, basis, arms.get(pin, "")) for basis in SHOWN_BASES] for pin in pins]
     return [" / ".join(ratio(v.estimate if v else None) for v in values) if any(values) else NONE for values in found]
 
