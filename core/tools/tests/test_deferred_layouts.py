@@ -40,6 +40,7 @@ class Residual(torch.nn.Module):
 
 KINDS = {Residual: ("residual", "group_norm_silu_pad"), Upsample: ("upsampling", "upsample_pad")}
 TIMES = {Residual: 2, Upsample: 1}
+SUM = "bias_residual"
 each = pytest.mark.parametrize("kind", [Residual, Upsample])
 
 
@@ -71,6 +72,40 @@ def test_the_op_is_called_and_weights_stay(kind):
     deferred_layouts.take_back(MODULE, KINDS[kind][0], (block,))
     assert "forward" not in vars(block)
     assert torch.equal(block(CLIP), want)
+
+
+@each
+@torch.no_grad()
+def test_a_second_op_adds_the_biases(kind):
+    block, sums = kind(), []
+    want = block(CLIP)
+    add = getattr(K13.load("solution"), SUM)
+    deferred_layouts.put(MODULE, KINDS[kind][0], (block,), SUM, lambda *args: sums.append(args) or add(*args))
+    assert torch.equal(block(CLIP), want), "alone, the second op has nothing to add to"
+    assert sums == []
+    put(block, [])
+    assert close(block(CLIP), want)
+    ((_, bias, other, other_bias),) = sums
+    convolution = block.conv2.conv if kind is Residual else block.conv.conv
+    assert bias is convolution.bias
+    assert (other is None, other_bias is None) == (kind is Upsample, kind is Upsample)
+    deferred_layouts.put(MODULE, KINDS[kind][0], (block,), SUM, deferred_slices.refuse)
+    assert close(block(CLIP), want), "PyTorch adds what the op refuses"
+    assert len(sums) == 1
+    deferred_layouts.take_back(MODULE, KINDS[kind][0], (block,))
+    assert torch.equal(block(CLIP), want)
+
+
+@each
+@torch.no_grad()
+def test_convolutions_without_a_bias(kind):
+    block, sums = kind(), []
+    for convolution in [one for one in block.modules() if isinstance(one, torch.nn.Conv3d)]:
+        convolution.bias = None
+    want = block(CLIP)
+    deferred_layouts.put(MODULE, KINDS[kind][0], (block,), SUM, lambda *args: sums.append(args))
+    assert close(put(block, [])(CLIP), want)
+    assert sums == []
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The ops in plain PyTorch, norm and SiLU in float32, padding by an index for each dimension: `eager` and `compile`."""
+"""The ops in plain PyTorch, maths in float32, padding by an index for each dimension: `eager` and `compile`."""
 
 import torch
 from torch.nn.functional import silu
@@ -35,3 +35,13 @@ def upsample_pad(
         for margin, size in ((height, h), (width, w))
     )
     return source[:, ((times + up_frames - 1) // up_frames)[:, None, None], lines[:, None], columns]
+
+
+def bias_residual(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None, residual_bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The sum in float32, rounded once to x's dtype."""
+    y = x.float() + bias.float()
+    if residual is not None:
+        y = y + (residual.float() if residual_bias is None else residual.float() + residual_bias.float())
+    return y.to(x.dtype)

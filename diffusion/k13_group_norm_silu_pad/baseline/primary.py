@@ -9,7 +9,7 @@ hunyuanvae.py, 0.5.12.post1 and 0.5.23. Those models keep [B, C, T, H, W], for w
 import torch
 from torch.nn.functional import group_norm, interpolate, pad, silu
 
-__all__ = ["group_norm_silu_pad", "upsample_pad"]
+__all__ = ["bias_residual", "group_norm_silu_pad", "upsample_pad"]
 
 
 def group_norm_silu_pad(
@@ -44,3 +44,13 @@ def upsample_pad(
 def _padded(x: torch.Tensor, frames: int, height: int, width: int) -> torch.Tensor:
     """Replicate padding of [B, C, T, H, W]; returns [B, T, H, W, C]."""
     return pad(x, (width, width, height, height, frames, 0), mode="replicate").movedim(1, 4).contiguous()
+
+
+def bias_residual(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None, residual_bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Each convolution's bias in a kernel of its own, then the residual."""
+    y = x + bias
+    if residual is None:
+        return y
+    return y + (residual if residual_bias is None else residual + residual_bias)

@@ -3,7 +3,8 @@
 `group_norm_silu_pad`: clips (`CLIPS`) x channels in groups (`CHANNELS`) x {float16, bfloat16, float32}; for some of
 them two margins more, an eps of 0.5, or a bias of x; some of the model's tiles. `upsample_pad`: the clips x factors
 (`FACTORS`) x two margins x the dtypes, with 24 channels. Channels that are no power of two, and no multiple of a
-vector, are among them.
+vector, are among them. `bias_residual`: the clips x channels x the dtypes, with a residual, one with a bias, or none; a
+residual in another order.
 
 Thinning for machines without a GPU (`thin`): outputs of up to 6000 elements.
 """
@@ -24,6 +25,12 @@ MARGINS = ((2, 1, 1), (0, 0, 0), (1, 3, 2))
 FACTORS = ((1, 1), (1, 2), (2, 2), (3, 3))
 """Of frames and pixels."""
 DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")
+VECTORS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "residual": ("residual",),
+    "both": ("residual", "residual_bias"),
+}
+"""Inputs of a sum besides x and its bias."""
 TILES = ((1, 5, 32, 32, 512), (1, 17, 96, 80, 128))
 THIN_ELEMENTS = 6000
 
@@ -42,6 +49,10 @@ def grid() -> Iterator[Workload]:
         yield _row((1, 3, 7, 9, 64), MARGINS[0], dtype, groups=4, eps=0.5)
         for clip, (channels, groups) in product(CLIPS[1:4], CHANNELS[1:4]):
             yield _row((*clip, channels), MARGINS[0], dtype, groups=groups, biased=True)
+    for clip, (channels, _), how, dtype in product(CLIPS, CHANNELS, VECTORS, DTYPES):
+        yield _sum((*clip, channels), how, dtype)
+    for how, dtype in product(("residual", "both"), DTYPES):
+        yield _sum((1, 3, 7, 9, 24), how, dtype, stride=(4536, 63, 9, 1, 189))
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:
@@ -80,4 +91,16 @@ def _row(
         inputs=inputs,
         outputs={"y" if groups else "upsampled": OutputSpec(shape=(batch, *sizes, channels), dtype=dtype)},
         scalars=scalars,
+    )
+
+
+def _sum(shape: tuple[int, ...], how: str, dtype: DType, stride: tuple[int, ...] | None = None) -> Workload:
+    x, vector = TensorSpec(shape=shape, dtype=dtype), TensorSpec(shape=shape[-1:], dtype=dtype)
+    residual = x if stride is None else TensorSpec(shape=shape, stride=stride, dtype=dtype)
+    more = {name: residual if name == "residual" else vector for name in VECTORS[how]}
+    return Workload(
+        id=f"{'x'.join(map(str, shape))}-sum-{how}{'-of-another-order' if stride else ''}-{dtype}",
+        op="bias_residual",
+        inputs={"x": x, "bias": vector, **more},
+        outputs={"sum": OutputSpec(shape=shape, dtype=dtype)},
     )

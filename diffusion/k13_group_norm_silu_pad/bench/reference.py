@@ -11,6 +11,7 @@ FLOATS = ("float16", "bfloat16", "float32")
 SCALARS = {
     "group_norm_silu_pad": ("num_groups", "eps", "frames", "height", "width"),
     "upsample_pad": ("up_frames", "up_space", "frames", "height", "width"),
+    "bias_residual": (),
 }
 
 
@@ -45,6 +46,14 @@ def upsample_pad(
     return (_padded(x, frames, height, width),)
 
 
+def bias_residual(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None, residual_bias: torch.Tensor | None
+) -> tuple[torch.Tensor]:
+    """[B, T, H, W, C] float64."""
+    summands = [one.double() for one in (bias, residual, residual_bias) if one is not None]
+    return (sum(summands, start=x.double()),)
+
+
 def _padded(x: torch.Tensor, frames: int, height: int, width: int) -> torch.Tensor:
     """The clip in the middle, then the edges of what is there so far: columns, lines, frames."""
     b, t, h, w, c = x.shape
@@ -65,7 +74,7 @@ def bytes_moved(workload: Workload) -> int:
     """
     inputs = sum(spec.nbytes for spec in workload.inputs.values())
     outputs = sum(spec.nbytes for spec in workload.outputs.values())
-    if workload.op == "upsample_pad":
+    if workload.op != "group_norm_silu_pad":
         return inputs + outputs
     x = workload.inputs["x"]
     return inputs + outputs + x.shape[0] * max(0, x.nbytes // x.shape[0] - L2_BYTES)
@@ -74,29 +83,34 @@ def bytes_moved(workload: Workload) -> int:
 def check(workload: Workload) -> None:
     """Raise ValueError for a row outside the op's envelope; it names the argument, what was expected and what came."""
     expect = expecting()
-    norm = workload.op == "group_norm_silu_pad"
-    name, output = ("x", "y") if norm else ("source", "upsampled")
-    wanted = SCALARS[workload.op]
-    tensors = {"x", "weight", "bias"} if norm else {"source"}
-    known = set(workload.inputs) - ({"x_bias"} if norm else set())
-    expect(known == tensors, "inputs", ", ".join(sorted(tensors)), sorted(workload.inputs))
-    expect(set(workload.scalars) == set(wanted), "scalars", ", ".join(wanted), sorted(workload.scalars))
-    given = {"up_frames": 1, "up_space": 1, **workload.scalars}
+    name, output, needed = {
+        "group_norm_silu_pad": ("x", "y", {"x", "weight", "bias"}),
+        "upsample_pad": ("source", "upsampled", {"source"}),
+        "bias_residual": ("x", "sum", {"x", "bias"}),
+    }[workload.op]
+    optional = {"group_norm_silu_pad": {"x_bias"}, "bias_residual": {"residual", "residual_bias"}}.get(
+        workload.op, set()
+    )
+    inputs, wanted = workload.inputs, SCALARS[workload.op]
+    expect(needed <= set(inputs) <= needed | optional, "inputs", ", ".join(sorted(needed)), sorted(inputs))
+    expect(set(workload.scalars) == set(wanted), "scalars", ", ".join(wanted) or "none", sorted(workload.scalars))
+    given = {"frames": 0, "height": 0, "width": 0, "up_frames": 1, "up_space": 1, **workload.scalars}
     for scalar, value in given.items():
         if scalar != "eps":
             least = 1 if scalar.startswith("up_") or scalar == "num_groups" else 0
             expect(type(value) is int and value >= least, scalar, f"an integer of {least} or more", value)
-    x, y = workload.inputs[name], workload.outputs[output]
+    x, y = inputs[name], workload.outputs[output]
     expect(x.dtype in FLOATS, name, f"dtype {' or '.join(FLOATS)}", x.dtype)
     expect(len(x.shape) == 5 and all(x.shape), name, "[B, T, H, W, C], with elements", list(x.shape))
     batch, t, h, w, channels = x.shape
-    for vector in set(workload.inputs) - {name}:
-        spec = workload.inputs[vector]
-        expect((spec.shape, spec.dtype) == ((channels,), x.dtype), vector, f"[{channels}], {x.dtype}", list(spec.shape))
-    if norm:
+    for other in set(inputs) - {name}:
+        spec, shape = inputs[other], x.shape if other == "residual" else (channels,)
+        expect((spec.shape, spec.dtype) == (shape, x.dtype), other, f"{list(shape)}, {x.dtype}", list(spec.shape))
+    if workload.op == "group_norm_silu_pad":
         expect(channels % int(given["num_groups"]) == 0, "num_groups", f"a divisor of {channels}", given["num_groups"])
+    expect("residual" in inputs or "residual_bias" not in inputs, "residual_bias", "a residual", "none")
     frames, height, width, up_frames, up_space = (
         int(given[scalar]) for scalar in ("frames", "height", "width", "up_frames", "up_space")
     )
-    shape = (batch, frames + 1 + (t - 1) * up_frames, h * up_space + 2 * height, w * up_space + 2 * width, channels)
-    expect((y.shape, y.dtype) == (shape, x.dtype), output, f"{list(shape)}, {x.dtype}", [list(y.shape), y.dtype])
+    size = (batch, frames + 1 + (t - 1) * up_frames, h * up_space + 2 * height, w * up_space + 2 * width, channels)
+    expect((y.shape, y.dtype) == (size, x.dtype), output, f"{list(size)}, {x.dtype}", [list(y.shape), y.dtype])

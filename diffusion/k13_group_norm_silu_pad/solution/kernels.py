@@ -1,4 +1,4 @@
-"""The Triton kernels: statistics of channels in stretches of pixels, of groups, and the output.
+"""The Triton kernels: statistics of channels in stretches of pixels, of groups, and the output; a sum with biases.
 
 A pixel is C neighbouring elements. A tile is [ROWS, BLOCK]: pixels, and channels with BLOCK the power of two from C on.
 """
@@ -202,3 +202,36 @@ def pixels_kernel(
         normed = (widen(value) - mean) * factor + shift
         value = silu_times(normed, 1.0, FAST).to(y.dtype.element_ty)
     tl.store(y + column * C + channel, value, mask=inside, cache_modifier=STORE)
+
+
+@triton.jit(do_not_specialize=["pixels"])
+def sum_kernel(
+    y,  # [pixels, C]
+    x,  # [pixels, C]
+    bias,  # [C]
+    residual,  # [pixels, C], or None
+    residual_bias,  # [C], or None
+    pixels,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,  # pixels of a program
+    PDL: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """One program: ROWS neighbouring pixels."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    channel = tl.arange(0, BLOCK)[None, :]
+    place = row.to(tl.int64) * C + channel
+    inside = _inside(row < pixels, channel, C, BLOCK)
+    own = channel < C
+    follow_the_kernel_ahead(PDL)
+    value = tl.load(x + place, mask=inside)
+    if residual is not None:
+        other = tl.load(residual + place, mask=inside)
+    total = widen(value) + widen(tl.load(bias + channel, mask=own))
+    if residual is not None:
+        other = widen(other)
+        if residual_bias is not None:
+            other += widen(tl.load(residual_bias + channel, mask=own))
+        total += other
+    tl.store(y + place, total.to(y.dtype.element_ty), mask=inside, cache_modifier=STORE)

@@ -120,7 +120,7 @@ def plan(call: Call) -> Chain:
     """The launches for a call that the kernels cover; its tensors may be on any device, meta included."""
     x, config, pixels = call.x, _config(call), call.x.shape[1:4].numel()
     batch, channels = x.shape[0], x.shape[4]
-    block, rows = _tile(x, config.warps)
+    block, rows = tile(x, config.warps)
     turns = triton.cdiv(pixels, rows * config.tiles * config.stretches)
     length = rows * config.tiles * turns
     stretches = triton.cdiv(pixels, length)
@@ -137,7 +137,7 @@ def plan(call: Call) -> Chain:
             BLOCK=block,
             ROWS=rows,
             TILES=config.tiles,
-            **_options(config.pdl, config.warps),
+            **options(config.pdl, config.warps),
         ),
         Launch.make(
             groups_kernel,
@@ -148,7 +148,7 @@ def plan(call: Call) -> Chain:
             CHANNELS=own,
             WIDE=wide,
             ROWS=max(GROUP_ELEMENTS // wide, 1),
-            **_options(config.pdl, GROUP_WARPS),
+            **options(config.pdl, GROUP_WARPS),
         ),
         _written(call, config, affine, call.bias),
     )
@@ -167,7 +167,7 @@ def _written(call: Call | Copy, config: Config, affine: torch.Tensor | None, bia
     """The launch that writes the output."""
     y = output_of(call)
     batch, frames, lines, columns, channels = y.shape
-    block, rows = _tile(call.x, config.warps * config.vectors)
+    block, rows = tile(call.x, config.warps * config.vectors)
     return Launch.make(
         pixels_kernel,
         (triton.cdiv(columns, rows), lines, batch * frames),
@@ -180,7 +180,7 @@ def _written(call: Call | Copy, config: Config, affine: torch.Tensor | None, bia
         # Approximations are for 16-bit outputs, which have few enough digits; the interpreter does not have them.
         FAST=y.itemsize == 2 and not is_interpreted(pixels_kernel),
         STORE=config.store,
-        **_options(config.pdl, config.warps),
+        **options(config.pdl, config.warps),
     )
 
 
@@ -190,13 +190,13 @@ def _config(call: Call | Copy) -> Config:
     return replace(config, pdl=config.pdl and pdl_works(pixels_kernel, major))
 
 
-def _tile(x: torch.Tensor, vectors: int) -> tuple[int, int]:
+def tile(x: torch.Tensor, vectors: int) -> tuple[int, int]:
     """Channels, as a power of two, and pixels of a tile of so many vectors for each of 32 threads."""
     block = triton.next_power_of_2(x.shape[4])
     return block, max(vector_width(vectors, x.itemsize) // block, 1)
 
 
-def _options(pdl: bool, warps: int) -> dict[str, int | bool]:
+def options(pdl: bool, warps: int) -> dict[str, int | bool]:
     """A constant of every kernel, and compiler options."""
     return {"PDL": pdl, "num_warps": warps, "launch_pdl": pdl}
 

@@ -3,9 +3,8 @@
 import torch
 
 from ..bench import reference
-from ..solution import group_norm_silu_pad, upsample_pad
+from ..solution import bias_residual, group_norm_silu_pad, upsample_pad
 
-OPS = {"group_norm_silu_pad": group_norm_silu_pad, "upsample_pad": upsample_pad}
 MARGINS = (2, 1, 1)
 """Frames, lines and columns, as the model has them."""
 EPS = 1e-5
@@ -28,7 +27,7 @@ def assert_normed(x, groups, margins=MARGINS, arm=None, **more):
     """Call the norm, of `arm` or of the solution, and compare with the oracle."""
     args = arguments(x, groups, margins, **more)
     (want,) = reference.group_norm_silu_pad(*args)
-    got = (arm.group_norm_silu_pad if arm else OPS["group_norm_silu_pad"])(*args)
+    got = (arm.group_norm_silu_pad if arm else group_norm_silu_pad)(*args)
     assert (got.shape, got.dtype, got.device) == (want.shape, x.dtype, x.device)
     assert got.is_contiguous()
     assert ((got.double() - want).abs() <= TOLERANCE[x.dtype] * want.abs().clamp(min=1)).all()
@@ -37,7 +36,29 @@ def assert_normed(x, groups, margins=MARGINS, arm=None, **more):
 def assert_copied(source, factors=(1, 1), margins=MARGINS, arm=None):
     """Call the op without a norm, and compare bit for bit with the oracle."""
     (want,) = reference.upsample_pad(source, *factors, *margins)
-    got = (arm.upsample_pad if arm else OPS["upsample_pad"])(source, *factors, *margins)
+    got = (arm.upsample_pad if arm else upsample_pad)(source, *factors, *margins)
     assert (got.shape, got.dtype, got.device) == (want.shape, source.dtype, source.device)
     assert got.is_contiguous()
     assert torch.equal(got.double(), want)
+
+
+def summands(x, how):
+    """The arguments of a sum: x, its bias, then a residual and that one's bias, if `how` asks for them."""
+    bias, residual_bias = (normal(x.shape[-1] + shift, dtype=x.dtype, device=x.device)[shift:] for shift in (0, 8))
+    residual = normal(*x.shape[::-1], dtype=x.dtype, device=x.device).reshape(x.shape)
+    return (
+        x,
+        bias,
+        None if how == "plain" else residual,
+        residual_bias.clone() if how == "both" else None,
+    )
+
+
+def assert_summed(x, how="both", arm=None):
+    """Call the sum, of `arm` or of the solution, and compare with the oracle."""
+    args = summands(x, how)
+    (want,) = reference.bias_residual(*args)
+    got = (arm.bias_residual if arm else bias_residual)(*args)
+    assert (got.shape, got.dtype, got.device) == (want.shape, x.dtype, x.device)
+    assert got.is_contiguous()
+    assert ((got.double() - want).abs() <= TOLERANCE[x.dtype] * want.abs().clamp(min=1)).all()

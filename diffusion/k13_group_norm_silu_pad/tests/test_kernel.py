@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from ..bench import tune
-from ..solution import group_norm_silu_pad, upsample_pad, why_not
+from ..bench.grid import VECTORS
+from ..solution import group_norm_silu_pad, residual, upsample_pad, why_not
 from ..solution.pixels import TUNED, Config
-from .cases import MARGINS, arguments, assert_copied, assert_normed, normal
+from .cases import MARGINS, arguments, assert_copied, assert_normed, assert_summed, normal, summands
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -20,6 +21,11 @@ def check(x, groups, margins=MARGINS, **more):
 def check_copy(source, factors=(1, 1), margins=MARGINS):
     assert why_not("upsample_pad", source, *factors, *margins) is None
     assert_copied(source, factors, margins)
+
+
+def check_sum(x, how="both"):
+    assert why_not("bias_residual", *summands(x, how)) is None
+    assert_summed(x, how)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -105,3 +111,25 @@ def test_every_bit_pattern_is_copied(dtype):
         got = upsample_pad(part.contiguous().view(dtype).to(DEVICE), 1, 1, 0, 0, 1).view(torch.int16).cpu()
         assert torch.equal(got[:, :, :, 1:-1], part)
         assert torch.equal(got[..., 0, :], got[..., 1, :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", VECTORS)
+@pytest.mark.parametrize("shape", [(1, 2, 5, 6, 32), (2, 1, 3, 7, 96), (1, 3, 1, 9, 30), (1, 1, 1, 1, 7)], ids=str)
+def test_sums(shape, how, dtype):
+    check_sum(normal(*shape, dtype=dtype, device=DEVICE), how)
+
+
+@pytest.mark.parametrize("config", [*tune.sums()], ids=str)
+def test_every_configuration_of_the_sum(config):
+    with residual.TUNED.forced(config) as asked:
+        check_sum(normal(1, 2, 4, 33, 64, device=DEVICE))
+        check_sum(normal(1, 1, 1, 3, 1024, device=DEVICE), "residual")
+    assert asked
+
+
+def test_a_sum_is_rounded_once():
+    # 2048 + 1 rounds to 2048 in float16, so that two roundings would lose both ones.
+    x = torch.full((1, 1, 1, 2, 32), 2048.0, dtype=torch.float16, device=DEVICE)
+    one = torch.ones_like(x)
+    assert (residual.bias_residual(x, one[0, 0, 0, 0], one, None) == 2050).all()

@@ -1,6 +1,7 @@
 """The ops around their kernels; `core/tools/tests/test_conformance.py` has what is the same for every task."""
 
 import re
+from math import prod
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from kda_tools.lab.inspect.aot import meta_tensors
 
 from ..baseline import eager, primary
 from ..bench import grid
+from ..solution import bias_residual, launches, residual, upsample_pad
 from ..solution import group_norm_silu_pad as public
-from ..solution import launches, upsample_pad
 from ..solution.pixels import Call, Config, Copy, _uncovered, plan
-from .cases import MARGINS, arguments, assert_copied, assert_normed, normal
+from .cases import MARGINS, arguments, assert_copied, assert_normed, assert_summed, normal, summands
 
 FACTORS = [(1, 1), (1, 2), (2, 2), (2, 1)]
 
@@ -39,6 +40,14 @@ def test_plain_path_of_copies(shape, factors):
     assert_copied(normal(*shape), factors)
 
 
+@pytest.mark.parametrize("how", grid.VECTORS)
+def test_plain_path_of_sums(how):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        assert_summed(normal(2, 1, 3, 4, 12, dtype=dtype), how)
+    args = summands(normal(1, 2, 3, 4, 6, dtype=torch.float64), how)
+    assert (bias_residual(*args) - primary.bias_residual(*args)).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("arm", [primary, eager], ids=["primary", "eager"])
 def test_arms_of_pytorch(arm):
     for shape in ((1, 4, 5, 6, 32), (2, 1, 3, 4, 8)):
@@ -46,6 +55,8 @@ def test_arms_of_pytorch(arm):
             assert_normed(normal(*shape, dtype=torch.float32), 4, arm=arm, biased=biased)
         for factors in FACTORS:
             assert_copied(normal(*shape), factors, arm=arm)
+        for how in grid.VECTORS:
+            assert_summed(normal(*shape, dtype=torch.float32), how, arm=arm)
 
 
 # --- what the kernels do not cover
@@ -79,6 +90,32 @@ def test_a_weight_with_gaps():
     assert torch.equal(public(x, gaps[:, 0], gaps[:, 1], bias, *numbers), public(x, weight, bias, bias, *numbers))
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"x": normal(1, 32, 2, 3, 4).movedim(1, 4)}, r"x has shape \[1, 2, 3, 4, 32\] and strides"),
+        ({"residual": normal(1, 2, 3, 4, 40)[..., :32]}, r"residual has shape \[1, 2, 3, 4, 32\] and strides"),
+        ({"residual_bias": normal(64)[::2]}, r"residual_bias has shape \[32\] and strides \(2,\)"),
+        ({"bias": normal(32, dtype=torch.float64)}, "bias has dtype torch.float64"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_sums_that_the_kernel_does_not_cover(change, reason):
+    call = residual.Call(*summands(normal(1, 2, 3, 4, 32), "both"))._replace(**change)
+    assert re.search(reason, residual._uncovered(call))
+    assert (bias_residual(*call) - primary.bias_residual(*call)).abs().max() <= 1e-2
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [((1, 1, 1, 1, 1056), "x has 1056 channels"), ((1, 2, 2**15, 2**15, 8), f"x has {2**31} pixels")],
+    ids=str,
+)
+def test_sums_that_are_too_large(shape, reason):
+    x = torch.empty(shape, dtype=torch.float16, device="meta")
+    assert reason in residual._uncovered(residual.Call(x, x[0, 0, 0, 0], x, None))
+
+
 # --- what has no meaning
 
 
@@ -110,6 +147,23 @@ def test_a_factor_of_nothing_is_named():
         upsample_pad(normal(2, 3, 4, 5), 2, 2, *MARGINS)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": normal(3, 4, 5, 32)}, r"x: expected five dimensions \[B, T, H, W, C\], got \[3, 4, 5, 32\]"),
+        ({"bias": normal(16)}, r"bias: expected shape \[32\], got \[16\]"),
+        ({"bias": None}, "bias: expected a tensor, got None"),
+        ({"residual_bias": normal(1, 32)}, r"residual_bias: expected shape \[32\], got \[1, 32\]"),
+        ({"residual": normal(1, 1, 3, 4, 32)}, r"residual: expected shape \[1, 2, 3, 4, 32\], got \[1, 1, 3, 4, 32\]"),
+        ({"residual": None}, "residual_bias: expected None, as there is no residual, got a tensor"),
+    ],
+)
+def test_meaningless_summands_are_named(change, message):
+    call = residual.Call(*summands(normal(1, 2, 3, 4, 32), "both"))
+    with pytest.raises(ValueError, match=f"bias_residual: {message}"):
+        bias_residual(*call._replace(**change))
+
+
 # --- how calls become launches
 
 
@@ -118,6 +172,12 @@ def test_every_pixel_has_a_program_and_sizes_are_no_constants():
     for row in grid.grid():
         *statistics, written = launches(row.op, meta_tensors(row), row.scalars)
         (output,) = row.outputs.values()
+        if row.op == "bias_residual":
+            assert written.grid[1:] == (1, 1)
+            assert (
+                0 <= written.grid[0] * written.constexprs["ROWS"] - prod(output.shape[:4]) < written.constexprs["ROWS"]
+            )
+            continue
         batch, frames, lines, columns, channels = output.shape
         assert written.grid[1:] == (lines, batch * frames)
         assert written.grid[0] * written.constexprs["ROWS"] >= columns

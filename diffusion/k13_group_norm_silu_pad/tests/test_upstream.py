@@ -46,14 +46,13 @@ def classes_of(release):
 
 
 def blocks_of(release):
-    """Blocks of the sites' classes, of every form that the model has, with the site's op."""
+    """Blocks of the sites' classes, of every form that the model has, with the class's sites."""
     classes = classes_of(release)
     torch.manual_seed(0)
     residual, upsampling = classes["HunyuanVideoResnetBlockCausal3D"], classes["HunyuanVideoUpsampleCausal3D"]
     made = [residual(32), residual(32, 64), upsampling(32, upsample_factor=(1, 2, 2)), upsampling(32, 64)]
     for block in made:
-        (site,) = [one for one in SITES if (one.release, one.class_) == (release, type(block).__name__)]
-        yield block.eval(), site
+        yield block.eval(), [one for one in SITES if (one.release, one.class_) == (release, type(block).__name__)]
 
 
 @torch.no_grad()
@@ -61,16 +60,18 @@ def blocks_of(release):
 @pytest.mark.parametrize("release", sorted({site.release for site in SITES}))
 def test_blocks_give_what_the_model_gives(release, frames):
     calls = []
-    for block, site in blocks_of(release):
+    for block, sites in blocks_of(release):
         x = CLIP[:, :, :frames]
         want = block(x)
-        op = getattr(solution, site.op)
-        deferred_layouts.defer(block, site.layout, site.op, lambda *args, op=op: calls.append(op) or op(*args))
+        for site in sites:
+            op = getattr(solution, site.op)
+            deferred_layouts.defer(block, site.layout, site.op, lambda *args, op=op: calls.append(op) or op(*args))
         got = block(x)
         assert got.shape == want.shape
         assert (got - want).abs().max() <= 1e-5
         assert torch.equal(block(x.contiguous(memory_format=torch.channels_last_3d)), got)
-        deferred_layouts.take_back(None, site.layout, [block])
+        deferred_layouts.take_back(None, sites[0].layout, [block])
         assert torch.equal(block(x), want)
     assert calls.count(solution.group_norm_silu_pad) == 8, "two blocks, two norms, two clips"
     assert calls.count(solution.upsample_pad) == 4
+    assert calls.count(solution.bias_residual) == 8, "four blocks, two clips"

@@ -12,59 +12,44 @@ This file imports only PyTorch: `kda apply` copies it beside the solutions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from .deferred_slices import ORIGINAL, Refused  # a copy of both files is a package of another name
+from .deferred_slices import ORIGINAL, Refused, refuse  # a copy of both files is a package of another name
 
 __all__ = ["ORIGINAL", "WAYS", "defer", "put", "take_back"]
 
 LAST = torch.channels_last_3d
-Call = Callable[..., torch.Tensor]
+Calls = Mapping[str, Callable[..., torch.Tensor]]
+"""The ops by their names."""
 
 
-def put(_module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: str, call: Call) -> None:
+def put(
+    _module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: str, call: Callable[..., torch.Tensor]
+) -> None:
     """Put the op `call` into these blocks; `name` is their kind, a key of `WAYS`."""
     for block in blocks:
         defer(block, name, op, call)
 
 
 def take_back(_module: ModuleType, _name: str, blocks: Iterable[torch.nn.Module]) -> None:
-    """Undo `put`; what another task has put into a block stays."""
+    """Undo `put`, for all ops; what another task has put into a block stays."""
     for block in blocks:
-        if _is_ours(vars(block).get("forward")):
+        if isinstance(vars(block).get("forward"), Forward):
             del block.forward
 
 
-def defer(block: Any, name: str, _op: str, call: Call) -> None:
-    """Put the op into one block."""
-    before = vars(block).get("forward")
-    if before is None or _is_ours(before):
-        before = functools.partial(type(block).forward, block)
-    block.forward = _forward(block, before, WAYS[name], call)
-
-
-def _is_ours(function: Any) -> bool:
-    return getattr(function, "__module__", None) == __name__
-
-
-def _forward(
-    block: Any, before: Call, run: Callable[[Any, torch.Tensor, Call, Weights], torch.Tensor], call: Call
-) -> Call:
-    weights = Weights()
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return before(x)
-        try:
-            return run(block, x, call, weights)
-        except Refused:
-            return before(x)
-
-    return forward
+def defer(block: Any, name: str, op: str, call: Callable[..., torch.Tensor]) -> None:
+    """Put the op into one block; ops that were added before stay."""
+    forward = vars(block).get("forward")
+    if not isinstance(forward, Forward):
+        before = forward or functools.partial(type(block).forward, block)
+        forward = block.forward = Forward(block, before, WAYS[name])
+    forward.calls[op] = call
 
 
 class Weights:
@@ -83,7 +68,33 @@ class Weights:
         return known[1]
 
 
-def residual(block: Any, x: torch.Tensor, call: Call, weights: Weights) -> torch.Tensor:
+class Forward:
+    """What stands in the place of a block's `forward`."""
+
+    def __init__(
+        self,
+        block: Any,
+        before: Callable[..., torch.Tensor],
+        run: Callable[[Any, torch.Tensor, Calls, Weights], torch.Tensor],
+    ) -> None:
+        self.calls: dict[str, Callable[..., torch.Tensor]] = {}
+        self._block, self._before, self._run, self._weights = block, before, run, Weights()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output for the clip x, [B, C, T, H, W]."""
+        if torch.compiler.is_compiling():
+            return self._before(x)
+        try:
+            y = self._run(self._block, x.permute(0, 2, 3, 4, 1).contiguous(), self.calls, self._weights)
+        except Refused:
+            return self._before(x)
+        return y.permute(0, 4, 1, 2, 3)
+
+
+# ---- kinds of blocks: their computation, of a clip [B, T, H, W, C]
+
+
+def residual(block: Any, x: torch.Tensor, calls: Calls, weights: Weights) -> torch.Tensor:
     """Two times norm, SiLU, padding and convolution, and x or its shortcut added."""
     shortcut = block.conv_shortcut
     if type(block.nonlinearity) is not torch.nn.SiLU or any(map(_shared, (block, block.conv1, block.conv2))):
@@ -92,29 +103,35 @@ def residual(block: Any, x: torch.Tensor, call: Call, weights: Weights) -> torch
         raise Refused
     if any(type(norm) is not torch.nn.GroupNorm or norm.weight is None for norm in (block.norm1, block.norm2)):
         raise Refused
+    call = _op(calls, "group_norm_silu_pad")
 
     def padded(y: torch.Tensor, y_bias: torch.Tensor | None, norm: Any, convolution: Any) -> torch.Tensor:
-        return call(_last(y), norm.weight, norm.bias, y_bias, norm.num_groups, norm.eps, *_margins(convolution))
+        return call(y, norm.weight, norm.bias, y_bias, norm.num_groups, norm.eps, *_margins(convolution))
 
-    x = x.contiguous(memory_format=LAST)  # here, so that a shortcut has that order, too
     first, second = block.conv1.conv, block.conv2.conv
-    y = _convolved(first, padded(x, None, block.norm1, block.conv1), weights, None)
+    y = _convolved(first, padded(x, None, block.norm1, block.conv1), weights)
     # The second norm adds the bias that the first convolution has left out.
-    y = _convolved(second, padded(y, first.bias, block.norm2, block.conv2), weights, second.bias)
-    return y + (x if shortcut is None else shortcut.conv(x))
+    y = _convolved(second, padded(y, first.bias, block.norm2, block.conv2), weights)
+    if shortcut is None:
+        return _sum(calls, y, second.bias, x, None)
+    return _sum(calls, y, second.bias, _convolved(shortcut.conv, x, weights), shortcut.conv.bias)
 
 
-def upsampling(block: Any, x: torch.Tensor, call: Call, weights: Weights) -> torch.Tensor:
+def upsampling(block: Any, x: torch.Tensor, calls: Calls, weights: Weights) -> torch.Tensor:
     """Upsampling, padding and convolution."""
     frames, lines, columns = block.upsample_factor
     if lines != columns or _shared(block.conv):
         raise Refused
-    padded = call(_last(x), frames, lines, *_margins(block.conv))
-    return _convolved(block.conv.conv, padded, weights, block.conv.conv.bias)
+    padded = _op(calls, "upsample_pad")(x, frames, lines, *_margins(block.conv))
+    return _sum(calls, _convolved(block.conv.conv, padded, weights), block.conv.conv.bias, None, None)
 
 
 WAYS = {"residual": residual, "upsampling": upsampling}
-"""Kind of a block: its computation by the op."""
+"""Kind of a block: its computation by the ops."""
+
+
+def _op(calls: Calls, name: str) -> Callable[..., torch.Tensor]:
+    return calls.get(name, refuse)
 
 
 def _shared(block: Any) -> bool:
@@ -130,12 +147,24 @@ def _margins(convolution: Any) -> tuple[int, int, int]:
     return before, above, left
 
 
-def _last(x: torch.Tensor) -> torch.Tensor:
-    """A clip [B, C, T, H, W] as [B, T, H, W, C]: the same memory, if its order is channels-last."""
-    return x.contiguous(memory_format=LAST).permute(0, 2, 3, 4, 1)
+def _convolved(own: torch.nn.Conv3d, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+    """The convolution without its bias, which PyTorch would add in a kernel of its own."""
+    x = x.permute(0, 4, 1, 2, 3)
+    y = torch.nn.functional.conv3d(x, weights.of(own), None, own.stride, own.padding, own.dilation, own.groups)
+    return y.permute(0, 2, 3, 4, 1).contiguous()
 
 
-def _convolved(own: torch.nn.Conv3d, padded: torch.Tensor, weights: Weights, bias: torch.Tensor | None) -> torch.Tensor:
-    """The convolution of a clip [B, T, H, W, C], as [B, C, T, H, W] in channels-last order."""
-    x = padded.permute(0, 4, 1, 2, 3)
-    return torch.nn.functional.conv3d(x, weights.of(own), bias, own.stride, own.padding, own.dilation, own.groups)
+def _sum(
+    calls: Calls,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    other: torch.Tensor | None,
+    other_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """The sum of all that are given, by an op if one takes the call."""
+    if bias is not None:
+        with suppress(Refused):
+            return _op(calls, "bias_residual")(y, bias, other, other_bias)
+    for summand in (bias, other, other_bias):
+        y = y if summand is None else y + summand
+    return y
