@@ -38,6 +38,20 @@ class Residual(torch.nn.Module):
         return y + self.conv_shortcut(x)
 
 
+class Decoder(torch.nn.Module):
+    """The same for the whole decoder."""
+
+    def __init__(self, activation=torch.nn.SiLU, spatial_parallel=False, **convolution):
+        super().__init__()
+        self.conv_in, self.mid_block, self.up_blocks = torch.nn.Conv3d(4, 4, 1), torch.nn.Identity(), [Residual(4)]
+        self.conv_norm_out, self.conv_act = torch.nn.GroupNorm(2, 4), activation()
+        self.conv_out = Convolution(**convolution)
+        self.spatial_parallel, self.gradient_checkpointing = spatial_parallel, False
+
+    def forward(self, x):
+        return self.conv_out(self.conv_act(self.conv_norm_out(self.up_blocks[0](self.conv_in(x)))))
+
+
 KINDS = {Residual: ("residual", "group_norm_silu_pad"), Upsample: ("upsampling", "upsample_pad")}
 TIMES = {Residual: 2, Upsample: 1}
 SUM = "bias_residual"
@@ -106,6 +120,19 @@ def test_convolutions_without_a_bias(kind):
     deferred_layouts.put(MODULE, KINDS[kind][0], (block,), SUM, lambda *args: sums.append(args))
     assert close(put(block, [])(CLIP), want)
     assert sums == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "other", [{}, {"spatial_parallel": True}, {"activation": torch.nn.GELU}, {"pad_mode": "constant"}], ids=str
+)
+def test_a_decoder_whose_last_norm_is_not_the_ops(other):
+    block, calls = Decoder(**other), []
+    want = block(CLIP)
+    refused = [] if other else [deferred_slices.refuse]
+    deferred_layouts.put(MODULE, "decoder", (block,), "group_norm_silu_pad", *(refused or [calls.append]))
+    assert torch.equal(block(CLIP), want)
+    assert calls == []
 
 
 @torch.no_grad()
@@ -179,7 +206,9 @@ def test_torch_compile_sees_the_models_own(kind):
 
 def test_an_unknown_layout_is_named():
     site = sites_of(K13)[0].model_dump(by_alias=True)
-    with pytest.raises(ValueError, match="key 'layout': expected one of residual, upsampling, got 'last'"):
+    with pytest.raises(
+        ValueError, match="key 'layout': expected one of residual, upsampling, padding, decoder, got 'last'"
+    ):
         SiteFile.model_validate({"site": (site | {"layout": "last"},)})
 
 
@@ -193,7 +222,7 @@ def test_blocks_that_are_made_later_call_the_solution(kind, tmp_path, keep_ops):
     apply_site.write(tmp_path / "site", apply_site.sites([K12, K13]), {}, runtime=False)
     plan = json.loads((tmp_path / "site" / apply_hook.PLAN).read_text())
     assert (tmp_path / "site" / apply_site.COPIED / "deferred_layouts.py").is_file()
-    (entry,) = [one for one in plan["releases"]["0.5.23"] if one["function"] == op]
+    (entry,) = [one for one in plan["releases"]["0.5.23"] if (one["function"], one["place"]) == (op, name)]
     MODULE.Block = type("Block", (kind,), {})
     counts, function = Counts(tmp_path), getattr(K13.load("solution"), op)
     keep_ops(function)

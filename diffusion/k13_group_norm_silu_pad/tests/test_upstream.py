@@ -4,6 +4,7 @@ import ast
 import hashlib
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,10 @@ from kda_tools.models.known_models import load_models
 from .. import solution
 
 SITES = sites_of(find_task("group_norm_silu_pad"))
-WANTED = ("HunyuanVideoCausalConv3d", "HunyuanVideoUpsampleCausal3D", "HunyuanVideoResnetBlockCausal3D")
+WANTED = [
+    f"HunyuanVideo{name}"
+    for name in ("CausalConv3d", "UpsampleCausal3D", "ResnetBlockCausal3D", "MidBlock3D", "UpBlock3D", "Decoder3D")
+]
 CLIP = torch.randn(1, 32, 3, 6, 5, generator=torch.Generator().manual_seed(0))
 
 
@@ -35,9 +39,11 @@ def classes_of(release):
     module.body = [one for one in module.body if isinstance(one, kinds) and one.name in kept]
     found = {
         "torch": torch,
+        "np": np,
         "nn": torch.nn,
         "F": torch.nn.functional,
         "SpatialParallelConv3d": torch.nn.Conv3d,
+        "HunyuanVAEAttention": torch.nn.Module,  # not used
         "get_act_fn": lambda _: torch.nn.SiLU(),
         "apply_group_norm_silu": lambda x, norm, activation: activation(norm(x)),
     }
@@ -45,14 +51,23 @@ def classes_of(release):
     return {name: found[name] for name in WANTED}
 
 
+def sites_for(block, release):
+    return [site for site in SITES if (site.release, site.class_) == (release, type(block).__name__)]
+
+
 def blocks_of(release):
-    """Blocks of the sites' classes, of every form that the model has, with the class's sites."""
+    """Blocks that a decoder repeats, of every form that the model has."""
     classes = classes_of(release)
     torch.manual_seed(0)
     residual, upsampling = classes["HunyuanVideoResnetBlockCausal3D"], classes["HunyuanVideoUpsampleCausal3D"]
     made = [residual(32), residual(32, 64), upsampling(32, upsample_factor=(1, 2, 2)), upsampling(32, 64)]
-    for block in made:
-        yield block.eval(), [one for one in SITES if (one.release, one.class_) == (release, type(block).__name__)]
+    return [block.eval() for block in made]
+
+
+def put(block, release, calls):
+    for site in sites_for(block, release):
+        op = getattr(solution, site.op)
+        deferred_layouts.defer(block, site.layout, site.op, lambda *args, op=op: calls.append(op) or op(*args))
 
 
 @torch.no_grad()
@@ -60,18 +75,49 @@ def blocks_of(release):
 @pytest.mark.parametrize("release", sorted({site.release for site in SITES}))
 def test_blocks_give_what_the_model_gives(release, frames):
     calls = []
-    for block, sites in blocks_of(release):
+    for block in blocks_of(release):
         x = CLIP[:, :, :frames]
         want = block(x)
-        for site in sites:
-            op = getattr(solution, site.op)
-            deferred_layouts.defer(block, site.layout, site.op, lambda *args, op=op: calls.append(op) or op(*args))
+        put(block, release, calls)
         got = block(x)
         assert got.shape == want.shape
         assert (got - want).abs().max() <= 1e-5
         assert torch.equal(block(x.contiguous(memory_format=torch.channels_last_3d)), got)
-        deferred_layouts.take_back(None, sites[0].layout, [block])
+        deferred_layouts.take_back(None, "", [block])
         assert torch.equal(block(x), want)
     assert calls.count(solution.group_norm_silu_pad) == 8, "two blocks, two norms, two clips"
     assert calls.count(solution.upsample_pad) == 4
     assert calls.count(solution.bias_residual) == 8, "four blocks, two clips"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("release", sorted({site.release for site in SITES}))
+def test_a_convolution_keeps_the_order_that_it_finds(release):
+    convolution, calls = classes_of(release)["HunyuanVideoCausalConv3d"](32, 8, stride=2).eval(), []
+    want = convolution(CLIP)
+    put(convolution, release, calls)
+    assert torch.equal(convolution(CLIP), want)
+    assert calls == []
+    got = convolution(CLIP.contiguous(memory_format=torch.channels_last_3d))
+    assert (got - want).abs().max() <= 1e-5
+    assert got.is_contiguous(memory_format=torch.channels_last_3d)
+    assert calls == [solution.upsample_pad, solution.bias_residual]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("release", sorted({site.release for site in SITES}))
+def test_a_decoder(release):
+    kind, calls = classes_of(release)["HunyuanVideoDecoder3D"], []
+    torch.manual_seed(0)
+    layers = {"up_block_types": ("HunyuanVideoUpBlock3D",) * 2, "block_out_channels": (32, 64), "layers_per_block": 1}
+    decoder = kind(in_channels=32, mid_block_add_attention=False, **layers).eval()
+    want = decoder(CLIP)
+    for block in decoder.modules():
+        put(block, release, calls)
+    got = decoder(CLIP)
+    assert (got - want).abs().max() <= 1e-5
+    assert got.stride() == want.stride()
+    assert calls.count(solution.group_norm_silu_pad) == 2 * (2 + 4) + 1, "two a block, of the middle and of two ends"
+    assert calls.count(solution.upsample_pad) == 2
+    deferred_layouts.take_back(None, "", decoder.modules())
+    assert torch.equal(decoder(CLIP), want)

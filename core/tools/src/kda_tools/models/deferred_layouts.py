@@ -85,13 +85,12 @@ class Forward:
         if torch.compiler.is_compiling():
             return self._before(x)
         try:
-            y = self._run(self._block, x.permute(0, 2, 3, 4, 1).contiguous(), self.calls, self._weights)
+            return self._run(self._block, x, self.calls, self._weights)
         except Refused:
             return self._before(x)
-        return y.permute(0, 4, 1, 2, 3)
 
 
-# ---- kinds of blocks: their computation, of a clip [B, T, H, W, C]
+# ---- kinds of blocks: their computation
 
 
 def residual(block: Any, x: torch.Tensor, calls: Calls, weights: Weights) -> torch.Tensor:
@@ -101,17 +100,10 @@ def residual(block: Any, x: torch.Tensor, calls: Calls, weights: Weights) -> tor
         raise Refused
     if (shortcut is not None and any(shortcut.time_causal_padding)) or (block.training and block.dropout.p):
         raise Refused
-    if any(type(norm) is not torch.nn.GroupNorm or norm.weight is None for norm in (block.norm1, block.norm2)):
-        raise Refused
-    call = _op(calls, "group_norm_silu_pad")
-
-    def padded(y: torch.Tensor, y_bias: torch.Tensor | None, norm: Any, convolution: Any) -> torch.Tensor:
-        return call(y, norm.weight, norm.bias, y_bias, norm.num_groups, norm.eps, *_margins(convolution))
-
-    first, second = block.conv1.conv, block.conv2.conv
-    y = _convolved(first, padded(x, None, block.norm1, block.conv1), weights)
+    x, first, second = _last(x), block.conv1.conv, block.conv2.conv
+    y = _convolved(first, _normed(calls, x, None, block.norm1, block.conv1), weights)
     # The second norm adds the bias that the first convolution has left out.
-    y = _convolved(second, padded(y, first.bias, block.norm2, block.conv2), weights)
+    y = _convolved(second, _normed(calls, y, first.bias, block.norm2, block.conv2), weights)
     if shortcut is None:
         return _sum(calls, y, second.bias, x, None)
     return _sum(calls, y, second.bias, _convolved(shortcut.conv, x, weights), shortcut.conv.bias)
@@ -122,12 +114,51 @@ def upsampling(block: Any, x: torch.Tensor, calls: Calls, weights: Weights) -> t
     frames, lines, columns = block.upsample_factor
     if lines != columns or _shared(block.conv):
         raise Refused
-    padded = _op(calls, "upsample_pad")(x, frames, lines, *_margins(block.conv))
-    return _sum(calls, _convolved(block.conv.conv, padded, weights), block.conv.conv.bias, None, None)
+    return _padded(block.conv, x, frames, lines, calls, weights)
 
 
-WAYS = {"residual": residual, "upsampling": upsampling}
+def padding(block: Any, x: torch.Tensor, calls: Calls, weights: Weights) -> torch.Tensor:
+    """Padding and convolution of a clip that is in channels-last order already; the model's first clips are not."""
+    ordered = x.is_contiguous(memory_format=LAST) and not x.is_contiguous()
+    if not ordered or _shared(block) or not any(block.time_causal_padding):
+        raise Refused
+    return _padded(block, x, 1, 1, calls, weights)
+
+
+def decoder(block: Any, x: torch.Tensor, calls: Calls, weights: Weights) -> torch.Tensor:
+    """The blocks of a decoder, and norm, SiLU, padding and convolution of what they return."""
+    checkpoints = torch.is_grad_enabled() and block.gradient_checkpointing
+    if _shared(block) or checkpoints or type(block.conv_act) is not torch.nn.SiLU:
+        raise Refused
+    for part in (block.conv_in, block.mid_block, *block.up_blocks):
+        x = part(x)
+    own = block.conv_out.conv
+    try:
+        y = _convolved(own, _normed(calls, _last(x), None, block.conv_norm_out, block.conv_out), weights)
+    except Refused:
+        return block.conv_out(block.conv_act(block.conv_norm_out(x)))  # type: ignore[no-any-return]
+    return _sum({}, y, own.bias, None, None).contiguous()  # as the model returns it
+
+
+WAYS = {"residual": residual, "upsampling": upsampling, "padding": padding, "decoder": decoder}
 """Kind of a block: its computation by the ops."""
+
+
+def _normed(calls: Calls, x: torch.Tensor, x_bias: torch.Tensor | None, norm: Any, convolution: Any) -> torch.Tensor:
+    """Norm, SiLU and the convolution's padding."""
+    if type(norm) is not torch.nn.GroupNorm or norm.weight is None:
+        raise Refused
+    call = _op(calls, "group_norm_silu_pad")
+    return call(x, norm.weight, norm.bias, x_bias, norm.num_groups, norm.eps, *_margins(convolution))
+
+
+def _padded(
+    convolution: Any, x: torch.Tensor, frames: int, pixels: int, calls: Calls, weights: Weights
+) -> torch.Tensor:
+    """Upsampling by these factors, padding and convolution."""
+    call = _op(calls, "upsample_pad")
+    y = _convolved(convolution.conv, call(_last(x), frames, pixels, *_margins(convolution)), weights)
+    return _sum(calls, y, convolution.conv.bias, None, None)
 
 
 def _op(calls: Calls, name: str) -> Callable[..., torch.Tensor]:
@@ -147,11 +178,17 @@ def _margins(convolution: Any) -> tuple[int, int, int]:
     return before, above, left
 
 
+def _last(x: torch.Tensor) -> torch.Tensor:
+    """A clip [B, C, T, H, W] as [B, T, H, W, C]: the same memory, if its order is channels-last."""
+    return x.permute(0, 2, 3, 4, 1).contiguous()
+
+
 def _convolved(own: torch.nn.Conv3d, x: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """The convolution without its bias, which PyTorch would add in a kernel of its own."""
+    """The convolution of [B, T, H, W, C] without its bias, which PyTorch would add in a kernel of its own."""
     x = x.permute(0, 4, 1, 2, 3)
-    y = torch.nn.functional.conv3d(x, weights.of(own), None, own.stride, own.padding, own.dilation, own.groups)
-    return y.permute(0, 2, 3, 4, 1).contiguous()
+    return _last(
+        torch.nn.functional.conv3d(x, weights.of(own), None, own.stride, own.padding, own.dilation, own.groups)
+    )
 
 
 def _sum(
@@ -161,10 +198,10 @@ def _sum(
     other: torch.Tensor | None,
     other_bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The sum of all that are given, by an op if one takes the call."""
-    if bias is not None:
-        with suppress(Refused):
-            return _op(calls, "bias_residual")(y, bias, other, other_bias)
+    """The sum of all that are given, by an op if one takes the call, as [B, C, T, H, W]."""
+    with suppress(Refused):
+        call = refuse if bias is None else _op(calls, "bias_residual")
+        return call(y, bias, other, other_bias).permute(0, 4, 1, 2, 3)
     for summand in (bias, other, other_bias):
         y = y if summand is None else y + summand
-    return y
+    return y.permute(0, 4, 1, 2, 3)

@@ -12,7 +12,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from kda_judge.contract.errors import UsageError
-from kda_tools.lab.tune.choose_lines import Decided, Scored, decide, label, latest, over_copy, spread
+from kda_tools.lab.tune.choose_lines import DEFAULTS, Decided, Scored, decide, label, latest, over_copy, spread
 from kda_tools.lab.tune.tuning_files import followed, log, recorded, replace_text
 from kda_tools.publish.report import line, microseconds, ratio
 
@@ -32,7 +32,6 @@ geometric mean, over a line's rows, of device times over the chosen configuratio
 row: `alone` with nothing else changed (empty: not tried), `at_best` of the best candidate with that choice.
 """
 NO_TABLES = "Every candidate is in\n[tuning.jsonl](tuning.jsonl).\n"
-DEFAULTS = "defaults"
 SEVERAL_ROWS = re.compile(r"(?: --rows \S+){2,}")
 """Repeated `--rows` of a command, shortened on the page."""
 VERSIONS = ("torch", "triton", "cutlass-dsl", "cuda", "driver")
@@ -185,7 +184,7 @@ def _choices(decided: Decided) -> Iterable[dict[str, Any]]:
                 **_factors("alone", alone[0] if alone else None, chosen),
                 **_factors("at_best", best, chosen),
                 "paid": ratio(best.score / chosen.score),
-                "which": label(best.config) or DEFAULTS,
+                "which": label(best.config),
             }
 
 
@@ -199,11 +198,11 @@ def _times(decided: Decided) -> Iterable[dict[str, Any]]:
             "row": row.row,
             "bytes_moved": row.bytes_moved,
             "copy_us": microseconds(row.copy_us),
-            "chosen": label(chosen.config) or DEFAULTS,
+            "chosen": label(chosen.config),
             "chosen_us": microseconds(chosen.times[place]),
             "chosen_over_copy": ratio(chosen.times[place] / row.copy_us),
             "paid_us": microseconds(chosen.paid[place]),
-            "fastest": label(best.config) or DEFAULTS,
+            "fastest": label(best.config),
             "fastest_us": microseconds(best.times[place]),
         }
 
@@ -239,7 +238,8 @@ def _history(records: Sequence[SweepRecord], used: set[str], counted: set[str]) 
 
 def _code(config: Any) -> str:
     """A configuration, written as the values that differ from the defaults."""
-    return f"`{label(config)}`" if label(config) else DEFAULTS
+    text = label(config)
+    return text if text == DEFAULTS else f"`{text}`"
 
 
 def _factors(name: str, one: Scored | None, chosen: Scored) -> dict[str, str]:

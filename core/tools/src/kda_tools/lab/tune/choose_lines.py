@@ -243,9 +243,13 @@ def non_defaults(config: Any) -> dict[str, Value]:
     }
 
 
+DEFAULTS = "defaults"
+"""What `label` says where nothing differs."""
+
+
 def label(config: Any) -> str:
     """A configuration in a few words."""
-    return " ".join(f"{key}={value}" for key, value in non_defaults(config).items())
+    return " ".join(f"{key}={value}" for key, value in non_defaults(config).items()) or DEFAULTS
 
 
 def _defaults(config: Any) -> dict[str, Value]:
