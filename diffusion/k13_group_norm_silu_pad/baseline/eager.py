@@ -1,4 +1,4 @@
-"""The ops in plain PyTorch, maths in float32, padding by an index for each dimension: `eager` and `compile`."""
+"""The ops in plain PyTorch, maths in float32, padding by an index for each dimension: the arm `eager`."""
 
 import torch
 from torch.nn.functional import silu

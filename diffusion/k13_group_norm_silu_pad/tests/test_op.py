@@ -8,11 +8,11 @@ import torch
 
 from kda_tools.lab.inspect.aot import meta_tensors
 
-from ..baseline import eager, primary
-from ..bench import grid
+from ..baseline import eager
+from ..bench import grid, reference
 from ..solution import bias_residual, launches, residual, upsample_pad
 from ..solution import group_norm_silu_pad as public
-from ..solution.pixels import Call, Config, Copy, _uncovered, plan
+from ..solution.pixels import TUNED, Call, Config, Copy, _uncovered, plan
 from .cases import MARGINS, arguments, assert_copied, assert_normed, assert_summed, normal, summands
 
 FACTORS = [(1, 1), (1, 2), (2, 2), (2, 1)]
@@ -30,7 +30,7 @@ def test_plain_path(shape, dtype):
 def test_plain_path_of_float64():
     args = arguments(normal(1, 2, 3, 4, 32, dtype=torch.float64), 8, biased=True)
     assert public(*args).dtype is torch.float64
-    assert (public(*args) - primary.group_norm_silu_pad(*args)).abs().max() < 1e-12
+    assert (public(*args) - reference.group_norm_silu_pad(*args)[0]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("factors", FACTORS, ids=str)
@@ -45,18 +45,17 @@ def test_plain_path_of_sums(how):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         assert_summed(normal(2, 1, 3, 4, 12, dtype=dtype), how)
     args = summands(normal(1, 2, 3, 4, 6, dtype=torch.float64), how)
-    assert (bias_residual(*args) - primary.bias_residual(*args)).abs().max() < 1e-12
+    assert (bias_residual(*args) - reference.bias_residual(*args)[0]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("arm", [primary, eager], ids=["primary", "eager"])
-def test_arms_of_pytorch(arm):
+def test_the_arm_of_pytorch():
     for shape in ((1, 4, 5, 6, 32), (2, 1, 3, 4, 8)):
         for biased in (False, True):
-            assert_normed(normal(*shape, dtype=torch.float32), 4, arm=arm, biased=biased)
+            assert_normed(normal(*shape, dtype=torch.float32), 4, arm=eager, biased=biased)
         for factors in FACTORS:
-            assert_copied(normal(*shape), factors, arm=arm)
+            assert_copied(normal(*shape), factors, arm=eager)
         for how in grid.VECTORS:
-            assert_summed(normal(*shape, dtype=torch.float32), how, arm=arm)
+            assert_summed(normal(*shape, dtype=torch.float32), how, arm=eager)
 
 
 # --- what the kernels do not cover
@@ -103,7 +102,7 @@ def test_a_weight_with_gaps():
 def test_sums_that_the_kernel_does_not_cover(change, reason):
     call = residual.Call(*summands(normal(1, 2, 3, 4, 32), "both"))._replace(**change)
     assert re.search(reason, residual._uncovered(call))
-    assert (bias_residual(*call) - primary.bias_residual(*call)).abs().max() <= 1e-2
+    assert (bias_residual(*call) - reference.bias_residual(*call)[0]).abs().max() <= 1e-2
 
 
 @pytest.mark.parametrize(
@@ -170,13 +169,17 @@ def test_meaningless_summands_are_named(change, message):
 def test_every_pixel_has_a_program_and_sizes_are_no_constants():
     constants = set()
     for row in grid.grid():
-        *statistics, written = launches(row.op, meta_tensors(row), row.scalars)
+        with TUNED.forced(Config()):  # a table may have other tiles for other sizes
+            found = launches(row.op, meta_tensors(row), row.scalars)
+        if not found:
+            assert "of-another-order" in row.id
+            continue
+        *statistics, written = found
         (output,) = row.outputs.values()
         if row.op == "bias_residual":
             assert written.grid[1:] == (1, 1)
-            assert (
-                0 <= written.grid[0] * written.constexprs["ROWS"] - prod(output.shape[:4]) < written.constexprs["ROWS"]
-            )
+            pixels, rows = prod(output.shape[:4]), written.constexprs["ROWS"]
+            assert 0 <= written.grid[0] * rows - pixels < rows
             continue
         batch, frames, lines, columns, channels = output.shape
         assert written.grid[1:] == (lines, batch * frames)
