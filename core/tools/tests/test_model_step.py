@@ -677,6 +677,21 @@ def measured(**changed) -> StepRecord:
     return StepRecord.model_validate_json(json.dumps(data | changed))
 
 
+def test_kinds_without_time_upstream_have_an_order():
+    kinds = {f"k{number:02}": float(number % 5) for number in range(20)}
+    upstream, subject = (
+        Share(total_us=1.0, by_kind={"gemm": 1.0}, launches=1),
+        Share(total_us=1.0, by_kind=kinds, launches=1),
+    )
+    profile = Profile(upstream=upstream, subject=subject)
+    shown = [
+        line.removeprefix("GPU time of ").partition(":")[0]
+        for line in views.on_gpu(measured(profile=profile.model_dump()))
+    ]
+    assert shown[:2] == ["all kernels", "gemm"]
+    assert shown[2:22] == sorted(kinds, key=lambda kind: (-kinds[kind], kind))
+
+
 def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monkeypatch):
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     record_log.append(log(tmp_path), measured())

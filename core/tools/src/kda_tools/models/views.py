@@ -120,9 +120,10 @@ def on_gpu(record: StepRecord) -> list[str]:
     lines = []
     if (profile := record.profile) is not None:
         before, after = profile.upstream, profile.subject
-        kinds = sorted({*before.by_kind, *after.by_kind}, key=lambda kind: -before.by_kind.get(kind, 0.0))
-        times = [("all kernels", before.total_us, after.total_us)]
-        times += [(kind, before.by_kind.get(kind, 0.0), after.by_kind.get(kind, 0.0)) for kind in kinds]
+        kinds = {*before.by_kind, *after.by_kind}
+        times = [(kind, before.by_kind.get(kind, 0.0), after.by_kind.get(kind, 0.0)) for kind in kinds]
+        times.sort(key=lambda time: (-time[1], -time[2], time[0]))  # several kinds may be the subject's alone
+        times.insert(0, ("all kernels", before.total_us, after.total_us))
         lines += [f"GPU time of {kind}: {old / 1e3:.3f} -> {new / 1e3:.3f} ms" for kind, old, new in times]
     lines += [f"{arm}: peak memory {size / 2**30:.1f} GiB" for arm, size in record.peak_bytes.items()]
     if record.machine_watch is not None:
