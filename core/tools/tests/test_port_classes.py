@@ -12,20 +12,22 @@ from kda_judge.arms.upstream import cache_folder, obtain
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
 from kda_tools.models.known_models import load_models
-from kda_tools.port.dispatch_edit import into_classes
-from kda_tools.port.insertions import with_insertions
-from kda_tools.port.layouts import Layout, find_tree
+from kda_tools.port.dispatch_edit import FIRST, into_classes
+from kda_tools.port.facade_edit import STAGE
+from kda_tools.port.insertions import undo, with_insertions, write
+from kda_tools.port.layouts import Layout, Tree, find_tree
 from kda_tools.port.port_task import Port, make_port
 
-TASK = find_task("causal_pad")
+TASK, BLOCKS = find_task("causal_pad"), find_task("group_norm_silu_pad")
 VAE = "sglang/multimodal_gen/runtime/models/vaes/hunyuanvae.py"
-NEEDED = ("sglang/__init__.py", "sglang/kernels/ops/diffusion/__init__.py", "sglang/kernels/kda_kernels/README.md", VAE)
+FACADE = "sglang/kernels/ops/diffusion/__init__.py"
+NEEDED = ("sglang/__init__.py", FACADE, STAGE, "sglang/kernels/kda_kernels/README.md", VAE)
 CLIP = torch.randn(1, 2, 3, 6, 5)
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Port:
-    """The port of k12 to the release's files that it touches."""
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """The release's files that ports touch."""
     root = tmp_path_factory.mktemp("tree")
     pin = load_models().releases[Layout.FACADE.value]
     try:
@@ -35,7 +37,26 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Port:
     with zipfile.ZipFile(wheel) as archive:
         for name in NEEDED:
             archive.extract(name, root)
-    return make_port(TASK, find_tree(root))
+    return find_tree(root)
+
+
+@pytest.fixture(scope="module")
+def port(tree: Tree) -> Port:
+    """The port of k12."""
+    return make_port(TASK, tree)
+
+
+@pytest.fixture(scope="module")
+def blocks(tree: Tree) -> Port:
+    """The port of k13, which calls its ops for whole blocks."""
+    return make_port(BLOCKS, tree)
+
+
+def copied(tree: Tree, folder: Path) -> None:
+    """Copy the tree's files into a folder of their own."""
+    for name in NEEDED:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((tree.root / name).read_bytes())
 
 
 def outputs(text: str, kernel: int = 3, spatial_parallel: bool = False, **names: Any) -> list[torch.Tensor]:
@@ -98,6 +119,66 @@ def test_the_module_imports_what_its_classes_call_and_the_package_offers_it(port
     assert "No model calls these ops yet" not in readme
 
 
+@torch.no_grad()
+def test_blocks_give_what_their_own_statements_give(blocks: Port) -> None:
+    calls: list[str] = []
+    helper: dict[str, Any] = {}
+    texts, solution, cases = blocks.patch.texts(), BLOCKS.load("solution"), BLOCKS.load("tests.cases")
+    exec(texts["sglang/kernels/kda_kernels/group_norm_silu_pad/layouts.py"], helper)
+
+    def counted(name: str) -> Any:
+        return lambda *args: calls.append(name) or getattr(solution, name)(*args)
+
+    ops = {name: counted(name) for name in BLOCKS.config.ops}
+    for runs in (True, False):
+        names = {"kda_block": lambda *args, runs=runs: helper["output_of"](*args, ops) if runs else None}
+        clip = torch.randn(1, 32, 3, 6, 5)
+        got = cases.decoder_of(cases.classes_of(texts[VAE], **names))(clip)
+        want = cases.decoder_of(cases.classes_of(blocks.patch.read(VAE)))(clip)
+        assert (got - want).abs().max() <= 1e-5
+        assert {name: calls.count(name) for name in ops} == {
+            "group_norm_silu_pad": 13,
+            "upsample_pad": 2,
+            "bias_residual": 8,
+        }
+
+
+def test_blocks_of_other_bits_have_a_gate(blocks: Port) -> None:
+    texts, package = blocks.patch.texts(), "sglang/kernels/kda_kernels/group_norm_silu_pad"
+    assert f"from {package.replace('/', '.')} import kda_block\n" in texts[VAE]
+    init = texts[f"{package}/__init__.py"]
+    assert "and KDA_GROUP_NORM_SILU_PAD.mounted" in init
+    assert "torch.is_grad_enabled() or not kda_runs(x)" in init
+    assert '    ("lossless", KDA_GROUP_NORM_SILU_PAD),\n' in texts[STAGE]
+    assert '"KDA_GROUP_NORM_SILU_PAD": "sites.kda_group_norm_silu_pad_site"' in texts[FACADE]
+    assert "sglang/kernels/ops/diffusion/sites/kda_group_norm_silu_pad_site.py" in blocks.patch.created
+    imported = {
+        str(node.module) if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(texts[f"{package}/layouts.py"]))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert imported == {"__future__", "collections.abc", "contextlib", "typing", "torch"}
+
+
+@pytest.mark.parametrize("first", ["causal_pad", "group_norm_silu_pad"])
+def test_both_ports_can_be_undone_in_any_order(tree: Tree, tmp_path: Path, first: str) -> None:
+    copied(tree, tmp_path)
+    original = (tmp_path / VAE).read_bytes()
+    for task in (TASK, BLOCKS):
+        write(make_port(task, find_tree(tmp_path)).patch, task.op)
+    text = (tmp_path / VAE).read_text()
+    assert text.index('kda_block("padding"') < text.index("return self.conv(causal_pad(")
+    assert f"{FIRST}\n        {FIRST}" not in text
+    for task in sorted((TASK, BLOCKS), key=lambda task: task.op != first):
+        undo(tmp_path, task.op)
+    assert (tmp_path / VAE).read_bytes() == original
+
+
+def test_copies_need_no_gate(port: Port) -> None:
+    assert not [name for name in port.patch.created if name.endswith(("_site.py", "layouts.py"))]
+    assert STAGE not in port.patch.texts()
+
+
 def test_other_tasks_of_new_ops_say_that_no_model_calls_them(port: Port) -> None:
     files = make_port(find_task("norm_tanh_mul_add"), port.tree).patch.texts()
     assert "No model calls these ops yet" in files["sglang/kernels/kda_kernels/norm_tanh_mul_add/README.md"]
@@ -105,9 +186,7 @@ def test_other_tasks_of_new_ops_say_that_no_model_calls_them(port: Port) -> None
 
 
 def test_a_changed_module_is_named(port: Port, tmp_path: Path) -> None:
-    for name in NEEDED:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes((port.tree.root / name).read_bytes())
+    copied(port.tree, tmp_path)
     with (tmp_path / VAE).open("a") as file:
         file.write("# another line\n")
     assert make_port(TASK, find_tree(tmp_path)).strangers == (VAE,)

@@ -1,10 +1,18 @@
-"""Inputs for this task's tests."""
+"""Inputs for this task's tests, and upstream's classes."""
 
+import ast
+
+import numpy as np
 import torch
 
 from ..bench import reference
 from ..solution import bias_residual, group_norm_silu_pad, upsample_pad
 
+WANTED = [
+    f"HunyuanVideo{name}"
+    for name in ("CausalConv3d", "UpsampleCausal3D", "ResnetBlockCausal3D", "MidBlock3D", "UpBlock3D", "Decoder3D")
+]
+"""Classes of the VAE."""
 MARGINS = (2, 1, 1)
 """Frames, lines and columns, as the model has them."""
 EPS = 1e-5
@@ -62,3 +70,33 @@ def assert_summed(x, how="both", arm=None):
     assert (got.shape, got.dtype, got.device) == (want.shape, x.dtype, x.device)
     assert got.is_contiguous()
     assert ((got.double() - want).abs() <= TOLERANCE[x.dtype] * want.abs().clamp(min=1)).all()
+
+
+def classes_of(text, **names):
+    """The classes of `WANTED` out of the text of SGLang's hunyuanvae.py, made of their text alone.
+
+    `names`: what the text finds under other names, such as functions of a port.
+    """
+    module = ast.parse(text)
+    kept, kinds = (*WANTED, "_apply_group_norm_silu"), (ast.ClassDef, ast.FunctionDef)
+    module.body = [one for one in module.body if isinstance(one, kinds) and one.name in kept]
+    found = {
+        "torch": torch,
+        "np": np,
+        "nn": torch.nn,
+        "F": torch.nn.functional,
+        "SpatialParallelConv3d": torch.nn.Conv3d,
+        "HunyuanVAEAttention": torch.nn.Module,  # not used
+        "get_act_fn": lambda _: torch.nn.SiLU(),
+        "apply_group_norm_silu": lambda x, norm, activation: activation(norm(x)),
+        **names,
+    }
+    exec(compile(module, "hunyuanvae.py", "exec"), found)
+    return {name: found[name] for name in WANTED}
+
+
+def decoder_of(classes):
+    """A decoder of two blocks, without attention."""
+    layers = {"up_block_types": ("HunyuanVideoUpBlock3D",) * 2, "block_out_channels": (32, 64), "layers_per_block": 1}
+    torch.manual_seed(0)
+    return classes["HunyuanVideoDecoder3D"](in_channels=32, mid_block_add_attention=False, **layers).eval()

@@ -1,10 +1,8 @@
 """The ops give what the pinned models run: classes out of the wheels, with the ops in them, return what they return."""
 
-import ast
 import hashlib
 import zipfile
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,17 +13,14 @@ from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.known_models import load_models
 
 from .. import solution
+from . import cases
 
 SITES = sites_of(find_task("group_norm_silu_pad"))
-WANTED = [
-    f"HunyuanVideo{name}"
-    for name in ("CausalConv3d", "UpsampleCausal3D", "ResnetBlockCausal3D", "MidBlock3D", "UpBlock3D", "Decoder3D")
-]
 CLIP = torch.randn(1, 32, 3, 6, 5, generator=torch.Generator().manual_seed(0))
 
 
 def classes_of(release):
-    """The VAE's classes of the pinned wheel, made of their text alone."""
+    """The VAE's classes of the pinned wheel."""
     sites = [site for site in SITES if site.release == release]
     wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[release].wheel
     if not wheel.is_file():
@@ -33,22 +28,7 @@ def classes_of(release):
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"{sites[0].module.replace('.', '/')}.py").decode()
     assert {site.sha256 for site in sites} == {hashlib.sha256(text.encode()).hexdigest()}
-    module = ast.parse(text)
-    kept = (*WANTED, "_apply_group_norm_silu")
-    kinds = (ast.ClassDef, ast.FunctionDef)
-    module.body = [one for one in module.body if isinstance(one, kinds) and one.name in kept]
-    found = {
-        "torch": torch,
-        "np": np,
-        "nn": torch.nn,
-        "F": torch.nn.functional,
-        "SpatialParallelConv3d": torch.nn.Conv3d,
-        "HunyuanVAEAttention": torch.nn.Module,  # not used
-        "get_act_fn": lambda _: torch.nn.SiLU(),
-        "apply_group_norm_silu": lambda x, norm, activation: activation(norm(x)),
-    }
-    exec(compile(module, "hunyuanvae.py", "exec"), found)
-    return {name: found[name] for name in WANTED}
+    return cases.classes_of(text)
 
 
 def sites_for(block, release):
@@ -107,10 +87,7 @@ def test_a_convolution_keeps_the_order_that_it_finds(release):
 @torch.no_grad()
 @pytest.mark.parametrize("release", sorted({site.release for site in SITES}))
 def test_a_decoder(release):
-    kind, calls = classes_of(release)["HunyuanVideoDecoder3D"], []
-    torch.manual_seed(0)
-    layers = {"up_block_types": ("HunyuanVideoUpBlock3D",) * 2, "block_out_channels": (32, 64), "layers_per_block": 1}
-    decoder = kind(in_channels=32, mid_block_add_attention=False, **layers).eval()
+    decoder, calls = cases.decoder_of(classes_of(release)), []
     want = decoder(CLIP)
     for block in decoder.modules():
         put(block, release, calls)

@@ -37,17 +37,23 @@ def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[
         node = definition(tree, function.__name__, where)
         if returns_nothing(function) and REPLAYS in map(ast.unparse, node.decorator_list):
             raise UsageError(f"{where}:{node.lineno}: {node.name}: expected a result, or no {REPLAYS}")
-        found.append(Insertion(_head_of(node, where) - 1, _front(node, function, where)))
+        found.append(Insertion(_head_of(node, text, where) - 1, _front(node, function, where)))
     return found
 
 
-def _head_of(node: ast.FunctionDef, where: Path) -> int:
-    """The line (from 1) of a function's first statement behind its docstring."""
+def _head_of(node: ast.FunctionDef, text: str, where: Path) -> int:
+    """The line (from 1) of a function's first statement behind its docstring, or of the comment above it.
+
+    Another port's lines begin with a comment: what goes between them could not be taken back in any order.
+    """
     body = node.body
     first = body[1] if ast.get_docstring(node) is not None and len(body) > 1 else body[0]
     if first.lineno == node.lineno:
         raise UsageError(f"{where}:{node.lineno}: {node.name}: expected a body on lines of its own")
     line: int = min([first.lineno, *(decorator.lineno for decorator in getattr(first, "decorator_list", ()))])
+    lines = text.splitlines()
+    while lines[line - 2].lstrip().startswith("#"):
+        line -= 1
     return line
 
 
@@ -70,7 +76,7 @@ def into_classes(
         forward = next((one for one in methods if isinstance(one, ast.FunctionDef) and one.name == "forward"), None)
         if forward is None:
             raise UsageError(f"{where}: expected a class {name} with a method forward, found none")
-        found.append(Insertion(_head_of(forward, where) - 1, indent(f"{FIRST}\n{inserted.strip()}\n", " " * 8)))
+        found.append(Insertion(_head_of(forward, text, where) - 1, indent(f"{FIRST}\n{inserted.strip()}\n", " " * 8)))
     return found
 
 

@@ -74,8 +74,12 @@ from sglang.kernels.ops.diffusion.sites.bitexact_gate import BitExactFusionGate
 '''
 
 
-def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], new: bool, tier: str) -> None:
+def edit_facade(
+    patch: Patch, tree: Tree, task: Task, functions: Sequence[str], new: bool, tier: str, gated: bool
+) -> None:
     """Add to `patch` the entries of a port of this tier in the tree's facade, quality levels and tables.
+
+    `gated`: the port has a gate.
 
     Raises:
         UsageError: a table is not where the release has it.
@@ -90,7 +94,8 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
         f'        "{owner}:{name if new else f"try_{name}"}",\n        _CUDA,\n    ),\n'
         for name in functions
     )
-    exports = dict.fromkeys(functions, owner) if new else {gate_name(task.op): f"sites.kda_{task.op}_site"}
+    exports = dict.fromkeys(functions, owner) if new else {}
+    exports |= {gate_name(task.op): f"sites.kda_{task.op}_site"} if gated else {}
     exported = "".join(f'    "{name}": "{module}",\n' for name, module in exports.items())
     text, where = patch.read(f"{prefix}{FACADE}"), patch.base / prefix / FACADE
     patch.insert(
@@ -98,7 +103,7 @@ def edit_facade(patch: Patch, tree: Tree, task: Task, functions: Sequence[str], 
         Insertion(_end_of(text, "_SPECS", where), entries),
         Insertion(_end_of(text, "_EXPORTS", where), exported),
     )
-    if not new:
+    if gated:
         _mount(patch, prefix, task, functions, tier)
 
 

@@ -13,6 +13,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
 from kda_tools.models.chain_sites import Site, sites_of
+from kda_tools.port.block_files import lines
 
 DIFFUSION = "diffusion"
 """The family whose ops have a facade and quality levels, in releases that have these."""
@@ -127,7 +128,7 @@ def classes(task: Task, tree: Tree) -> list[Site]:
     Raises:
         UsageError: the module of such a class is not in the tree.
     """
-    found = [one for one in sites_of(task) if one.release == tree.layout.value and one.ported]
+    found = [one for one in sites_of(task) if one.release == tree.layout.value and lines(one)]
     for one in found:
         if not (path := tree.root / tree.module_path(one.module)).is_file():
             raise UsageError(f"{path}: expected the module of {one.class_} as in {PACKAGE} {one.release}, got no file")

@@ -13,6 +13,7 @@ from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
+from kda_tools.port.block_files import BLOCK, LAYOUTS, block_function, layouts_text
 from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import DIFFUSION, Tree, classes
 from kda_tools.port.tree_format import formatted
@@ -64,12 +65,16 @@ UNGATED = "{whom} no quality levels: the kernels are on wherever they can run. "
 SWITCHED = f"`{SWITCH}=1` in the environment turns them off."
 NEW = "No model calls these ops yet: whoever does mounts them behind a site of that level."
 CALLED = "They are on in {classes} wherever they can run."
+ASKING = (
+    "Off until a request's quality level mounts `sites/kda_{op}_site.py`, as `_QUALITY_FUSION_HANDLERS` says. Then "
+    "{classes} use them."
+)
 RUNS = "kda_runs"
 """The function by which a model's class asks whether the kernels run at all."""
 ASK = f'''
 def {RUNS}(x: torch.Tensor) -> bool:
     """Whether a model calls the ops for this tensor: on an NVIDIA GPU, unless they are turned off."""
-    return x.is_cuda and torch.version.hip is None and not _DISABLED
+    return x.is_cuda and torch.version.hip is None and not _DISABLED{{mounted}}
 '''
 ABOUT = (
     f"`{KERNEL}/` is the export of a task of KDA-Pilot: README.md says what it is, provenance.json which files of "
@@ -168,6 +173,7 @@ def package_files(
     files["wrap_kernels.py"] = _template("wrap_kernels_recorded.py")
     if is_gated_by_bits(numerics, tree, task, new):
         files["exact.py"] = _template("exact.py")
+    files[LAYOUTS] = layouts_text()  # kept only where `kda_block` imports it
     init = "__init__.py"
     files[init] = _init(task, tree, functions, new, replayed=False, numerics=numerics)
     whole, files = files, prune(files, [init])
@@ -209,6 +215,12 @@ def is_gated_by_bits(numerics: str, tree: Tree, task: Task, new: bool) -> bool:
     return tree.has_levels(task) and not new and numerics == "exact"
 
 
+def is_gated(task: Task, tree: Tree, new: bool, exact: bool) -> bool:
+    """Whether a port has a gate: one in front of SGLang's functions, or in models that call new ops of other bits."""
+    calling = bool(classes(task, tree)) and tier(task, exact) != "exact"
+    return tree.has_levels(task) and (not new or calling)
+
+
 def gate_name(op: str) -> str:
     """The name of a port's gate."""
     return f"KDA_{op.upper()}"
@@ -230,9 +242,11 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
     called = classes(task, tree) if new else []
     if called or not new:
         text = text.replace("from collections", "import os\nfrom collections", 1)
+    gated = is_gated(task, tree, new, numerics == "exact")
     if facade:
         if not new:
             text += "from sglang.kernels.ops.diffusion.common.platform import is_cuda\n"
+        if gated:
             site = f"sglang.kernels.ops.diffusion.sites.kda_{task.op}_site"
             text += f"from {site} import (\n    {gate_name(task.op)},\n)\n"
         if exact:
@@ -258,8 +272,14 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
         text += "\n" + (OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT.format(**ASKED[task.family]))
     for function in functions:
         text += "\n" + _function(function, new)
-    text += "\n" + ASK if called else ""
-    names = sorted([*_exported(functions, new), *(RUNS for _ in called[:1])])
+    names = [*_exported(functions, new)]
+    if called:
+        text += "\n" + ASK.format(mounted=f" and {gate_name(task.op)}.mounted" if gated else "")
+        names.append(RUNS)
+    if any(site.layout for site in called):
+        text += "\n" + block_function(RUNS, names[:-1])
+        names.append(BLOCK)
+    names.sort()
     return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in names) + "]\n"
 
 
@@ -273,8 +293,9 @@ def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
     """How the kernels round, and when they are used."""
     by_bits = is_gated_by_bits(numerics, tree, task, new)
     ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
-    called = ", ".join(f"`{one.class_}`" for one in classes(task, tree)) if new else ""
-    front = CALLED.format(classes=called) if called else NEW
+    called = ", ".join(dict.fromkeys(f"`{one.class_}`" for one in classes(task, tree))) if new else ""
+    asking = ASKING if is_gated(task, tree, new, numerics == "exact") else CALLED
+    front = asking.format(op=task.op, classes=called) if called else NEW
     gate = front if new else EXACT if by_bits else GATED.format(op=task.op) if tree.has_levels(task) else ungated
     compared = COMPARED if numerics == "exact" and not by_bits else ""
     return f"Numerics: {numerics}, {TIERS[numerics]}. {compared}{gate}" + ("" if gate == NEW else f" {SWITCHED}")

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
+from kda_tools.port.block_files import BLOCK, lines
 from kda_tools.port.dispatch_edit import dispatch, into_classes, lacking
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, hosts, locked
-from kda_tools.port.package_files import RUNS, dispatched, package_files, tier
+from kda_tools.port.package_files import RUNS, dispatched, is_gated, package_files, tier
 from kda_tools.port.proof_files import proof_files
 from kda_tools.port.tree_format import formatted
 from kda_tools.publish.read_once import unchanged_files
@@ -103,12 +104,12 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
         if hashlib.sha256(where.read_bytes()).hexdigest() != mine_there[0].sha256:
             strangers.append(path)
-        ported = {site.class_: site.ported for site in mine_there}
+        ported = {site.class_: lines(site) for site in mine_there}
         patch.insert(
-            prefix + path, *into_classes(patch.read(prefix + path), where, package, ported, [*functions, RUNS])
+            prefix + path, *into_classes(patch.read(prefix + path), where, package, ported, [*functions, RUNS, BLOCK])
         )
     if tree.layout is Layout.FACADE:
-        edit_facade(patch, tree, task, list(functions), new, tier(task, exact))
+        edit_facade(patch, tree, task, list(functions), new, tier(task, exact), is_gated(task, tree, new, exact))
     test, benchmark = proof_files(task, tree, modules, tier(task, exact))
     proof = {tree.test(task): test, tree.benchmark(task): benchmark}
     patch.created |= formatted({path.relative_to(base).as_posix(): text for path, text in proof.items()})
