@@ -174,6 +174,15 @@ def test_both_ports_can_be_undone_in_any_order(tree: Tree, tmp_path: Path, first
     assert (tmp_path / VAE).read_bytes() == original
 
 
+def test_upstreams_bits_leave_blocks_alone(blocks: Port) -> None:
+    texts = make_port(BLOCKS, blocks.tree, exact=True).patch.texts()
+    assert VAE not in texts
+    assert STAGE not in texts
+    init = texts["sglang/kernels/kda_kernels/group_norm_silu_pad/__init__.py"]
+    assert "def upsample_pad(" in init
+    assert "kda_block" not in init
+
+
 def test_copies_need_no_gate(port: Port) -> None:
     assert not [name for name in port.patch.created if name.endswith(("_site.py", "layouts.py"))]
     assert STAGE not in port.patch.texts()

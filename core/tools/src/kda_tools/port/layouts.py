@@ -122,13 +122,16 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
     return found
 
 
-def classes(task: Task, tree: Tree) -> list[Site]:
+def classes(task: Task, tree: Tree, tier: str) -> list[Site]:
     """The classes of the tree's models that call the task's ops once they are ported; their op is no function there.
+
+    Blocks in another order have other bits, so a port of the tier `exact` leaves them out.
 
     Raises:
         UsageError: the module of such a class is not in the tree.
     """
     found = [one for one in sites_of(task) if one.release == tree.layout.value and lines(one)]
+    found = [one for one in found if not (one.layout and tier == "exact")]
     for one in found:
         if not (path := tree.root / tree.module_path(one.module)).is_file():
             raise UsageError(f"{path}: expected the module of {one.class_} as in {PACKAGE} {one.release}, got no file")

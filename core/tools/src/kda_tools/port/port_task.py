@@ -98,7 +98,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         text = patch.read(prefix + path)
         absent |= lacking(text, where, mine)
         patch.insert(prefix + path, *dispatch(text, where, package, mine))
-    sites = classes(task, tree) if new else []
+    sites = classes(task, tree, tier(task, exact)) if new else []
     for module in dict.fromkeys(site.module for site in sites):
         path = tree.module_path(module)
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
