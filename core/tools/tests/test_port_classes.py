@@ -165,7 +165,9 @@ def test_both_ports_can_be_undone_in_any_order(tree: Tree, tmp_path: Path, first
     copied(tree, tmp_path)
     original = (tmp_path / VAE).read_bytes()
     for task in (TASK, BLOCKS):
-        write(make_port(task, find_tree(tmp_path)).patch, task.op)
+        port = make_port(task, find_tree(tmp_path))
+        assert port.strangers == (), "what another port inserted does not count"
+        write(port.patch, task.op)
     text = (tmp_path / VAE).read_text()
     assert text.index('kda_block("padding"') < text.index("return self.conv(causal_pad(")
     assert f"{FIRST}\n        {FIRST}" not in text

@@ -171,6 +171,15 @@ def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
     return text
 
 
+def original(base: Path, path: str) -> bytes:
+    """A file as it is without what ports have inserted into it."""
+    text = (base / path).read_bytes().decode("utf-8")
+    for port in sorted((base / MEMORY).glob("*.json")):
+        for part in read_json(Written, port).inserted.get(path, ()):
+            text = text.replace(part, "")
+    return text.encode()
+
+
 def _pristine(base: Path, path: str) -> str:
     """The hash of a file before the first port that inserted into it."""
     for other in sorted((base / MEMORY).glob("*.json")):

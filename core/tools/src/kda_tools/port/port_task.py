@@ -11,7 +11,7 @@ from kda_judge.contract.tasks import Task
 from kda_tools.port.block_files import BLOCK, lines
 from kda_tools.port.dispatch_edit import dispatch, into_classes, lacking
 from kda_tools.port.facade_edit import edit_facade
-from kda_tools.port.insertions import Patch
+from kda_tools.port.insertions import Patch, original
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, hosts, locked
 from kda_tools.port.package_files import RUNS, dispatched, is_gated, package_files, tier
 from kda_tools.port.proof_files import proof_files
@@ -92,7 +92,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     for module in dict.fromkeys(modules.values()) if not new else ():
         path = tree.module_path(module)
         where = tree.root / path
-        if hashlib.sha256(where.read_bytes()).hexdigest() != pins[path]:
+        if hashlib.sha256(original(base, prefix + path)).hexdigest() != pins[path]:
             strangers.append(path)
         mine = [function for name, function in functions.items() if modules[name] == module]
         text = patch.read(prefix + path)
@@ -102,7 +102,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     for module in dict.fromkeys(site.module for site in sites):
         path = tree.module_path(module)
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
-        if hashlib.sha256(where.read_bytes()).hexdigest() != mine_there[0].sha256:
+        if hashlib.sha256(original(base, prefix + path)).hexdigest() != mine_there[0].sha256:
             strangers.append(path)
         ported = {site.class_: lines(site) for site in mine_there}
         patch.insert(
