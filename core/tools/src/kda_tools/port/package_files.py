@@ -215,9 +215,8 @@ def is_gated_by_bits(numerics: str, tree: Tree, task: Task, new: bool) -> bool:
     return tree.has_levels(task) and not new and numerics == "exact"
 
 
-def is_gated(task: Task, tree: Tree, new: bool, exact: bool) -> bool:
-    """Whether a port has a gate: one in front of SGLang's functions, or in models that call new ops of other bits."""
-    numerics = tier(task, exact)
+def is_gated(numerics: str, tree: Tree, task: Task, new: bool) -> bool:
+    """Whether a port of this tier has a gate: in front of SGLang's functions, or of new ops of other bits in models."""
     calling = numerics != "exact" and bool(classes(task, tree, numerics))
     return tree.has_levels(task) and (not new or calling)
 
@@ -243,7 +242,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
     called = classes(task, tree, numerics) if new else []
     if called or not new:
         text = text.replace("from collections", "import os\nfrom collections", 1)
-    gated = is_gated(task, tree, new, numerics == "exact")
+    gated = is_gated(numerics, tree, task, new)
     if facade:
         if not new:
             text += "from sglang.kernels.ops.diffusion.common.platform import is_cuda\n"
@@ -295,7 +294,7 @@ def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
     by_bits = is_gated_by_bits(numerics, tree, task, new)
     ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
     called = ", ".join(dict.fromkeys(f"`{one.class_}`" for one in classes(task, tree, numerics))) if new else ""
-    asking = ASKING if is_gated(task, tree, new, numerics == "exact") else CALLED
+    asking = ASKING if is_gated(numerics, tree, task, new) else CALLED
     front = asking.format(op=task.op, classes=called) if called else NEW
     gate = front if new else EXACT if by_bits else GATED.format(op=task.op) if tree.has_levels(task) else ungated
     compared = COMPARED if numerics == "exact" and not by_bits else ""

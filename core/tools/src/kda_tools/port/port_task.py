@@ -98,7 +98,8 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         text = patch.read(prefix + path)
         absent |= lacking(text, where, mine)
         patch.insert(prefix + path, *dispatch(text, where, package, mine))
-    sites = classes(task, tree, tier(task, exact)) if new else []
+    numerics = tier(task, exact)
+    sites = classes(task, tree, numerics) if new else []
     for module in dict.fromkeys(site.module for site in sites):
         path = tree.module_path(module)
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
@@ -109,8 +110,8 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
             prefix + path, *into_classes(patch.read(prefix + path), where, package, ported, [*functions, RUNS, BLOCK])
         )
     if tree.layout is Layout.FACADE:
-        edit_facade(patch, tree, task, list(functions), new, tier(task, exact), is_gated(task, tree, new, exact))
-    test, benchmark = proof_files(task, tree, modules, tier(task, exact))
+        edit_facade(patch, tree, task, list(functions), new, numerics, is_gated(numerics, tree, task, new))
+    test, benchmark = proof_files(task, tree, modules, numerics)
     proof = {tree.test(task): test, tree.benchmark(task): benchmark}
     patch.created |= formatted({path.relative_to(base).as_posix(): text for path, text in proof.items()})
     return Port(task, tree, patch, modules, new, tuple(strangers), exact, absent)

@@ -49,7 +49,7 @@ def _tasks(runs: Runs) -> str:
             lines.append(line(*first, gpu, *against_pins(record, pins), interval(record.headline.attained)))
         if not latest:
             lines.append(line(*first, NOT_MEASURED, *(NONE for _ in pins), NONE))
-    why = f" *{OWN.capitalize()}*: what models run for an op that no pinned release has." * ("" in pins)
+    why = f" *{OWN.capitalize()}*: the arm that a task names for ops that no pinned release has." * ("" in pins)
     return f"Speedups are geometric means of {SHOWN}.{why}\n\n{''.join(lines)}"
 
 
