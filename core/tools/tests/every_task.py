@@ -17,7 +17,7 @@ def calls_of_chains(task, arm):
 
     An op that upstream has as a chain of calls only is such a function; one that bears the name of an imported one is
     upstream's. Beside upstream's functions a chain may use PyTorch and Triton's arithmetic: an arm that has a kernel of
-    its own would not be upstream.
+    its own would not be upstream. FlashInfer's functions are those that SGLang calls at the version that it requires.
     """
     tree = ast.parse(task.path.joinpath(*task.config.arms[arm].module.split(".")).with_suffix(".py").read_text())
     plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -28,7 +28,8 @@ def calls_of_chains(task, arm):
         return {}
     assert plain <= {"torch", "triton"}, plain
     package = task.config.upstream[task.config.arms[arm].upstream].module
-    assert all(str(node.module).startswith(f"{package}.") for node in froms), [node.module for node in froms]
+    known = (f"{package}.", "flashinfer.")
+    assert all(str(node.module).startswith(known) for node in froms), [node.module for node in froms]
     assert not [name for name, node in functions.items() if node.decorator_list], "a function that is compiled"
     names = {
         name: {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} for name, node in functions.items()

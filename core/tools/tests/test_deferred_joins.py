@@ -210,7 +210,10 @@ def hunyuan_of(block, given):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"activation": "act"}, "expected one of activation, slices, joins, pads, layout, got activation and joins"),
+        (
+            {"activation": "act"},
+            "expected one of activation, slices, joins, pads, layout, attention, got activation and joins",
+        ),
         ({"joins": "cat"}, "key 'joins': expected one of _hunyuan_pack_qkv, join_seqs, got 'cat'"),
     ],
 )

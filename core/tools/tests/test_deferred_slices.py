@@ -158,7 +158,8 @@ def test_a_slice_is_upstreams_tensor():
 def test_a_site_has_one_kind():
     site = sites_of(K09)[0].model_dump(by_alias=True)
     with pytest.raises(
-        ValueError, match="expected one of activation, slices, joins, pads, layout, got activation and slices"
+        ValueError,
+        match="expected one of activation, slices, joins, pads, layout, attention, got activation and slices",
     ):
         SiteFile.model_validate({"site": (site | {"activation": "act"},)})
 

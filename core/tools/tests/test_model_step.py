@@ -793,6 +793,28 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     )
 
 
+def test_a_run_of_other_modes_alone_stands_beside_an_earlier_one(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    folder = ROOT / known_models.FOLDER
+    eager, graph = (mode.model_dump() for mode in measured().modes.values())
+    whole = measured(command="kda whole", modes={"eager": eager, "compile": eager}, utc="2026-01-01T00:00:00Z")
+    later = measured(command="kda later", modes={"compile": eager, "graph": graph}, utc="2026-01-02T00:00:00Z")
+    found = page.contents([whole, later], folder)
+    shown = found["steps.md"]
+    assert re.findall(r"^## (.*)$", shown, re.MULTILINE) == [
+        "flux, sglang 0.5.23, solution, H200",
+        "flux, sglang 0.5.23, solution, H200, compile, graph",
+    ]
+    assert [row.split(" | ")[5] for row in shown.splitlines() if row.startswith("| flux |")] == [
+        *("eager", "compile", "graph"),
+    ]
+    assert found["plots/shares.svg"].count("flux 0.5.23") == 1
+    again = measured(command="kda again", modes={"eager": eager}, utc="2026-01-03T00:00:00Z")
+    assert "kda whole" not in page.contents([whole, later, again], folder)["steps.md"]
+    old = measured(command="kda old", hashes={"models": "0" * 64}, utc="2026-01-01T00:00:00Z")
+    assert "kda old" not in page.contents([old, later], folder)["steps.md"]
+
+
 def on_board(record: StepRecord, name: str) -> StepRecord:
     """The record as if it had been made on a GPU of this name."""
     return record.model_copy(update={"machine": record.machine.model_copy(update={"before": gpu_reading(name)})})

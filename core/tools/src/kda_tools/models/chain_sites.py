@@ -10,14 +10,15 @@
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
 Instead of `activation` a site may have `slices`, the name of a function of the module whose results the block's layers
-use, `joins`, the name of one that joins two streams, `pads`, the attribute of a convolution that holds its padding, or
-`layout`, what a block that keeps channels-last order computes. `deferred_ways` says which module puts the op there.
-Each op has a site of its own. If two tasks have a site for one class, the later task's op is asked first.
+use, `joins`, the name of one that joins two streams, `pads`, the attribute of a convolution that holds its padding,
+`layout`, what a block that keeps channels-last order computes, or `attention`, the model whose attention the block is.
+`deferred_ways` says which module puts the op there. Each op has a site of its own. If two tasks have a site for one
+class, the later task's op is asked first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -26,10 +27,17 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_joins, deferred_layouts, deferred_pads
+from kda_tools.models import deferred_attention, deferred_joins, deferred_layouts, deferred_pads
 from kda_tools.models.deferred_ways import WAYS
 
 FILE = Path("baseline") / "sites.toml"
+KNOWN: dict[str, Collection[str]] = {
+    "joins": deferred_joins.WAYS,
+    "pads": deferred_pads.WAYS,
+    "layout": deferred_layouts.WAYS,
+    "attention": deferred_attention.WAYS,
+}
+"""Key of a site: all its values, where a module has a list of them."""
 
 
 class Site(Strict):
@@ -54,6 +62,8 @@ class Site(Strict):
     """The attribute that holds a convolution's padding, one of `deferred_pads.WAYS`."""
     layout: str = ""
     """What the block computes, one of `deferred_layouts.WAYS`."""
+    attention: str = ""
+    """The model whose attention the block is, one of `deferred_attention.WAYS`."""
     ported: str = ""
     """Python that `kda port` puts at the head of the class's `forward`. It calls ops of the task by their names, behind
     `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on. Empty: the class is not changed."""
@@ -73,8 +83,7 @@ class Site(Strict):
         given = [key for key in WAYS if getattr(self, key)]
         if len(given) != 1:
             raise ValueError(f"expected one of {', '.join(WAYS)}, got {' and '.join(given) or 'none'}")
-        for key, module in (("joins", deferred_joins), ("pads", deferred_pads), ("layout", deferred_layouts)):
-            known = module.WAYS
+        for key, known in KNOWN.items():
             if getattr(self, key) and getattr(self, key) not in known:
                 raise ValueError(f"key {key!r}: expected one of {', '.join(known)}, got {getattr(self, key)!r}")
         return self

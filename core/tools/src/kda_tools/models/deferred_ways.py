@@ -7,7 +7,7 @@ stands for the op where the model's own statements run. `name` is the value of t
 This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
 
-from . import deferred_gelu, deferred_joins, deferred_layouts, deferred_pads, deferred_slices
+from . import deferred_attention, deferred_gelu, deferred_joins, deferred_layouts, deferred_pads, deferred_slices
 
 WAYS = {
     "activation": deferred_gelu,
@@ -15,4 +15,5 @@ WAYS = {
     "joins": deferred_joins,
     "pads": deferred_pads,
     "layout": deferred_layouts,
+    "attention": deferred_attention,
 }

@@ -83,19 +83,41 @@ def claims(record: StepRecord) -> str | None:
 
 def contents(records: Sequence[StepRecord], folder: Path) -> dict[str, str]:
     """File name in `docs/` -> text; nothing without a record."""
-    latest: dict[tuple[str, str, str, str, bool], StepRecord] = {}
-    for record in records:
-        key = (record.model, record.release, gpu_of(record.machine), record.arm, record.tiny)
-        if not unfit(record, folder) or key not in latest or unfit(latest[key], folder):
-            latest[key] = record  # a disturbed run never stands in a clean one's place
-    chosen = [record for _, record in sorted(latest.items())]
+    chosen = shown(records, folder)
     if not chosen:
         return {}
     found = {f"plots/{drift_name(record)}": drift_svg(record) for record in chosen if record.drift}
-    profiled = [record for record in chosen if record.profile]
+    profiled = [record for record in chosen if record.profile and not _other_modes(record)]
     if profiled:
         found["plots/shares.svg"] = shares_svg(profiled)
     return {"steps.md": page_md(chosen, {id(record): stale(record, folder) for record in chosen}), **found}
+
+
+def shown(records: Sequence[StepRecord], folder: Path) -> list[StepRecord]:
+    """The latest run of each kind; and an earlier one that is not stale, if the later ones lack a mode of it."""
+    kinds: dict[tuple[str | bool, ...], list[StepRecord]] = {}
+    for record in records:
+        kinds.setdefault(_kind(record), []).append(record)
+    chosen = []
+    for _, same in sorted(kinds.items()):
+        fit = [record for record in same if not unfit(record, folder)]
+        latest, *earlier = reversed(fit or same)  # a disturbed run never stands in a clean one's place
+        kept = {title(latest): latest}
+        for record in earlier:
+            timed = {mode for one in kept.values() for mode in one.modes}
+            if fit and title(record) not in kept and not set(record.modes) <= timed and not stale(record, folder):
+                kept[title(record)] = record
+        chosen += [record for _, record in sorted(kept.items())]
+    return chosen
+
+
+def _kind(record: StepRecord) -> tuple[str | bool, ...]:
+    return record.model, record.release, gpu_of(record.machine), record.arm, record.tiny
+
+
+def _other_modes(record: StepRecord) -> str:
+    """The modes of a run that did not time the usual one; empty for others."""
+    return "" if "eager" in record.modes else ", ".join(record.modes)
 
 
 def unfit(record: StepRecord, folder: Path) -> bool:
@@ -122,6 +144,7 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
             )
             for r in measured
             for name, mode in r.modes.items()
+            if not any(name in later.modes and later.utc > r.utc and _kind(later) == _kind(r) for later in measured)
         ]
         head = line("model", "sglang", "GPU", "arm", "layers", "mode", "upstream -> arm, speedup, A/A")
         parts.append(f"{head}{'|---' * 7}|\n{''.join(lines)}")
@@ -134,7 +157,8 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
 def title(record: StepRecord) -> str:
     """The heading of a run's section."""
     where = "without a GPU" if record.tiny else gpu_of(record.machine)
-    return f"{record.model}, sglang {record.release}, {record.arm}, {where}"
+    modes = f", {_other_modes(record)}" * bool(_other_modes(record))
+    return f"{record.model}, sglang {record.release}, {record.arm}, {where}{modes}"
 
 
 def anchor(record: StepRecord) -> str:
