@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import textwrap
 from types import ModuleType
 
 import pytest
@@ -11,9 +12,9 @@ from core.tools.tests.every_task import ROOT
 from kda_judge.contract.tasks import Task
 from kda_tools.models import apply_hook, apply_site, deferred_attention, deferred_slices
 from kda_tools.models.apply_counts import Counts
-from kda_tools.models.chain_sites import Site, SiteFile, sites_of
+from kda_tools.models.chain_sites import SiteFile, sites_of
 
-K13 = Task(ROOT / "diffusion" / "k13_group_norm_silu_pad")
+K14 = Task(ROOT / "diffusion" / "k14_rounded_qknorm_rope")
 OP, NAME = "rounded_qknorm_rope", "zimage"
 MODULE = ModuleType("model_of_a_test")
 B, T, H, D = 2, 5, 2, 128
@@ -48,7 +49,7 @@ class Projection(torch.nn.Linear):
 class Core(torch.nn.Module):
     """What upstream's attention calls at last; it keeps what it got."""
 
-    def forward(self, q, k, v, attn_mask=None, num_replicated_suffix=0):
+    def forward(self, q, k, v, attn_mask=None, num_replicated_suffix=0, **_others):
         self.v, self.suffix = v, num_replicated_suffix
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask).transpose(1, 2)
@@ -286,11 +287,59 @@ def test_torch_compile_sees_the_models_own(real, monkeypatch):
 
 
 def test_an_unknown_attention_is_named():
-    known = sites_of(K13)[0].model_dump(by_alias=True) | {"layout": "", "attention": NAME}
-    site = Site.model_validate(known)
-    assert (site.kind, site.place) == ("attention", NAME)
+    (site,) = sites_of(K14)
+    assert (site.op, site.kind, site.place) == (OP, "attention", NAME)
+    known = site.model_dump(by_alias=True)
     with pytest.raises(ValueError, match="key 'attention': expected one of zimage, got 'wan'"):
         SiteFile.model_validate({"site": (known | {"attention": "wan"},)})
+
+
+# ---- kda port
+
+
+def ported(calls, runs=True):
+    """A class whose `forward` begins with what a port puts there."""
+    (site,) = sites_of(K14)
+    arguments = "self, hidden_states, freqs_cis=None, rope_cos_sin_cache=None, rope_positions=None, attn_mask=None"
+    zeros = ("num_replicated_prefix", "num_replicated_suffix", "skip_sequence_parallel_override")
+    arguments += "".join(f", {name}=0" for name in ("attn_mask_meta", *zeros))
+    lines = textwrap.indent(site.ported, " ")
+    names = {"torch": torch, "kda_runs": lambda _: runs, OP: lambda *args: calls.append(args) or op(*args)}
+    exec(f"def forward({arguments}):\n{lines}\n return 'the model'", names)
+    return type("Ported", (ZImageAttention,), {"forward": names["forward"]})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("processes", [None, 2])
+def test_what_a_port_puts_there_computes_the_same(processes, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: processes is not None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: processes)
+    block, calls = ZImageAttention(), []
+    call = inputs(attn_mask=torch.rand(B, 1, 1, T) < 0.7, num_replicated_suffix=2)
+    want = block(**call)
+    block.__class__ = ported(calls)
+    assert torch.equal(block(**call), want)
+    assert (len(calls), block.attn.suffix, block.attn.v.is_contiguous()) == (1, 2, processes == 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("block", "call"),
+    [
+        ({}, {"rope_cos_sin_cache": None}),
+        ({}, {"rope_cos_sin_cache": cache(B * T, 64)}),
+        ({}, {"hidden_states": torch.zeros(B, T, 16)}),
+        ({"kv_heads": 1}, {}),
+        ({"head": 64}, {"rope_cos_sin_cache": cache(B * T, 64)}),
+        ({"k_eps": 1e-6}, {}),
+    ],
+    ids=["no cache", "narrow", "float32", "fewer heads", "other heads", "two eps"],
+)
+def test_a_port_leaves_the_rest_to_the_model(block, call):
+    calls = []
+    assert ported(calls)(**block)(**inputs(**call)) == "the model"
+    assert ported(calls, runs=False)()(**inputs()) == "the model", "not on a GPU, or turned off"
+    assert calls == []
 
 
 # ---- kda apply

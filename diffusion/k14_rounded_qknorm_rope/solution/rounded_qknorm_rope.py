@@ -295,11 +295,16 @@ def _plain(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = call.q.shape[1]
     rows = call.cos_sin.to(wide).unflatten(0, (-1, tokens)) if tokens else call.cos_sin.to(wide)[None]
     cos, sin = rows[:, :, None].chunk(2, dim=-1)  # [1 or B, tokens, 1, head_dim / 2]
+
+    def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """The sum a * b + c, rounded to `wide` once: float64 holds the product of two float32."""
+        return (a.double() * b.double() + c.double()).to(wide)
+
     results = []
     for x, weight in ((call.q, call.q_weight), (call.k, call.k_weight)):
         normed = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + call.eps) * weight
         even, odd = normed[..., 0::2].to(wide), normed[..., 1::2].to(wide)
-        turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+        turned = torch.stack((fused(even, cos, -odd * sin), fused(odd, cos, even * sin)), dim=-1).flatten(-2)
         results.append(turned.to(x.dtype).contiguous())
     return results[0], results[1]
 
@@ -342,7 +347,7 @@ def rounded_qknorm_rope(
         eps: added to the mean square.
 
     Returns:
-        q and k, normalised and rotated: two new tensors, contiguous, bit for bit what SGLang 0.5.23 computes.
+        q and k, normalised and rotated: two new contiguous tensors with the bits of SGLang 0.5.23 and FlashInfer 0.7.2.
 
     Other dtypes, head_dims and strides, and CPU tensors, take a plain PyTorch path: see `why_not`.
 

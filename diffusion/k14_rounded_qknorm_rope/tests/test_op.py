@@ -9,7 +9,7 @@ from ..baseline import eager
 from ..bench import grid
 from ..solution import launches, rounded_qknorm_rope
 from ..solution.rounded_qknorm_rope import TUNED, Call, Config, _uncovered, plan
-from .cases import EPS, OP, assert_matches, in_upstreams_order, make, unrotated
+from .cases import EPS, OP, assert_matches, cancelling, in_upstreams_order, make, unrotated
 
 # --- the plain path and the eager arm
 
@@ -43,6 +43,14 @@ def test_the_roundings_are_those_of_pytorchs_operators(dtype):
     tensors = unrotated(make(dtype=dtype, tokens=64))
     for got, want in zip(rounded_qknorm_rope(**tensors, eps=EPS), in_upstreams_order(**tensors, eps=EPS), strict=True):
         assert (got == want).all(dim=-1).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_plain_path_rotates_as_the_kernel_does(dtype):
+    """Pairs whose products nearly cancel show which product is rounded."""
+    tensors = cancelling(dtype)
+    for got, want in zip(rounded_qknorm_rope(**tensors, eps=EPS), in_upstreams_order(**tensors, eps=EPS), strict=True):
+        assert torch.equal(got, want)
 
 
 def test_the_oracle_rounds_after_each_step():

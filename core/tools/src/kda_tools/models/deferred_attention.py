@@ -33,16 +33,20 @@ def put(_module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: s
 def take_back(_module: ModuleType, _name: str, blocks: Iterable[torch.nn.Module]) -> None:
     """Undo `put`; what another task has put into a block before stays."""
     for block in blocks:
-        forward: Any = vars(block).get("forward")
-        if isinstance(forward, Forward):
-            del block.forward
-            vars(block).update(forward.stood)
+        _restore(block)
 
 
 def defer(block: Any, name: str, _op: str, call: Callable[..., Any]) -> None:
     """Put the op into one block."""
-    take_back(ModuleType(name), name, (block,))
+    _restore(block)
     block.forward = Forward(block, functools.partial(WAYS[name], block, call))
+
+
+def _restore(block: Any) -> None:
+    forward: Any = vars(block).get("forward")
+    if isinstance(forward, Forward):
+        del block.forward
+        vars(block).update(forward.stood)
 
 
 class Forward:
