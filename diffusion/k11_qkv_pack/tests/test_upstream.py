@@ -2,10 +2,12 @@
 
 import importlib
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from kda_tools.lab.beside_upstream import stand_ins
 
 from ..bench import reference
 from .cases import make
@@ -54,12 +56,8 @@ MODULES = {
 
 @pytest.fixture(params=list(MODULES))
 def arm(request, monkeypatch):
-    for name, functions in MODULES[request.param].items():
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        vars(sys.modules[name]).update(functions)
+    for name, module in stand_ins(MODULES[request.param]).items():
+        monkeypatch.setitem(sys.modules, name, module)
     package = f"{__package__.rpartition('.')[0]}.baseline.{request.param}"
     monkeypatch.delitem(sys.modules, package, raising=False)
     yield importlib.import_module(package).qkv_norm_rope_pack

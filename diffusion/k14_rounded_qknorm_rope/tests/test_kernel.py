@@ -1,15 +1,11 @@
 """The kernel's bits: on a GPU, interpreted, or on the PTX machine, which runs the code for an H200 without one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from kda_judge.arms import upstream
 from kda_judge.contract.errors import KdaError
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
+from kda_tools.lab.beside_upstream import run_beside
 
 from ..bench import tune
 from ..solution import rounded_qknorm_rope as op
@@ -156,13 +152,7 @@ for shape in ({"spread": 0.02}, {"spread": 30.0}, cases.TIES):
 
 def test_the_norms_bits_are_those_of_upstreams_kernel():
     """In a process of its own, in which `sglang` is the pinned files, and Triton compiles."""
-    task = find_task(OP)
-    pin = task.config.upstream["sglang-0.5.23"]
     try:
-        tree = upstream.fetch(pin, task.path / pin.files, upstream.cache_folder(checkout_root()), offline=True)
+        run_beside(find_task(OP), "sglang-0.5.23", BESIDE_UPSTREAM)
     except KdaError as missing:
         pytest.skip(str(missing))
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", BESIDE_UPSTREAM, str(tree)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -2,10 +2,11 @@
 
 import importlib
 import sys
-from types import ModuleType
 
 import pytest
 import torch
+
+from kda_tools.lab.beside_upstream import stand_ins
 
 from .cases import EPS, assert_matches, make
 
@@ -34,12 +35,8 @@ MODULES = {
 
 @pytest.fixture
 def arm(monkeypatch):
-    for name, functions in MODULES.items():
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        vars(sys.modules[name]).update(functions)
+    for name, module in stand_ins(MODULES).items():
+        monkeypatch.setitem(sys.modules, name, module)
     package = f"{__package__.rpartition('.')[0]}.baseline.primary"
     monkeypatch.delitem(sys.modules, package, raising=False)
     yield importlib.import_module(package).rounded_qknorm_rope

@@ -160,8 +160,8 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
 def title(record: StepRecord) -> str:
     """The heading of a run's section."""
     where = "without a GPU" if record.tiny else gpu_of(record.machine)
-    modes = f", {_other_modes(record)}" * bool(_other_modes(record))
-    return f"{record.model}, sglang {record.release}, {record.arm}, {where}{modes}"
+    parts = (record.model, f"sglang {record.release}", record.arm, where, _other_modes(record))
+    return ", ".join(filter(None, parts))
 
 
 def anchor(record: StepRecord) -> str:
