@@ -117,7 +117,10 @@ def test_upstreams_bits_are_of_the_functions_that_can() -> None:
     plan = [*apply_site.replacements(TASKS), *apply_site.sites(TASKS)]
     exact = {one.function for one in apply_site.exact_only(TASKS, plan)}
     assert {"fuse_scale_shift_kernel", "apply_rotary_embedding", "fused_gelu_tanh_cat"} <= exact
-    assert {name for name in exact if "norm" in name} == {"fused_layernorm_modulate", "rounded_qknorm_rope"}
+    assert {name for name in exact if "norm" in name} == {
+        *("fused_layernorm_modulate", "rounded_qknorm_rope", "rounded_rmsnorm_modulate"),
+        *("rounded_residual_rmsnorm_modulate", "rounded_residual_rmsnorm_modulate2"),
+    }
     done = CliRunner().invoke(app, ["apply", "--exact", "--ops", "k05", "--", sys.executable, "-c", "1"])
     assert "--exact: expected a task with an exact mode, got norm_scale_shift" in str(done.exception)
 

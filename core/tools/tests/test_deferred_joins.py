@@ -212,7 +212,7 @@ def hunyuan_of(block, given):
     [
         (
             {"activation": "act"},
-            "expected one of activation, slices, joins, pads, layout, attention, got activation and joins",
+            "expected one of activation, slices, joins, pads, layout, attention, residuals, got activation and joins",
         ),
         ({"joins": "cat"}, "key 'joins': expected one of _hunyuan_pack_qkv, join_seqs, got 'cat'"),
     ],

@@ -12,6 +12,7 @@ from kda_tools.models import apply_hook, apply_site, deferred_slices
 from kda_tools.models.apply_counts import Counts, gather
 from kda_tools.models.chain_sites import SiteFile, sites_of
 from kda_tools.models.deferred_slices import Slice
+from kda_tools.models.deferred_ways import WAYS
 
 K09 = Task(ROOT / "diffusion" / "k09_temb_modulation")
 OPS = ("temb_norm_scale_shift", "temb_residual_norm_scale_shift", "temb_residual")
@@ -157,10 +158,7 @@ def test_a_slice_is_upstreams_tensor():
 
 def test_a_site_has_one_kind():
     site = sites_of(K09)[0].model_dump(by_alias=True)
-    with pytest.raises(
-        ValueError,
-        match="expected one of activation, slices, joins, pads, layout, attention, got activation and slices",
-    ):
+    with pytest.raises(ValueError, match=f"expected one of {', '.join(WAYS)}, got activation and slices"):
         SiteFile.model_validate({"site": (site | {"activation": "act"},)})
 
 

@@ -29,6 +29,7 @@ from kda_tools import cli
 from kda_tools.models import (
     boot,
     census,
+    deferred_kept,
     drift,
     interleaved,
     kernels,
@@ -596,7 +597,7 @@ def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypat
 
 NEVER_STALE = {"census", "chain_sites", "dataflow", "deferred_ways", "known_models", "protocol", "step_record"}
 """Of the modules that a worker imports: they find or count calls, or say what data looks like, which records hold."""
-OF_TASKS = {f"models/{Path(way.__file__).name}" for way in WAYS.values()}
+OF_TASKS = {f"models/{Path(way.__file__).name}" for way in (deferred_kept, *WAYS.values())}
 """They put the ops of single tasks into models: a run that calls such a task is stale by the hash of the task."""
 
 
@@ -605,12 +606,13 @@ def test_all_files_that_a_worker_computes_with_make_a_run_stale():
     assert reached == {*run_step.DECIDING, *OF_TASKS}
 
 
-def test_a_change_to_how_an_op_is_put_into_a_model_makes_runs_stale_that_call_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["deferred_joins.py", "deferred_kept.py"])
+def test_a_change_to_how_an_op_is_put_into_a_model_makes_runs_stale_that_call_it(name, tmp_path, monkeypatch):
     tasks = [Task(ROOT / "diffusion" / folder) for folder in ("k05_norm_scale_shift", "k11_qkv_pack", "k12_causal_pad")]
     calls = [Call(task=one.folder, op="op", inputs={}, count=1, row=None, production=False) for one in tasks]
     before = run_step.solution_hashes(tasks, calls)
     assert run_step.solution_hashes(tasks, calls[:1]).keys() == {"k05_norm_scale_shift"}
-    changed = tmp_path / "deferred_joins.py"
+    changed = tmp_path / name
     for path in Path(run_step.__file__).parent.glob("deferred_*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     changed.write_text(changed.read_text() + "# changed\n")

@@ -51,13 +51,13 @@ pytest.importorskip("cutlass")
 TASKS = [task.op for task in all_tasks() if task.family in FAMILIES]
 NEW = {
     *("causal_pad", "group_norm_silu_pad", "temb_modulation", "norm_tanh_mul_add", "qkv_pack"),
-    "rounded_qknorm_rope",
+    *("rounded_qknorm_rope", "rounded_rmsnorm_modulate"),
 }
 """Tasks whose ops 0.5.23 has not, and a place for."""
 HOMELESS = {
     Layout.JIT_KERNEL: {
         *("causal_pad", "gelu_cat", "temb_modulation", "qknorm_rope_kv_store", "layernorm_modulate", "qkv_pack"),
-        *("group_norm_silu_pad", "rounded_qknorm_rope"),
+        *("group_norm_silu_pad", "rounded_qknorm_rope", "rounded_rmsnorm_modulate"),
         *("silu_and_mul", "per_token_group_quant", "temperature_softmax"),  # have no function of it
     },
     Layout.FACADE: {"qknorm_rope_kv_store"},

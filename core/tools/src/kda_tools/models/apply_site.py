@@ -22,7 +22,7 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
-from kda_tools.models import apply_counts, apply_hook, deferred_ways
+from kda_tools.models import apply_counts, apply_hook, deferred_kept, deferred_ways
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.project.export.sources import exact_ops
 
@@ -161,7 +161,7 @@ def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Map
     package = folder / COPIED
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for module in (apply_hook, apply_counts, deferred_ways, *deferred_ways.WAYS.values()):
+    for module in (apply_hook, apply_counts, deferred_kept, deferred_ways, *deferred_ways.WAYS.values()):
         shutil.copy(str(module.__file__), package)
     for op, files in solutions.items():
         for name, text in files.items():

@@ -11,9 +11,9 @@
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
 Instead of `activation` a site may have `slices`, the name of a function of the module whose results the block's layers
 use, `joins`, the name of one that joins two streams, `pads`, the attribute of a convolution that holds its padding,
-`layout`, what a block that keeps channels-last order computes, or `attention`, the model whose attention the block is.
-`deferred_ways` says which module puts the op there. Each op has a site of its own. If two tasks have a site for one
-class, the later task's op is asked first.
+`layout`, what a block that keeps channels-last order computes, `attention`, the model whose attention the block is, or
+`residuals`, the model whose block it is, where that norms sums with a residual. `deferred_ways` says which module puts
+the op there. Each op has a site of its own. If two tasks have a site for one class, the later task's op is asked first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_attention, deferred_joins, deferred_layouts, deferred_pads
+from kda_tools.models import deferred_attention, deferred_joins, deferred_layouts, deferred_pads, deferred_residuals
 from kda_tools.models.deferred_ways import WAYS
 
 FILE = Path("baseline") / "sites.toml"
@@ -36,6 +36,7 @@ KNOWN: dict[str, Collection[str]] = {
     "pads": deferred_pads.WAYS,
     "layout": deferred_layouts.WAYS,
     "attention": deferred_attention.WAYS,
+    "residuals": deferred_residuals.WAYS,
 }
 """Key of a site: all its values, where a module has a list of them."""
 
@@ -64,6 +65,8 @@ class Site(Strict):
     """What the block computes, one of `deferred_layouts.WAYS`."""
     attention: str = ""
     """The model whose attention the block is, one of `deferred_attention.WAYS`."""
+    residuals: str = ""
+    """The model whose block it is, one of `deferred_residuals.WAYS`."""
     ported: str = ""
     """Python that `kda port` puts at the head of the class's `forward`. It calls ops of the task by their names, behind
     `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on. Empty: the class is not changed."""

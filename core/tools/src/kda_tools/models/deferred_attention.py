@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from .deferred_slices import ORIGINAL, Refused  # a copy of both files is a package of another name
+from .deferred_kept import kept
+from .deferred_slices import ORIGINAL, Refused  # copies of the files are a package of another name
 
 __all__ = ["ORIGINAL", "WAYS", "defer", "put", "take_back"]
 
@@ -39,7 +40,9 @@ def take_back(_module: ModuleType, _name: str, blocks: Iterable[torch.nn.Module]
 def defer(block: Any, name: str, _op: str, call: Callable[..., Any]) -> None:
     """Put the op into one block."""
     _restore(block)
-    block.forward = Forward(block, functools.partial(WAYS[name], block, call))
+    way = WAYS[name]
+    key = (Forward, way, call, vars(block).get("forward") or type(block).forward)
+    block.forward = kept(block, key, lambda: Forward(block, functools.partial(way, block, call)))
 
 
 def _restore(block: Any) -> None:

@@ -7,7 +7,15 @@ stands for the op where the model's own statements run. `name` is the value of t
 This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
 
-from . import deferred_attention, deferred_gelu, deferred_joins, deferred_layouts, deferred_pads, deferred_slices
+from . import (
+    deferred_attention,
+    deferred_gelu,
+    deferred_joins,
+    deferred_layouts,
+    deferred_pads,
+    deferred_residuals,
+    deferred_slices,
+)
 
 WAYS = {
     "activation": deferred_gelu,
@@ -16,4 +24,5 @@ WAYS = {
     "pads": deferred_pads,
     "layout": deferred_layouts,
     "attention": deferred_attention,
+    "residuals": deferred_residuals,
 }

@@ -19,7 +19,7 @@ from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state, provenance, stats
 from kda_judge.evidence.gpu_watch import Watcher
-from kda_tools.models import deferred_slices, known_models
+from kda_tools.models import deferred_kept, deferred_slices, known_models
 from kda_tools.models.calls import Call
 from kda_tools.models.chain_sites import FILE, sites_of
 from kda_tools.models.deferred_ways import WAYS
@@ -286,7 +286,9 @@ def _site_hashes(task: Task) -> list[str]:
     """sha256 of the task's list of classes, and of the modules that put its ops there; nothing if it names none."""
     if not (kinds := {site.kind for site in sites_of(task)}):
         return []
-    files = {deferred_slices.__file__, *(WAYS[kind].__file__ for kind in kinds)}  # the others import the first
+    ways = [WAYS[kind] for kind in kinds]
+    files = {deferred_slices.__file__, *(way.__file__ for way in ways)}  # the others import the first
+    files |= {deferred_kept.__file__ for way in ways if vars(way).get("kept") is deferred_kept.kept}
     names = sorted(Path(str(file)).name for file in files)
     return [
         provenance.content_hash(task.path, [FILE.as_posix()]),

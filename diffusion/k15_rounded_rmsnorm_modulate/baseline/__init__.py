@@ -1,0 +1,1 @@
+"""The upstream arm, and the ops in plain PyTorch."""
