@@ -95,7 +95,7 @@ def rounded_rmsnorm_modulate_kernel(
     values = load_row(x + line, N)
     if residual is not None:
         residuals = load_row(residual + line, N)
-        gates = load_row(operand(gate, batch, GATE, col), N)
+        gates = load_row(None if gate is None else gate + batch * GATE + col, N)
     if EARLY:
         tl.debug_barrier()
 
@@ -110,22 +110,15 @@ def rounded_rmsnorm_modulate_kernel(
         sums += (value,)
     inverse = tl.rsqrt(mean_of_squares(sums, N) + EPS)
 
-    scale_line, shift_line = operand(scale, batch, SCALE, col), operand(shift, batch, SHIFT, col)
-    others = operand(other_scale, batch, OTHER_SCALE, col), operand(other_shift, batch, OTHER_SHIFT, col)
+    scale_line = None if scale is None else scale + batch * SCALE + col
+    shift_line = None if shift is None else shift + batch * SHIFT + col
+    other_scale_line = None if other_scale is None else other_scale + batch * OTHER_SCALE + col
+    other_shift_line = None if other_shift is None else other_shift + batch * OTHER_SHIFT + col
     for chunk in tl.static_range(CHUNKS):
         n = (inverse * sums[chunk].to(tl.float32)).to(dtype)
         store_modulated(y + line, n, scale_line, shift_line, chunk, STORE)
         if other is not None:
-            store_modulated(other + line, n, others[0], others[1], chunk, STORE)
-
-
-@triton.jit
-def operand(tensor, batch, STRIDE: tl.constexpr, col):
-    """The first columns of the batch's row of an operand; None of None."""
-    if tensor is None:
-        return None
-    else:
-        return tensor + batch * STRIDE + col
+            store_modulated(other + line, n, other_scale_line, other_shift_line, chunk, STORE)
 
 
 @triton.jit

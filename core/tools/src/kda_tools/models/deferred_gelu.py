@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from .deferred_kept import kept  # a copy of both files is a package of another name
-
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The op: of what stands before, and of the GELU's argument."""
 
@@ -98,7 +96,7 @@ def defer(block: torch.nn.Module, name: str, _op: str, call: Call) -> None:
     activation = original(block, name)
     if getattr(activation, "approximate", None) != "tanh":
         raise ValueError(f"{type(block).__name__}.{name}: expected a GELU with approximate='tanh', got {activation!r}")
-    setattr(block, name, kept(block, (DeferredGelu, activation, call), lambda: DeferredGelu(activation, call)))
+    setattr(block, name, DeferredGelu(activation, call))
 
 
 def original(block: torch.nn.Module, name: str) -> torch.nn.Module:

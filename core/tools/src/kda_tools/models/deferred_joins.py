@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .deferred_kept import kept
-from .deferred_slices import MADE_BY, ORIGINAL, Refused  # copies of the files are a package of another name
+from .deferred_slices import MADE_BY, ORIGINAL, Refused  # a copy of both files is a package of another name
 
 __all__ = ["ORIGINAL", "WAYS", "defer", "put", "take_back"]
 
@@ -227,13 +226,7 @@ def defer(block: Any, _name: str, _op: str, _call: Call) -> None:
     """
     if getattr(block, "added_kv_proj_dim", None) is None or FORWARD in vars(block):
         return
-    own = type(block).forward
-    block.forward = kept(block, (_saying, own), lambda: _saying(functools.partial(own, block)))
-    setattr(block, FORWARD, own)
-
-
-def _saying(own: Callable[..., Any]) -> Callable[..., Any]:
-    """A block's own `forward` that says that it runs."""
+    own = functools.partial(type(block).forward, block)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -244,7 +237,8 @@ def _saying(own: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _running.blocks.pop()
 
-    return forward
+    setattr(block, FORWARD, own)
+    block.forward = forward
 
 
 # --- both
@@ -272,10 +266,11 @@ def put(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module], op: st
     """Make the module's function `name`, which joins, give its work to the op `call`."""
     way = WAYS[name]
     _restore(module, name)
-    for place, make, more in ((way.norm, way.defer, ()), (name, way.join, (call,))):
-        own = getattr(module, place)
-        made = kept(module, (make, own, *more), functools.partial(make, own, *more))
-        setattr(made, MADE_BY, own)
+    for place, made in (
+        (way.norm, way.defer(getattr(module, way.norm))),
+        (name, way.join(getattr(module, name), call)),
+    ):
+        setattr(made, MADE_BY, getattr(module, place))
         setattr(module, place, made)
     for block in blocks:
         defer(block, name, op, call)

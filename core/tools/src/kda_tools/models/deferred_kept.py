@@ -1,7 +1,7 @@
-"""Keep what stands in the place of a model's functions and layers, so that it comes back as the same object.
+"""Keep what stands in the place of a block's `forward`, so that it comes back as the same object.
 
-torch.compile compiles a block again when it meets a new function or module in it, and after some times no more. If the
-arms of a run take turns, each arm's functions have to be the same ones every time.
+torch.compile compiles a block again when it meets a new object there, and after some times no more. If the arms of a
+run take turns, each arm's objects have to be the same ones every time.
 
 This file imports only the standard library: `kda apply` copies it beside the solutions.
 """
