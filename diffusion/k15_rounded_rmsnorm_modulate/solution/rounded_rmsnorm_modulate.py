@@ -43,8 +43,15 @@ class Config:
 
     warps: int
     """Warps of a row: 1, 2 or 4, whose threads stand for four, two or one of PyTorch's."""
+    rows: int = 1
+    """Rows of a program, one after another, which share what it loads of gate, scale and shift. With several batches a
+    program takes one."""
+    ahead: bool = False
+    """Gate, scale and shift are loaded before the row; else each where it is used. Several rows always have them so."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    load: str = ""
+    """Cache modifier of the loads of x and residual: with `.cg` they leave the L1 to what programs share."""
     store: str = ""
     """Cache modifier of the stores."""
     early: bool = False
@@ -58,7 +65,7 @@ TUNED = Table(__file__, "rounded_rmsnorm_modulate", Config)
 # --- kernel
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rounded_rmsnorm_modulate_kernel(
     y,  # [B, TOKENS, N], as all tensors up to x
     other,  # the second modulation, or None
@@ -71,6 +78,7 @@ def rounded_rmsnorm_modulate_kernel(
     other_scale,
     other_shift,
     tokens,
+    rows,  # B * TOKENS, None where the programs' rows divide it
     GATE: tl.constexpr,  # elements from one batch's row to the next; 0 if there is one batch alone
     SCALE: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -78,24 +86,67 @@ def rounded_rmsnorm_modulate_kernel(
     OTHER_SHIFT: tl.constexpr,
     EPS: tl.constexpr,
     N: tl.constexpr,
+    ROWS: tl.constexpr,  # 1 if there are several batches
+    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
+    LOAD: tl.constexpr,
     STORE: tl.constexpr,
 ):
-    """One program: one row."""
-    CHUNKS: tl.constexpr = N // 512
-    dtype: tl.constexpr = y.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
-    batch = row // tokens
+    """One program: up to ROWS rows."""
+    program = tl.program_id(0).to(tl.int64)
+    batch = program // tokens if ROWS == 1 else 0
     col = tl.arange(0, 512)
-    line = row * N + col
+    gates = None if gate is None else gate + batch * GATE + col
+    scales = None if scale is None else scale + batch * SCALE + col
+    shifts = None if shift is None else shift + batch * SHIFT + col
+    other_scales = None if other_scale is None else other_scale + batch * OTHER_SCALE + col
+    other_shifts = None if other_shift is None else other_shift + batch * OTHER_SHIFT + col
 
     follow_the_kernel_ahead(PDL)
 
-    values = load_row(x + line, N)
+    if AHEAD:
+        gates, shifts = load_row(gates, N, ""), load_row(shifts, N, "")
+        other_shifts = load_row(other_shifts, N, "")
+        scales, other_scales = load_factors(scales, N), load_factors(other_scales, N)
+    for number in range(ROWS):
+        row = program * ROWS + number
+        if rows is None or row < rows:
+            line = row * N + col
+            write_row(
+                y, other, h, residual, x, gates, scales, shifts, other_scales, other_shifts, line,
+                EPS, N, AHEAD, EARLY, LOAD, STORE,
+            )  # fmt: skip
+
+
+@triton.jit
+def write_row(
+    y,
+    other,
+    h,
+    residual,
+    x,
+    gates,  # as the four below: if HELD the chunks of the row, else where it begins
+    factors,  # 1 + scale if HELD, else scale
+    shifts,
+    other_factors,
+    other_shifts,
+    line,  # offsets of the row's first chunk
+    EPS: tl.constexpr,
+    N: tl.constexpr,
+    HELD: tl.constexpr,
+    EARLY: tl.constexpr,
+    LOAD: tl.constexpr,
+    STORE: tl.constexpr,
+):
+    """One row of every output."""
+    CHUNKS: tl.constexpr = N // 512
+    dtype: tl.constexpr = y.dtype.element_ty
+    values = load_row(x + line, N, LOAD)
     if residual is not None:
-        residuals = load_row(residual + line, N)
-        gates = load_row(None if gate is None else gate + batch * GATE + col, N)
+        residuals = load_row(residual + line, N, LOAD)
+        if not HELD:
+            gates = load_row(gates, N, "")
     if EARLY:
         tl.debug_barrier()
 
@@ -103,42 +154,63 @@ def rounded_rmsnorm_modulate_kernel(
     for chunk in tl.static_range(CHUNKS):
         value = values[chunk]
         if residual is not None:
-            if gate is not None:
+            if len(gates) > 0:
                 value = (value.to(tl.float32) * gates[chunk].to(tl.float32)).to(dtype)
             value = (residuals[chunk].to(tl.float32) + value.to(tl.float32)).to(dtype)
             tl.store(h + line + chunk * 512, value, cache_modifier=STORE)
         sums += (value,)
     inverse = tl.rsqrt(mean_of_squares(sums, N) + EPS)
 
-    scale_line = None if scale is None else scale + batch * SCALE + col
-    shift_line = None if shift is None else shift + batch * SHIFT + col
-    other_scale_line = None if other_scale is None else other_scale + batch * OTHER_SCALE + col
-    other_shift_line = None if other_shift is None else other_shift + batch * OTHER_SHIFT + col
     for chunk in tl.static_range(CHUNKS):
         n = (inverse * sums[chunk].to(tl.float32)).to(dtype)
-        store_modulated(y + line, n, scale_line, shift_line, chunk, STORE)
+        store_modulated(y + line, n, factors, shifts, chunk, HELD, STORE)
         if other is not None:
-            store_modulated(other + line, n, other_scale_line, other_shift_line, chunk, STORE)
+            store_modulated(other + line, n, other_factors, other_shifts, chunk, HELD, STORE)
 
 
 @triton.jit
-def load_row(line, N: tl.constexpr):
+def load_row(line, N: tl.constexpr, CACHE: tl.constexpr):
     """All chunks of a row, as a tuple; empty where `line` is None."""
     chunks = ()
     if line is not None:
         for chunk in tl.static_range(N // 512):
-            chunks += (tl.load(line + chunk * 512),)
+            chunks += (tl.load(line + chunk * 512, cache_modifier=CACHE),)
     return chunks
 
 
 @triton.jit
-def store_modulated(target, n, scale, shift, chunk: tl.constexpr, STORE: tl.constexpr):
-    """Store a chunk of n, modulated if there is a scale; each of the three operations rounds."""
-    if scale is not None:
-        factor = (1.0 + tl.load(scale + chunk * 512).to(tl.float32)).to(n.dtype)
-        product = (n.to(tl.float32) * factor.to(tl.float32)).to(n.dtype)
-        n = (product.to(tl.float32) + tl.load(shift + chunk * 512).to(tl.float32)).to(n.dtype)
+def load_factors(line, N: tl.constexpr):
+    """The same of 1 + scale, rounded."""
+    chunks = ()
+    if line is not None:
+        for chunk in tl.static_range(N // 512):
+            chunks += (load_factor(line, chunk),)
+    return chunks
+
+
+@triton.jit
+def load_factor(line, chunk: tl.constexpr):
+    """A chunk of 1 + scale, rounded."""
+    scale = tl.load(line + chunk * 512)
+    return (1.0 + scale.to(tl.float32)).to(scale.dtype)
+
+
+@triton.jit
+def store_modulated(target, n, factors, shifts, chunk: tl.constexpr, HELD: tl.constexpr, STORE: tl.constexpr):
+    """Store a chunk of n, modulated if there is a scale; each of the operations rounds."""
+    if HELD:
+        if len(factors) > 0:
+            n = modulated(n, factors[chunk], shifts[chunk])
+    elif factors is not None:
+        n = modulated(n, load_factor(factors, chunk), tl.load(shifts + chunk * 512))
     tl.store(target + chunk * 512, n, cache_modifier=STORE)
+
+
+@triton.jit
+def modulated(n, factor, shift):
+    """Times factor, plus shift, each rounded."""
+    product = (n.to(tl.float32) * factor.to(tl.float32)).to(n.dtype)
+    return (product.to(tl.float32) + shift.to(tl.float32)).to(n.dtype)
 
 
 @triton.jit
@@ -198,20 +270,25 @@ def plan(call: Call) -> Launch:
     batch, tokens, columns = x.shape
     major = capability(x)
     config = TUNED.select(major, bytes=x.nbytes)
+    rows = config.rows if batch == 1 else 1  # those of a program share their operands
     pdl = config.pdl and pdl_works(rounded_rmsnorm_modulate_kernel, major)
     return Launch.make(
         rounded_rmsnorm_modulate_kernel,
-        (batch * tokens,),
+        (triton.cdiv(batch * tokens, rows),),
         x,  # of the outputs a launch only wants the dtype
         None if call.other_scale is None else x,
         None if call.residual is None else x,
         *call[:-1],
         tokens,
+        batch * tokens if batch * tokens % rows else None,
         **{name.upper(): _step(getattr(call, name), batch) for name in OPERANDS},
         EPS=float(call.eps),
         N=columns,
+        ROWS=rows,
+        AHEAD=config.ahead or rows > 1,
         EARLY=config.early,
         PDL=pdl,
+        LOAD=config.load,
         STORE=config.store,
         num_warps=config.warps,
         launch_pdl=pdl,
