@@ -198,13 +198,15 @@ def test_every_row_has_a_program():
 
 @pytest.mark.parametrize("config", [*tune.grid()], ids=str)
 def test_a_configuration_reaches_the_launch(config):
-    op, tensors = make("gate-modulate", device="meta")
+    op, tensors = make("gate-modulate", batch=1, device="meta")
     with TUNED.forced(config) as asked:
         (launch,) = launches(op, tensors, {"eps": EPS})
     assert asked
     constants = launch.constexprs
     assert launch.options["num_warps"] == config.warps
-    assert (constants["STORE"], constants["EARLY"]) == (config.store, config.early)
+    assert (constants["LOAD"], constants["STORE"], constants["EARLY"]) == (config.load, config.store, config.early)
+    assert (constants["ROWS"], constants["AHEAD"]) == (config.rows, config.ahead or config.rows > 1)
+    assert launch.options["enable_fp_fusion"] is False, "a rounded product and a sum have two roundings"
     assert not (constants["PDL"] and not config.pdl)
 
 
