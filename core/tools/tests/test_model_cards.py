@@ -408,7 +408,7 @@ def test_the_command_end_to_end(
     out, _ = kda(monkeypatch, capsys, "model", "trace", str(path), "--json", str(told), "--cards", str(tmp_path / "c"))
     assert "idle 44.0% of the step: host-bound 43.2%" in out
     assert "unattributed 5.0% (CUDA graph 5.0%" in out
-    assert "2 cards in" in out
+    assert "3 cards in" in out
     data = json.loads(told.read_text())
     assert (data["gpu_us"], data["idle_share"], data["unattributed_share"]) == (1200, 0.44, 0.05)
     assert sum(source["us"] for source in data["sources"]) == data["gpu_us"]

@@ -21,6 +21,7 @@ from kda_judge.arms.input_values import Family, make
 from kda_judge.contract.workloads import shrink
 from kda_runtime.launch import Launch
 from kda_runtime.tuned_table import Table
+from kda_tools.lab.inspect.aot import meta_tensors
 from kda_tools.lab.inspect.arm_alone import with_strides
 from kda_tools.lab.ptx import floats, kernels
 from kda_tools.lab.ptx.kernels import modules_of, on_the_machine
@@ -38,11 +39,7 @@ def spread(rows, count):
 
 def taken(task, row):
     """Whether the kernels take a row of the grid, which also has rows that they do not take."""
-    inputs = {
-        name: torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device="meta")
-        for name, spec in row.inputs.items()
-    }
-    return bool(task.load("solution").launches(row.op, inputs, row.scalars))
+    return bool(task.load("solution").launches(row.op, meta_tensors(row), row.scalars))
 
 
 def cases_of(task):
