@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from core.tools.tests.every_task import ROOT
+from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models import apply_hook, apply_site, deferred_slices
 from kda_tools.models.apply_counts import Counts, gather
-from kda_tools.models.chain_sites import SiteFile, sites_of
+from kda_tools.models.chain_sites import FILE, sites_of
 from kda_tools.models.deferred_slices import Slice
 from kda_tools.models.deferred_ways import WAYS
 
@@ -156,17 +157,71 @@ def test_a_slice_is_upstreams_tensor():
         assert torch.equal(Slice(table, temb, number).tensor(), made)
 
 
-def test_a_site_has_one_kind():
-    site = sites_of(K09)[0].model_dump(by_alias=True)
-    with pytest.raises(ValueError, match=f"expected one of {', '.join(WAYS)}, got activation and slices"):
-        SiteFile.model_validate({"site": (site | {"activation": "act"},)})
+KEYS = {"release": "0.5.23", "module": "m", "sha256": "0" * 64, "class": "Block"}
+
+
+def read(folder, **keys):
+    """The sites of a task whose file has one site with these keys."""
+    (folder / FILE).parent.mkdir()
+    entries = "\n".join(f"{key} = {json.dumps(value)}" for key, value in (KEYS | keys).items())
+    (folder / FILE).write_text(f"[[site]]\n{entries}\n")
+    return sites_of(Task(folder))
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [
+        ({"slices": "f"}, ("slices", "f")),
+        ({"ported": "return op(x)"}, ("ported", "return op(x)")),
+        ({"ported": "return op(x)", "slices": "f"}, ("slices", "f")),
+        ({"layout": "decoder", "ported": "return op(x)"}, ("layout", "decoder")),
+    ],
+)
+def test_lines_for_a_port_are_a_kind_only_where_there_is_no_other(keys, place, tmp_path):
+    (site,) = read(tmp_path, op="op", **keys)
+    assert (site.kind, site.place, site.ported) == (*place, keys.get("ported", ""))
+
+
+@pytest.mark.parametrize(
+    ("keys", "got"),
+    [
+        ({}, "none"),
+        ({"slices": ""}, "none"),
+        ({"slices": "f", "activation": "act"}, "activation and slices"),
+        ({"slices": "f", "activation": "act", "ported": "return op(x)"}, "activation and slices"),
+    ],
+)
+def test_a_site_has_one_kind(keys, got, tmp_path):
+    with pytest.raises(UsageError, match=rf"(?m)sites\.toml: .*expected one of {', '.join(WAYS)}, got {got}$"):
+        read(tmp_path, op="op", **keys)
+
+
+def test_each_op_of_a_list_has_a_site(tmp_path):
+    sites = read(tmp_path, ops=["one", "other"], slices="f")
+    assert [site.op for site in sites] == ["one", "other"]
+    assert len({site.model_copy(update={"op": ""}) for site in sites}) == 1, "they differ only by their op"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"op": "one", "ops": ["other"]}, "unknown key 'site.0.ops'"),
+        ({"ops": []}, "missing key 'site.0.op'"),
+        ({"ops": "one"}, "missing key 'site.0.op'"),
+        ({"ops": [1]}, "key 'site.0.op': Input should be a valid string, got 1"),
+        ({}, "missing key 'site.0.op'"),
+    ],
+)
+def test_another_list_of_ops_is_an_error(keys, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, slices="f", **keys)
 
 
 # ---- kda apply
 
 
 def test_blocks_that_are_made_later_call_the_solution(tmp_path, keep_ops):
-    sites = apply_site.sites([K09])
+    sites = [site for site in apply_site.sites([K09]) if site.kind == "slices"]
     apply_site.write(tmp_path / "site", sites, {}, runtime=False)
     plan = json.loads((tmp_path / "site" / apply_hook.PLAN).read_text())
     assert (tmp_path / "site" / apply_site.COPIED / "deferred_slices.py").is_file()

@@ -3,6 +3,7 @@
 import ast
 import zipfile
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from kda_judge.arms.upstream import cache_folder, obtain
 from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
+from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.known_models import load_models
 from kda_tools.port.dispatch_edit import FIRST, into_classes
 from kda_tools.port.facade_edit import STAGE
@@ -18,10 +20,11 @@ from kda_tools.port.insertions import undo, with_insertions, write
 from kda_tools.port.layouts import Layout, Tree, find_tree
 from kda_tools.port.port_task import Port, make_port
 
-TASK, BLOCKS = find_task("causal_pad"), find_task("group_norm_silu_pad")
+TASK, BLOCKS, SLICES = find_task("causal_pad"), find_task("group_norm_silu_pad"), find_task("temb_modulation")
 VAE = "sglang/multimodal_gen/runtime/models/vaes/hunyuanvae.py"
+HELIOS = "sglang/multimodal_gen/runtime/models/dits/helios.py"
 FACADE = "sglang/kernels/ops/diffusion/__init__.py"
-NEEDED = ("sglang/__init__.py", FACADE, STAGE, "sglang/kernels/kda_kernels/README.md", VAE)
+NEEDED = ("sglang/__init__.py", FACADE, STAGE, "sglang/kernels/kda_kernels/README.md", VAE, HELIOS)
 CLIP = torch.randn(1, 2, 3, 6, 5)
 
 
@@ -52,6 +55,12 @@ def blocks(tree: Tree) -> Port:
     return make_port(BLOCKS, tree)
 
 
+@pytest.fixture(scope="module")
+def slices(tree: Tree) -> Port:
+    """The port of k09, whose ops Helios's block calls."""
+    return make_port(SLICES, tree)
+
+
 def copied(tree: Tree, folder: Path) -> None:
     """Copy the tree's files into a folder of their own."""
     for name in NEEDED:
@@ -68,6 +77,20 @@ def outputs(text: str, kernel: int = 3, spatial_parallel: bool = False, **names:
         padding = layer.conv if isinstance(layer, upsampling) else layer
         padding.conv, padding.spatial_parallel = torch.nn.Identity(), spatial_parallel
     return [layer(CLIP) for layer in layers]
+
+
+def imported_in(text: str) -> tuple[str, list[str]]:
+    """The file of the port's package, and the names that the module imports from it, in their order."""
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
+    (imported,) = [node for node in nodes if "kda_kernels" in str(node.module)]
+    return f"{str(imported.module).replace('.', '/')}/__init__.py", [alias.name for alias in imported.names]
+
+
+def forward_of(text: str, name: str) -> list[ast.stmt]:
+    """The statements of a class's `forward`."""
+    (block,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name]
+    (forward,) = [node for node in block.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+    return forward.body
 
 
 FACTORS = ((1, 2, 2), (2, 2, 2), (2, 2, 1))
@@ -104,13 +127,7 @@ def test_the_module_imports_what_its_classes_call_and_the_package_offers_it(port
     assert port.new
     assert port.strangers == ()
     texts = port.patch.texts()
-    (imported,) = [
-        node
-        for node in ast.parse(texts[VAE]).body
-        if isinstance(node, ast.ImportFrom) and "kda_kernels" in str(node.module)
-    ]
-    package = f"{str(imported.module).replace('.', '/')}/__init__.py"
-    names = [alias.name for alias in imported.names]
+    package, names = imported_in(texts[VAE])
     assert names == ["causal_pad", "kda_runs", "upsample_causal_pad"]
     assert f"__all__ = {names!r}".replace("'", '"') in texts[package]
     assert '_DISABLED = os.environ.get("SGLANG_DISABLE_KDA_KERNELS") == "1"' in texts[package]
@@ -188,6 +205,42 @@ def test_upstreams_bits_leave_blocks_alone(blocks: Port) -> None:
 def test_copies_need_no_gate(port: Port) -> None:
     assert not [name for name in port.patch.created if name.endswith(("_site.py", "layouts.py"))]
     assert STAGE not in port.patch.texts()
+
+
+def test_helios_asks_the_ops_in_front_of_its_blocks_own_statements(slices: Port) -> None:
+    sites = [site for site in sites_of(SLICES) if site.ported]
+    assert [site.op for site in sites] == list(SLICES.config.ops), "one site for each op"
+    ((name, lines),) = {(site.class_, site.ported) for site in sites}
+    own = forward_of(slices.patch.read(HELIOS), name)
+    block = ast.parse(f"class {name}:\n    def forward(self):\n{indent(lines, '        ')}")
+    docstring = int(isinstance(own[0], ast.Expr) and isinstance(own[0].value, ast.Constant))
+    wanted = [*own[:docstring], *forward_of(ast.unparse(block), name), *own[docstring:]]
+    assert [*map(ast.dump, forward_of(slices.patch.texts()[HELIOS], name))] == [*map(ast.dump, wanted)]
+
+
+def test_helios_asks_the_ops_only_if_a_level_has_mounted_them(slices: Port) -> None:
+    assert slices.new
+    assert slices.strangers == ()
+    texts = slices.patch.texts()
+    package, names = imported_in(texts[HELIOS])
+    assert names == sorted([*SLICES.config.ops, "kda_runs"])
+    (runs,) = [node for node in ast.parse(texts[package]).body if getattr(node, "name", "") == "kda_runs"]
+    assert ast.unparse(runs).endswith("and (not _DISABLED) and KDA_TEMB_MODULATION.mounted")
+    assert '    ("lossless", KDA_TEMB_MODULATION),\n' in texts[STAGE]
+    assert '"KDA_TEMB_MODULATION": "sites.kda_temb_modulation_site"' in texts[FACADE]
+    assert "sglang/kernels/ops/diffusion/sites/kda_temb_modulation_site.py" in slices.patch.created
+    readme = texts[package.replace("__init__.py", "README.md")]
+    assert all(f"helios.HeliosTransformerBlock.forward` calls `{op}`" in readme for op in SLICES.config.ops)
+
+
+def test_the_port_into_helios_parses_and_can_be_undone(tree: Tree, tmp_path: Path) -> None:
+    copied(tree, tmp_path)
+    original = (tmp_path / HELIOS).read_bytes()
+    write(make_port(SLICES, find_tree(tmp_path)).patch, SLICES.op)
+    assert ast.parse((tmp_path / HELIOS).read_text()).body
+    assert (tmp_path / HELIOS).read_bytes() != original
+    undo(tmp_path, SLICES.op)
+    assert (tmp_path / HELIOS).read_bytes() == original
 
 
 def test_other_tasks_of_new_ops_say_that_no_model_calls_them(port: Port) -> None:

@@ -66,9 +66,11 @@ def _slices(table: torch.Tensor, temb: torch.Tensor, *numbers: int) -> list[torc
     if temb.dim() == 3:
         parts = (table[:, first : last + 1] + temb[:, first : last + 1].float()).split(1, dim=1)
         return [parts[number - first].contiguous() for number in numbers]
-    if not (temb.is_contiguous() and table.is_contiguous() and temb.shape[2] == SLICES):  # upstream's own fallback
-        parts = (table.unsqueeze(0) + temb.float()).unbind(2)
-        return [parts[number].contiguous() for number in numbers]
+    if not (temb.is_contiguous() and table.is_contiguous() and temb.shape[2] == SLICES):
+        # Wan's own fallback. Helios has no kernel for the slices and adds in the same way.
+        span = slice(first, last + 1)
+        parts = (table[:, span].unsqueeze(0) + temb[:, :, span].float()).unbind(2)
+        return [parts[number - first].contiguous() for number in numbers]
     batch, tokens, _, columns = temb.shape
     made = temb.new_empty((last - first + 1, batch, tokens, columns), dtype=torch.float32)
     # The grid of upstream's launch, whose second dimension is the slice, and upstream's block size.

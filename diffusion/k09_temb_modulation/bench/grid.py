@@ -8,7 +8,8 @@ norm, modulation), `bare` (no gate, affine norm) and `last` (gate alone).
 - Widths: 256, 1536, 2304, 4096, 5120, 7936 and 8192 columns x {bfloat16, float32} x calls: 84 rows.
 - Dtypes: temb, tables and parameters in other dtypes than x (`MIXED`) x calls: 24 rows.
 - Slices: another number of slices than 6, and numbers that are the same, the last, and in any order: 20 rows.
-- Layouts: one of x, residual, temb and the tables is a part of a wider tensor, all calls that have it: 23 rows.
+- Layouts: one of x, residual, temb and the tables is a part of a wider tensor, all calls that have it: 23 rows. Each
+  slice of temb has all tokens of one batch, as in Helios: 6 rows.
 
 Where x, temb or the tables are float16, temb and the tables are small (cosines): the product of two large draws of the
 family `mixed` would be beyond float16.
@@ -35,7 +36,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Call -> op and inputs."""
 DTYPES: tuple[DType, ...] = ("float16", "bfloat16", "float32")
-LARGE, SMALL = (1, 1024, 3072), (2, 12, 1280)
+LARGE, SMALL, ONE = (1, 1024, 3072), (2, 12, 1280), (1, 12, 1280)
 WIDTHS = (256, 1536, 2304, 4096, 5120, 7936, 8192)
 LAYOUTS = ("BS", "1S", "B1", "11", "B", "1")
 MIXED: tuple[tuple[DType, DType, DType, DType], ...] = (
@@ -75,6 +76,7 @@ def grid() -> Iterator[Workload]:
         for apart in ("x", "residual", "temb", "gate_table", "table"):
             if apart in inputs:
                 yield _row(call, SMALL, "bfloat16", apart=apart, name=f"part.{apart}")
+        yield _row(call, ONE, "bfloat16", temb="float32", apart="slices", name="part.slices")
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:
@@ -117,6 +119,8 @@ def _row(
             return TensorSpec(shape=(1, slices, columns), dtype=tables or dtype, stride=stride, fill=fill)
         outer = tuple(sizes[letter] for letter in layout)
         stride = (tokens * line, line, 2 * columns, 1) if of == apart else None
+        if apart == "slices":
+            stride = (slices * tokens * columns, columns, tokens * columns, 1)
         return TensorSpec(shape=(*outer, slices, columns), dtype=temb or dtype, stride=stride, fill=fill)
 
     scalars: dict[str, int | float] = {} if call == "last" else {"eps": 1e-6}

@@ -30,5 +30,5 @@ def applies(config: Config, features: Features) -> bool:
     return features["slices"] != 1 or config.ahead == ALL
 
 
-LINES = ({"streamed": 0}, {"slices": 1}, {"slices": 2}, {})
+LINES = ({"streamed": 0}, {"slices": 1, "streamed": 2}, {"slices": 1}, {"slices": 2, "streamed": 4}, {"slices": 2}, {})
 SWEEPS = (Sweep(table=TUNED, candidates=tuple(grid()), lines=LINES, applies=applies),)

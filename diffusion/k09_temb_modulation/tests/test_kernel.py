@@ -93,6 +93,13 @@ def test_temb_and_tables_that_are_parts_of_others():
         check(call, {name: apart for name in ("gate_table", "table") if name in names})
 
 
+@calls
+def test_slices_that_have_all_tokens_each(call):
+    """As Helios makes them: in memory temb is [B, K, S, D]."""
+    temb = normal(1, 6, 5, 1280, dtype=torch.float32, device=DEVICE).transpose(1, 2)
+    check(call, {"temb": temb}, batch=1, tokens=5, columns=1280)
+
+
 def test_the_norm_is_of_the_rounded_sum():
     # r is 64.125 and less than 0.01 more or less, of which bfloat16 keeps 64: nothing is left to be centred.
     op, arguments = make("whole", device=DEVICE, temb=torch.float32, tables=torch.float32)

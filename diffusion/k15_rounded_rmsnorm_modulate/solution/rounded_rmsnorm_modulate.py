@@ -43,19 +43,8 @@ class Config:
 
     warps: int
     """Warps of a row: 1, 2 or 4, whose threads stand for four, two or one of PyTorch's."""
-    rows: int = 1
-    """Rows of a program, one after another, which share what it loads of gate, scale and shift. With several batches a
-    program takes one."""
-    ahead: bool = False
-    """Gate, scale and shift are loaded before the row; else each where it is used. Several rows always have them so."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
-    load: str = ""
-    """Cache modifier of the loads of x and residual: with `.cg` they leave the L1 to what programs share."""
-    store: str = ""
-    """Cache modifier of the stores."""
-    early: bool = False
-    """A barrier makes the compiler issue all loads of the row before the first use; else it saves registers."""
 
 
 TUNED = Table(__file__, "rounded_rmsnorm_modulate", Config)
@@ -65,7 +54,7 @@ TUNED = Table(__file__, "rounded_rmsnorm_modulate", Config)
 # --- kernel
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def rounded_rmsnorm_modulate_kernel(
     y,  # [B, TOKENS, N], as all tensors up to x
     other,  # the second modulation, or None
@@ -78,7 +67,6 @@ def rounded_rmsnorm_modulate_kernel(
     other_scale,
     other_shift,
     tokens,
-    rows,  # B * TOKENS, None where the programs' rows divide it
     GATE: tl.constexpr,  # elements from one batch's row to the next; 0 if there is one batch alone
     SCALE: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -86,131 +74,69 @@ def rounded_rmsnorm_modulate_kernel(
     OTHER_SHIFT: tl.constexpr,
     EPS: tl.constexpr,
     N: tl.constexpr,
-    ROWS: tl.constexpr,  # 1 if there are several batches
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
-    LOAD: tl.constexpr,
-    STORE: tl.constexpr,
 ):
-    """One program: up to ROWS rows."""
-    program = tl.program_id(0).to(tl.int64)
-    batch = program // tokens if ROWS == 1 else 0
-    col = tl.arange(0, 512)
-    gates = None if gate is None else gate + batch * GATE + col
-    scales = None if scale is None else scale + batch * SCALE + col
-    shifts = None if shift is None else shift + batch * SHIFT + col
-    other_scales = None if other_scale is None else other_scale + batch * OTHER_SCALE + col
-    other_shifts = None if other_shift is None else other_shift + batch * OTHER_SHIFT + col
+    """One program: one row."""
+    CHUNKS: tl.constexpr = N // 512
+    dtype: tl.constexpr = y.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    batch = row // tokens
+    line = row * N + tl.arange(0, 512)  # offsets of the row's first chunk
 
     follow_the_kernel_ahead(PDL)
 
-    if AHEAD:
-        gates, shifts = load_row(gates, N, ""), load_row(shifts, N, "")
-        other_shifts = load_row(other_shifts, N, "")
-        scales, other_scales = load_factors(scales, N), load_factors(other_scales, N)
-    for number in range(ROWS):
-        row = program * ROWS + number
-        if rows is None or row < rows:
-            line = row * N + col
-            write_row(
-                y, other, h, residual, x, gates, scales, shifts, other_scales, other_shifts, line,
-                EPS, N, AHEAD, EARLY, LOAD, STORE,
-            )  # fmt: skip
-
-
-@triton.jit
-def write_row(
-    y,
-    other,
-    h,
-    residual,
-    x,
-    gates,  # as the four below: if HELD the chunks of the row, else where it begins
-    factors,  # 1 + scale if HELD, else scale
-    shifts,
-    other_factors,
-    other_shifts,
-    line,  # offsets of the row's first chunk
-    EPS: tl.constexpr,
-    N: tl.constexpr,
-    HELD: tl.constexpr,
-    EARLY: tl.constexpr,
-    LOAD: tl.constexpr,
-    STORE: tl.constexpr,
-):
-    """One row of every output."""
-    CHUNKS: tl.constexpr = N // 512
-    dtype: tl.constexpr = y.dtype.element_ty
-    values = load_row(x + line, N, LOAD)
-    if residual is not None:
-        residuals = load_row(residual + line, N, LOAD)
-        if not HELD:
-            gates = load_row(gates, N, "")
-    if EARLY:
-        tl.debug_barrier()
+    # The operands come before the row, so that none is waited for after the norm.
+    gates, shifts = load_row(gate, batch * GATE, N), load_row(shift, batch * SHIFT, N)
+    other_shifts = load_row(other_shift, batch * OTHER_SHIFT, N)
+    factors, other_factors = load_factors(scale, batch * SCALE, N), load_factors(other_scale, batch * OTHER_SCALE, N)
+    values, residuals = load_row(x, row * N, N), load_row(residual, row * N, N)
 
     sums = ()
     for chunk in tl.static_range(CHUNKS):
         value = values[chunk]
         if residual is not None:
-            if len(gates) > 0:
+            if gate is not None:
                 value = (value.to(tl.float32) * gates[chunk].to(tl.float32)).to(dtype)
             value = (residuals[chunk].to(tl.float32) + value.to(tl.float32)).to(dtype)
-            tl.store(h + line + chunk * 512, value, cache_modifier=STORE)
+            tl.store(h + line + chunk * 512, value)
         sums += (value,)
     inverse = tl.rsqrt(mean_of_squares(sums, N) + EPS)
 
     for chunk in tl.static_range(CHUNKS):
         n = (inverse * sums[chunk].to(tl.float32)).to(dtype)
-        store_modulated(y + line, n, factors, shifts, chunk, HELD, STORE)
+        tl.store(y + line + chunk * 512, modulated(n, factors, shifts, chunk))
         if other is not None:
-            store_modulated(other + line, n, other_factors, other_shifts, chunk, HELD, STORE)
+            tl.store(other + line + chunk * 512, modulated(n, other_factors, other_shifts, chunk))
 
 
 @triton.jit
-def load_row(line, N: tl.constexpr, CACHE: tl.constexpr):
-    """All chunks of a row, as a tuple; empty where `line` is None."""
+def load_row(start, offset, N: tl.constexpr):
+    """All chunks of the row at `start + offset`, as a tuple; empty where `start` is None."""
     chunks = ()
-    if line is not None:
+    if start is not None:
         for chunk in tl.static_range(N // 512):
-            chunks += (tl.load(line + chunk * 512, cache_modifier=CACHE),)
+            chunks += (tl.load(start + offset + chunk * 512 + tl.arange(0, 512)),)
     return chunks
 
 
 @triton.jit
-def load_factors(line, N: tl.constexpr):
+def load_factors(start, offset, N: tl.constexpr):
     """The same of 1 + scale, rounded."""
     chunks = ()
-    if line is not None:
+    if start is not None:
         for chunk in tl.static_range(N // 512):
-            chunks += (load_factor(line, chunk),)
+            scale = tl.load(start + offset + chunk * 512 + tl.arange(0, 512))
+            chunks += ((1.0 + scale.to(tl.float32)).to(scale.dtype),)
     return chunks
 
 
 @triton.jit
-def load_factor(line, chunk: tl.constexpr):
-    """A chunk of 1 + scale, rounded."""
-    scale = tl.load(line + chunk * 512)
-    return (1.0 + scale.to(tl.float32)).to(scale.dtype)
-
-
-@triton.jit
-def store_modulated(target, n, factors, shifts, chunk: tl.constexpr, HELD: tl.constexpr, STORE: tl.constexpr):
-    """Store a chunk of n, modulated if there is a scale; each of the operations rounds."""
-    if HELD:
-        if len(factors) > 0:
-            n = modulated(n, factors[chunk], shifts[chunk])
-    elif factors is not None:
-        n = modulated(n, load_factor(factors, chunk), tl.load(shifts + chunk * 512))
-    tl.store(target + chunk * 512, n, cache_modifier=STORE)
-
-
-@triton.jit
-def modulated(n, factor, shift):
-    """Times factor, plus shift, each rounded."""
-    product = (n.to(tl.float32) * factor.to(tl.float32)).to(n.dtype)
-    return (product.to(tl.float32) + shift.to(tl.float32)).to(n.dtype)
+def modulated(n, factors, shifts, chunk: tl.constexpr):
+    """A chunk of n, times its factor, plus its shift, each rounded; n itself if there are no factors."""
+    if len(factors) > 0:
+        product = (n.to(tl.float32) * factors[chunk].to(tl.float32)).to(n.dtype)
+        n = (product.to(tl.float32) + shifts[chunk].to(tl.float32)).to(n.dtype)
+    return n
 
 
 @triton.jit
@@ -270,26 +196,19 @@ def plan(call: Call) -> Launch:
     batch, tokens, columns = x.shape
     major = capability(x)
     config = TUNED.select(major, bytes=x.nbytes)
-    rows = config.rows if batch == 1 else 1  # those of a program share their operands
     pdl = config.pdl and pdl_works(rounded_rmsnorm_modulate_kernel, major)
     return Launch.make(
         rounded_rmsnorm_modulate_kernel,
-        (triton.cdiv(batch * tokens, rows),),
+        (batch * tokens,),
         x,  # of the outputs a launch only wants the dtype
         None if call.other_scale is None else x,
         None if call.residual is None else x,
         *call[:-1],
         tokens,
-        batch * tokens if batch * tokens % rows else None,
         **{name.upper(): _step(getattr(call, name), batch) for name in OPERANDS},
         EPS=float(call.eps),
         N=columns,
-        ROWS=rows,
-        AHEAD=config.ahead or rows > 1,
-        EARLY=config.early,
         PDL=pdl,
-        LOAD=config.load,
-        STORE=config.store,
         num_warps=config.warps,
         launch_pdl=pdl,
         enable_fp_fusion=False,  # ptxas would make one rounding of a rounded product and a sum

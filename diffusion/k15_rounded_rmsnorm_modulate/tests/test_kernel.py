@@ -143,17 +143,7 @@ def test_every_batch_has_operands_of_its_own():
 @pytest.mark.parametrize("form", ["modulate", "gate", "gate-two"])
 @pytest.mark.parametrize("config", [*tune.grid()], ids=str)
 def test_every_configuration(config, form):
-    """One batch, whose last program may lack rows, and two, of which a program takes one row each time."""
     for batch, tokens in ((1, 3), (2, 2)):
         with TUNED.forced(config) as asked:
             check(form, columns=1536, batch=batch, tokens=tokens)
         assert asked
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("tokens", [5, 8])
-def test_programs_of_several_rows(form, tokens):
-    """The last one with a single row, and with all."""
-    with TUNED.forced(tune.Config(4, rows=4)) as asked:
-        check(form, batch=1, tokens=tokens)
-    assert asked

@@ -204,21 +204,8 @@ def test_a_configuration_reaches_the_launch(config):
     assert asked
     constants = launch.constexprs
     assert launch.options["num_warps"] == config.warps
-    assert (constants["LOAD"], constants["STORE"], constants["EARLY"]) == (config.load, config.store, config.early)
-    assert (constants["ROWS"], constants["AHEAD"]) == (config.rows, config.ahead or config.rows > 1)
     assert launch.options["enable_fp_fusion"] is False, "a rounded product and a sum have two roundings"
     assert not (constants["PDL"] and not config.pdl)
-
-
-@pytest.mark.parametrize(
-    ("batch", "tokens", "rows", "programs", "total"), [(1, 8, 4, 2, None), (1, 9, 4, 3, 9), (2, 9, 1, 18, None)]
-)
-def test_a_program_takes_several_rows_of_one_batch_alone(batch, tokens, rows, programs, total):
-    op, tensors = make(batch=batch, tokens=tokens, device="meta")
-    with TUNED.forced(tune.Config(4, rows=4)):
-        (launch,) = launches(op, tensors, {"eps": EPS})
-    assert (launch.constexprs["ROWS"], launch.grid) == (rows, (programs, 1, 1))
-    assert total is None or total in launch.args
 
 
 def test_the_number_of_tokens_compiles_nothing_anew():

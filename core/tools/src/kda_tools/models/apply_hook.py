@@ -150,7 +150,7 @@ def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: C
         way.defer(self, place, op, call)
 
     kind.__init__ = made
-    return f"{module.__name__}.{block}.{place}"
+    return f"{module.__name__}.{block}.{'forward' if entry['kind'] == 'ported' else place}"
 
 
 def replacement(solution: Any, original: Any, counts: Counts) -> Callable[..., Any]:

@@ -11,15 +11,17 @@
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
 Instead of `activation` a site may have `slices`, the name of a function of the module whose results the block's layers
 use, `joins`, the name of one that joins two streams, `pads`, the attribute of a convolution that holds its padding,
-`layout`, what a block that keeps channels-last order computes, `attention`, the model whose attention the block is, or
-`residuals`, the model whose block it is, where that norms sums with a residual. `deferred_ways` says which module puts
-the op there. Each op has a site of its own. If two tasks have a site for one class, the later task's op is asked first.
+`layout`, what a block that keeps channels-last order computes, `residuals`, the model whose block it is, where that
+norms sums with a residual, or only `ported`, lines for the head of the block's `forward`. `deferred_ways` says which
+module puts the op there. `ops` in place of `op` lists several ops, each of which then has a site. If two tasks have a
+site for one class, the later task's op is asked first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -27,7 +29,7 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_attention, deferred_joins, deferred_layouts, deferred_pads, deferred_residuals
+from kda_tools.models import deferred_joins, deferred_layouts, deferred_pads, deferred_residuals
 from kda_tools.models.deferred_ways import WAYS
 
 FILE = Path("baseline") / "sites.toml"
@@ -35,7 +37,6 @@ KNOWN: dict[str, Collection[str]] = {
     "joins": deferred_joins.WAYS,
     "pads": deferred_pads.WAYS,
     "layout": deferred_layouts.WAYS,
-    "attention": deferred_attention.WAYS,
     "residuals": deferred_residuals.WAYS,
 }
 """Key of a site: all its values, where a module has a list of them."""
@@ -63,17 +64,15 @@ class Site(Strict):
     """The attribute that holds a convolution's padding, one of `deferred_pads.WAYS`."""
     layout: str = ""
     """What the block computes, one of `deferred_layouts.WAYS`."""
-    attention: str = ""
-    """The model whose attention the block is, one of `deferred_attention.WAYS`."""
     residuals: str = ""
     """The model whose block it is, one of `deferred_residuals.WAYS`."""
     ported: str = ""
     """Python that `kda port` puts at the head of the class's `forward`. It calls ops of the task by their names, behind
-    `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on. Empty: the class is not changed."""
+    `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on. Empty: a port does not change the class."""
 
     @property
     def kind(self) -> str:
-        """The key that is given."""
+        """The key that says how the op gets into the block."""
         return next(key for key in WAYS if getattr(self, key))
 
     @property
@@ -84,6 +83,7 @@ class Site(Strict):
     @model_validator(mode="after")
     def _one_kind(self) -> Site:
         given = [key for key in WAYS if getattr(self, key)]
+        given = [key for key in given if key != "ported"] or given
         if len(given) != 1:
             raise ValueError(f"expected one of {', '.join(WAYS)}, got {' and '.join(given) or 'none'}")
         for key, known in KNOWN.items():
@@ -105,7 +105,22 @@ def sites_of(task: Task) -> tuple[Site, ...]:
         UsageError: the file is broken; names the file and the key.
     """
     path = task.path / FILE
-    return validate(SiteFile, read_toml(path), path).site if path.is_file() else ()
+    return validate(SiteFile, _each_op(read_toml(path)), path).site if path.is_file() else ()
+
+
+def _each_op(data: dict[str, Any]) -> dict[str, Any]:
+    """The data with a site for each of a site's `ops`; what has another form stays as it is."""
+    if not isinstance(data.get("site"), list):
+        return data
+    sites: list[Any] = []
+    for entry in data["site"]:
+        ops = entry.get("ops") if isinstance(entry, dict) and "op" not in entry else None
+        if isinstance(ops, list) and ops:
+            shared = {key: value for key, value in entry.items() if key != "ops"}
+            sites += [shared | {"op": op} for op in ops]
+        else:
+            sites.append(entry)
+    return {**data, "site": sites}
 
 
 def blocks(model: torch.nn.Module, site: Site) -> Iterator[torch.nn.Module]:

@@ -2,16 +2,17 @@
 
 Each module has `put(module, name, blocks, op, call)`, which puts an op into blocks of a class, `take_back(module, name,
 blocks)`, which undoes it, `defer(block, name, op, call)`, which is `put` for a block made later, and `ORIGINAL`, what
-stands for the op where the model's own statements run. `name` is the value of the key.
+stands for the op where the model's own statements run. `name` is the value of the key. A site may have `ported` beside
+another key, which then decides.
 
 This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
 
 from . import (
-    deferred_attention,
     deferred_gelu,
     deferred_joins,
     deferred_layouts,
+    deferred_lines,
     deferred_pads,
     deferred_residuals,
     deferred_slices,
@@ -23,6 +24,6 @@ WAYS = {
     "joins": deferred_joins,
     "pads": deferred_pads,
     "layout": deferred_layouts,
-    "attention": deferred_attention,
     "residuals": deferred_residuals,
+    "ported": deferred_lines,
 }

@@ -67,7 +67,7 @@ NEW = "No model calls these ops yet: whoever does mounts them behind a site of t
 CALLED = "They are on in {classes} wherever they can run."
 ASKING = (
     "Off until a request's quality level mounts `sites/kda_{op}_site.py`, as `_QUALITY_FUSION_HANDLERS` says. Then "
-    "{classes} use them."
+    "they are on in {classes}."
 )
 RUNS = "kda_runs"
 """The function by which a model's class asks whether the kernels run at all."""
