@@ -127,6 +127,16 @@ def test_the_same_objects_come_back():
     assert put(Block(), ONE, one=naming("one")).forward is not put(Block(), ONE, one=naming("one")).forward
 
 
+def test_torch_compile_may_compile_the_lines_of_several_blocks():
+    """It does where it cannot trace the code that calls a block, and keeps what it compiled with the lines' code."""
+    blocks = [put(Block(), "return op(x) + 1", op=lambda x, by=by: x * by) for by in (2, 3)]
+    found = [torch.compile(block.forward.made.run, backend="eager") for block in blocks]
+    x = torch.ones(2)
+    for run, block, by in zip(found, blocks, (2, 3), strict=True):
+        got = run(self=block, x=x, by=3, more=(), far=0, named={}, **block.forward.ops)
+        assert torch.equal(got, x * by + 1)
+
+
 def test_what_stood_there_before_runs_and_comes_back():
     block = Block()
     before = block.forward = lambda x: x
@@ -513,10 +523,11 @@ def test_where_an_op_refuses_helios_computes_all_again(refused, context):
     [(ZImageAttention, with_op, inputs()), (HeliosTransformerBlock, with_ops, helios_inputs())],
     ids=["zimage", "helios"],
 )
-def test_a_port_that_is_off_leaves_the_call_to_the_model(kind, into, call):
+def test_a_port_that_is_off_leaves_the_call_to_the_model(kind, into, call, monkeypatch):
     block, calls = kind(), []
     want = block(**call)
-    into(block, calls).forward.names["kda_runs"] = lambda x: x is not call["hidden_states"]
+    seen = into(block, calls).forward.made.run.__globals__
+    monkeypatch.setitem(seen, "kda_runs", lambda x: x is not call["hidden_states"])
     assert torch.equal(block(**call), want)
     assert calls == []
 

@@ -16,8 +16,9 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
-from types import CodeType, ModuleType
-from typing import Any
+from symtable import SymbolTable, symtable
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +27,10 @@ from .deferred_slices import ORIGINAL, Refused, refuse  # copies of the files ar
 
 __all__ = ["ORIGINAL", "defer", "put", "take_back"]
 
-NAME, OWN = "kda_lines", "kda_own"
-"""The function made of the lines, and what it returns if they return nothing."""
+NAME = "kda_lines"
+"""Of the function made of the lines."""
+OWN = object()
+"""What it returns if they return nothing."""
 
 
 def put(_module: ModuleType, lines: str, blocks: Iterable[torch.nn.Module], op: str, call: Callable[..., Any]) -> None:
@@ -41,7 +44,7 @@ def take_back(_module: ModuleType, lines: str, blocks: Iterable[torch.nn.Module]
     for block in blocks:
         forward = _with(lines, block)
         if forward is not None:
-            forward.forget()
+            forward.ops.clear()
         while isinstance(standing := vars(block).get("forward"), Forward) and not standing.ops:
             del block.forward
             vars(block).update(standing.stood)
@@ -54,8 +57,7 @@ def defer(block: Any, lines: str, op: str, call: Callable[..., Any]) -> None:
     if forward is None:
         before = vars(block).get("forward") or type(block).forward
         forward = block.forward = kept(block, (Forward, lines, before), lambda: Forward(block, lines))
-    forward.ops.add(op)
-    forward.names[op] = call
+    forward.ops[op] = call
 
 
 def _with(lines: str, block: Any) -> Forward | None:
@@ -72,51 +74,62 @@ class Forward:
     def __init__(self, block: Any, lines: str) -> None:
         self.lines = lines
         self.stood = {name: value for name, value in vars(block).items() if name == "forward"}
+        self.made = made_of(type(block).forward, lines)
+        self.ops: dict[str, Callable[..., Any]] = {}
+        """Those that were put here."""
         self._before = self.stood.get("forward") or functools.partial(type(block).forward, block)
         self._block = block
-        self._signature, self._code = _compiled(type(block).forward, lines)
-        self.names: dict[str, Any] = {}
-        """What the lines see beside the arguments."""
-        self.ops: set[str] = set()
-        """Those that were put here."""
-        self.forget()
-        exec(self._code, self.names)  # text of the task's own file
-        self._run = self.names[NAME]
-
-    def forget(self) -> None:
-        """Forget all ops: each refuses its calls until it is put here again."""
-        self.ops.clear()
-        absent = {name: refuse for name in _names_in(self._code) if not hasattr(builtins, name)}
-        self.names |= absent | {"torch": torch, "kda_runs": _runs, OWN: self}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The block's output."""
-        if not torch.compiler.is_compiling():
-            given = self._signature.bind(self._block, *args, **kwargs)
+        if self.ops and not torch.compiler.is_compiling():
+            given = self.made.signature.bind(self._block, *args, **kwargs)
             given.apply_defaults()
+            ops = {name: self.ops.get(name, refuse) for name in self.made.ops}
             try:
-                result = self._run(**given.arguments)
+                result = self.made.run(**given.arguments, **ops)
             except Refused:
-                result = self
-            if result is not self:
+                result = OWN
+            if result is not OWN:
                 return result
         return self._before(*args, **kwargs)
 
 
+class Made(NamedTuple):
+    """A function of the lines, one for all blocks of a class.
+
+    torch.compile keeps what it compiled with the code of a function. So two functions must not share the code and see
+    other globals: the ops are arguments.
+    """
+
+    run: Callable[..., Any]
+    """Takes all arguments of `forward` by their names, and the ops."""
+    signature: inspect.Signature
+    """Of `forward`."""
+    ops: tuple[str, ...]
+    """The ops that the lines name."""
+
+
 @functools.cache
-def _compiled(forward: Callable[..., Any], lines: str) -> tuple[inspect.Signature, CodeType]:
-    """The signature of `forward`, and the code that defines a function of the lines with the same arguments."""
+def made_of(forward: Callable[..., Any], lines: str) -> Made:
+    """The function of these lines for a class with this `forward`."""
     signature = inspect.signature(forward)
-    text = (
-        f"def {NAME}({', '.join(signature.parameters)}):\n{textwrap.indent(lines.strip(), '    ')}\n    return {OWN}\n"
-    )
-    return signature, compile(text, f"<{NAME} of {forward.__qualname__}>", "exec")
+    known: dict[str, Any] = {"torch": torch, "kda_runs": _runs, "kda_own": OWN}
+    body = textwrap.indent(lines.strip(), "    ")
+
+    def text(*arguments: str) -> str:
+        return f"def {NAME}({', '.join(arguments)}):\n{body}\n    return kda_own\n"
+
+    asked = _global_names(symtable(text(*signature.parameters), NAME, "exec"))
+    ops = sorted(asked - {NAME, *known, *vars(builtins)})
+    exec(text(*signature.parameters, *(["*", *ops] if ops else [])), known)  # text of the task's own file
+    return Made(known[NAME], signature, tuple(ops))
 
 
-def _names_in(code: CodeType) -> set[str]:
-    """The names that the code and all code inside it read, of attributes too."""
-    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*map(_names_in, inner))
+def _global_names(table: SymbolTable) -> set[str]:
+    """The names that are neither arguments nor set by the lines, also in functions inside them."""
+    inner = (_global_names(one) for one in table.get_children())
+    return {one.get_name() for one in table.get_symbols() if one.is_global()}.union(*inner)
 
 
 def _runs(_x: torch.Tensor) -> bool:
