@@ -545,6 +545,7 @@ def test_the_copy_imports_only_pytorch(tmp_path):
         "collections.abc",
         "functools",
         "inspect",
+        "symtable",
         "sys",
         "textwrap",
         "types",
