@@ -718,6 +718,24 @@ def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monk
     assert "**stale**: k05_norm_scale_shift changed since" in (tmp_path / "docs" / "steps.md").read_text()
 
 
+def test_the_page_names_known_models_of_which_no_step_is_timed(tmp_path):
+    known = known_models.load_models(ROOT / known_models.FOLDER / "models.toml")
+    text = (ROOT / known_models.FOLDER / "models.toml").read_text()
+    heads = re.findall(r"^\[models\.([\w-]+)\]$", text, re.MULTILINE)
+    assert set(heads) == set(known.models)
+    few = re.split(r"^(?=\[models\.)", text, flags=re.MULTILINE)
+    (tmp_path / "models.toml").write_text("".join(part for part in few if not part.startswith("[models.")) + few[1])
+    name, releases = heads[0], known.releases_of(heads[0])
+    both = [measured(model=name, release=one) for one in releases]
+    untimed = "No step is timed on the H200 of"
+    assert f"{untimed} {name} ({releases[1]})." in page.contents(both[:1], tmp_path)["steps.md"]
+    assert "No step is timed" not in page.contents(both, tmp_path)["steps.md"]
+    other = on_board(both[0], "NVIDIA H100 80GB HBM3")
+    shown = page.contents([*both, other], tmp_path)["steps.md"]
+    assert f"No step is timed on the H100 of {name} ({releases[1]})." in shown
+    assert untimed not in shown
+
+
 def test_rows_that_production_does_not_make_are_named_and_counted_apart(monkeypatch):
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     one = {"task": "k05", "op": "f", "inputs": {}}

@@ -91,7 +91,8 @@ def contents(records: Sequence[StepRecord], folder: Path) -> dict[str, str]:
     profiled = [record for record in chosen if record.profile and not _other_modes(record)]
     if profiled:
         found["plots/shares.svg"] = shares_svg(profiled)
-    return {"steps.md": page_md(chosen, {id(record): stale(record, folder) for record in chosen}), **found}
+    stales = {id(record): stale(record, folder) for record in chosen}
+    return {"steps.md": page_md(chosen, stales, _not_timed(chosen, folder)), **found}
 
 
 def shown(records: Sequence[StepRecord], folder: Path) -> list[StepRecord]:
@@ -126,8 +127,8 @@ def unfit(record: StepRecord, folder: Path) -> bool:
     return bool(record.noisy) or is_lost(record.dirty, stale(record, folder))
 
 
-def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str]]) -> str:
-    """The whole page: the picture of shares, a table of times, then every run."""
+def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str]], not_timed: str) -> str:
+    """The whole page: the picture of shares, a table of times, what it lacks, then every run."""
     parts = [f"{HEADER}\n# What a model's step is made of, and what the solutions change\n\n{INTRODUCTION}"]
     measured = [record for record in chosen if record.modes]
     if any(record.profile for record in chosen):
@@ -149,10 +150,23 @@ def page_md(chosen: Sequence[StepRecord], stale_parts: Mapping[int, Sequence[str
         ]
         head = line("model", "sglang", "GPU", "arm", "layers", "mode", "upstream -> arm, speedup, A/A")
         parts.append(f"{head}{'|---' * 7}|\n{''.join(lines)}")
+        parts += [not_timed] if not_timed else []
     else:
         parts.append(f"{UNTIMED}\n")
     parts += [section_md(record, stale_parts[id(record)]) for record in chosen]
     return "\n".join(parts)
+
+
+def _not_timed(chosen: Sequence[StepRecord], folder: Path) -> str:
+    """For each GPU on which a step is timed: the known models and releases of which none is."""
+    known = known_models.load_models(folder / checkout_folder.FILE)
+    text = ""
+    for gpu in sorted({gpu_of(record.machine) for record in chosen if record.modes}):
+        timed = {(one.model, one.release) for one in chosen if one.modes and gpu_of(one.machine) == gpu}
+        left = {name: [one for one in known.releases_of(name) if (name, one) not in timed] for name in known.models}
+        words = [f"{name} ({', '.join(releases)})" for name, releases in left.items() if releases]
+        text += f"No step is timed on the {gpu} of {', '.join(words)}.\n" if words else ""
+    return text
 
 
 def title(record: StepRecord) -> str:
