@@ -75,6 +75,24 @@ def test_every_part_changes_its_own_hash_and_no_other(task: Task) -> None:
         path.write_bytes(old)
 
 
+def test_a_file_that_left_the_baseline_still_counts_as_it_was(task: Task) -> None:
+    baseline, moved = task.path / "baseline", task.path / "baseline" / provenance.MOVED
+    (baseline / "sites.toml").write_text("[[site]]\n")
+    before = hashes(task)
+    moved.write_text(f"{hashlib.sha256((baseline / 'sites.toml').read_bytes()).hexdigest()}  sites.toml\n")
+    with pytest.raises(UsageError, match=r"moved\.sha256:1: expected a file that is no longer there, got sites\.toml"):
+        hashes(task)
+    (baseline / "sites.toml").rename(task.path / "sites.toml")
+    assert hashes(task) == before
+    (task.path / "sites.toml").write_text("[[site]] # another one\n")
+    assert hashes(task) == before
+    (baseline / "eager.py").write_text("# another one\n")
+    assert hashes(task)["baseline"] != before["baseline"]
+    moved.write_text("sites.toml\n")
+    with pytest.raises(UsageError, match=r"moved\.sha256:1: expected sha256, two spaces and a path, got 'sites\.toml'"):
+        hashes(task)
+
+
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A runtime of a few modules, some in a folder, in the place of the real one."""

@@ -5,11 +5,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.nn.functional import interpolate, pad
 
 from core.tools.tests.every_task import ROOT
-from core.tools.tests.test_deferred_pads import Convolution, Upsample
 from kda_judge.contract.tasks import Task
-from kda_tools.models import apply_hook, apply_site, deferred_layouts, deferred_pads, deferred_slices
+from kda_tools.models import apply_hook, apply_site, deferred_layouts, deferred_lines, deferred_slices
 from kda_tools.models.apply_counts import Counts, gather
 from kda_tools.models.chain_sites import SiteFile, sites_of
 
@@ -17,6 +17,36 @@ K12, K13 = Task(ROOT / "diffusion" / "k12_causal_pad"), Task(ROOT / "diffusion" 
 MODULE = ModuleType("model_of_a_test")
 LAST = torch.channels_last_3d
 CLIP = torch.randn(1, 4, 3, 6, 5, generator=torch.Generator().manual_seed(0))
+
+
+class Convolution(torch.nn.Module):
+    """Upstream's class, as far as the padding goes."""
+
+    def __init__(self, kernel=3, pad_mode="replicate", padding=None, spatial_parallel=False):
+        super().__init__()
+        half = kernel // 2
+        self.pad_mode, self.spatial_parallel = pad_mode, spatial_parallel
+        self.time_causal_padding = padding or (half, half, half, half, kernel - 1, 0)
+        self.conv = torch.nn.Conv3d(4, 2, kernel)
+
+    def forward(self, hidden_states):
+        if any(self.time_causal_padding):
+            hidden_states = pad(hidden_states, self.time_causal_padding, mode=self.pad_mode)
+        return self.conv(hidden_states)
+
+
+class Upsample(torch.nn.Module):
+    """The same for upsampling."""
+
+    def __init__(self, factors=(2, 2, 2), **convolution):
+        super().__init__()
+        self.upsample_factor, self.conv = factors, Convolution(**convolution)
+
+    def forward(self, hidden_states):
+        first, others = hidden_states.split((1, hidden_states.shape[2] - 1), dim=2)
+        first = interpolate(first.squeeze(2), scale_factor=self.upsample_factor[1:], mode="nearest").unsqueeze(2)
+        others = interpolate(others.contiguous(), scale_factor=self.upsample_factor, mode="nearest")
+        return self.conv(torch.cat((first, others), dim=2))
 
 
 class Residual(torch.nn.Module):
@@ -32,10 +62,10 @@ class Residual(torch.nn.Module):
         self.conv_shortcut = Convolution(kernel=1)
         self.conv_shortcut.conv = torch.nn.Conv3d(4, channels, 1)
 
-    def forward(self, x):
-        y = self.conv1(self.nonlinearity(self.norm1(x)))
+    def forward(self, hidden_states):
+        y = self.conv1(self.nonlinearity(self.norm1(hidden_states)))
         y = self.conv2(self.dropout(self.nonlinearity(self.norm2(y))))
-        return y + self.conv_shortcut(x)
+        return y + self.conv_shortcut(hidden_states)
 
 
 class Decoder(torch.nn.Module):
@@ -48,8 +78,8 @@ class Decoder(torch.nn.Module):
         self.conv_out = Convolution(**convolution)
         self.spatial_parallel, self.gradient_checkpointing = spatial_parallel, False
 
-    def forward(self, x):
-        return self.conv_out(self.conv_act(self.conv_norm_out(self.up_blocks[0](self.conv_in(x)))))
+    def forward(self, hidden_states):
+        return self.conv_out(self.conv_act(self.conv_norm_out(self.up_blocks[0](self.conv_in(hidden_states)))))
 
 
 KINDS = {Residual: ("residual", "group_norm_silu_pad"), Upsample: ("upsampling", "upsample_pad")}
@@ -147,19 +177,25 @@ def test_a_weight_that_changes_is_converted_again():
 
 @torch.no_grad()
 def test_where_the_op_refuses_another_tasks_op_still_runs():
-    block, calls = Upsample(), []
+    block, calls, op = Upsample(), [], "upsample_causal_pad"
     want = block(CLIP)
+    (lines,) = {one.ported for one in sites_of(K12) if (one.op, one.release) == (op, "0.5.23")}
     pads = K12.load("solution").upsample_causal_pad
-    deferred_pads.put(
-        MODULE, "time_causal_padding", (block,), "", lambda x, *args: calls.append(args) or pads(x, *args)
-    )
-    put(block, [], deferred_slices.refuse)
-    assert torch.equal(block(CLIP), want)
-    assert len(calls) == 1
-    deferred_layouts.take_back(MODULE, "upsampling", (block,))
-    deferred_pads.defer(block, "time_causal_padding", "", pads)
-    deferred_layouts.take_back(MODULE, "upsampling", (block,))
-    assert vars(block)["forward"].__module__ == deferred_pads.__name__, "only what this module has put there is removed"
+
+    def counted(x, *numbers):
+        calls.append(numbers)
+        return pads(x, *numbers)
+
+    for times in (1, 2):  # again, as at every change of an arm
+        deferred_lines.put(MODULE, lines, (block,), op, counted)
+        put(block, [], deferred_slices.refuse)
+        assert torch.equal(block(CLIP), want)
+        assert len(calls) == times
+        deferred_lines.take_back(MODULE, lines, (block,))
+        assert torch.equal(block(CLIP), want)
+        assert len(calls) == times
+        deferred_layouts.take_back(MODULE, "upsampling", (block,))
+        assert "forward" not in vars(block)
 
 
 @torch.no_grad()

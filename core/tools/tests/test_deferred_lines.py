@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import json
+import sys
 from types import ModuleType
 
 import pytest
@@ -13,13 +14,13 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 from core.tools.tests.every_task import ROOT
 from kda_judge.contract.tasks import Task
 from kda_tools.models import apply_hook, apply_site, deferred_lines, deferred_slices
-from kda_tools.models.apply_counts import Counts
-from kda_tools.models.chain_sites import sites_of
+from kda_tools.models.apply_counts import Counts, gather
+from kda_tools.models.chain_sites import Site, blocks, sites_of
 
 K09 = Task(ROOT / "diffusion" / "k09_temb_modulation")
 K14 = Task(ROOT / "diffusion" / "k14_rounded_qknorm_rope")
 OP = "rounded_qknorm_rope"
-HELIOS = [site for site in sites_of(K09) if site.kind == "ported"]
+HELIOS = [site for site in sites_of(K09) if (site.class_, site.release) == ("HeliosTransformerBlock", "0.5.23")]
 MODULE = ModuleType("model_of_a_test")
 B, T, H, D = 2, 5, 2, 128
 
@@ -157,6 +158,76 @@ def test_a_trace_sees_the_models_own(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert block(1) == Block()(1)
     assert calls == []
+
+
+# ---- functions of a module
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """A module with a function, another one that imports it, and a function that calls it."""
+    own, other = ModuleType("package_of_a_test.own"), ModuleType("package_of_a_test.other")
+    exec("def half(x, by=2):\n    return 'own', x, by\n\ndef calls(x):\n    return half(x)\n", vars(own))
+    own.__dict__["twice"] = lambda x: ("of the module", x)
+    vars(other)["half"] = own.half
+    for module in (own, other):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return own, other
+
+
+def test_lines_stand_in_front_of_a_function_wherever_it_is_held(package):
+    own, other = package
+    block = put(deferred_lines.block_of(own, "half"), "if x > 0:\n    return op(x, by)", op=naming("op"))
+    assert own.calls(1) == other.half(1) == own.half(x=1) == ("op", 1, 2)
+    assert other.half(1, by=3) == ("op", 1, 3)
+    assert own.calls(-1) == ("own", -1, 2)
+    assert deferred_lines.block_of(own, "half") is block, "one block for every op"
+    take_back(block, "if x > 0:\n    return op(x, by)")
+    assert own.calls(1) == other.half(1) == ("own", 1, 2)
+
+
+def test_lines_see_what_the_module_has(package):
+    own, _ = package
+    block = put(deferred_lines.block_of(own, "half"), "return op(twice(x))", op=naming("op"))
+    assert own.half(1) == ("op", ("of the module", 1))
+    put(block, "return op(twice(x))", twice=naming("an op of the site"))
+    assert own.half(1) == ("op", ("an op of the site", 1))
+
+
+@torch.no_grad()
+def test_torch_compile_traces_the_function_itself(package):
+    own, _ = package
+    exec("def half(x, by=2):\n    return x / by\n", vars(own))
+    calls = []
+    put(deferred_lines.block_of(own, "half"), "return op(x)", op=naming("op", calls))
+    compiled = torch.compile(lambda x: own.half(x) + 1, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 1.5))
+    assert calls == []
+
+
+def site_of(own, **keys):
+    return Site(op="op", release="0", module=own.__name__, sha256="0" * 64, **keys)
+
+
+def test_a_function_is_a_block_of_every_model_once_its_module_is_loaded(package):
+    own, _ = package
+    model = torch.nn.Sequential(Block())
+    assert [*blocks(model, site_of(own, function="half", ported="return op(x)"))] == [own.half._kda_block]
+    sys.modules.pop(own.__name__)
+    assert [*blocks(model, site_of(own, function="half", ported="return op(x)"))] == []
+
+
+def test_kda_apply_puts_lines_in_front_of_a_function(package, tmp_path, keep_ops):
+    own, other = package
+    solution = K09.load("solution").temb_residual
+    keep_ops(solution)
+    counts = Counts(tmp_path)
+    entry = {"function": "temb_residual", "block": "half", "kind": "ported", "place": "return temb_residual(*x)"}
+    assert apply_hook.defer_in(own, entry, solution, counts) == f"{own.__name__}.half"
+    x = (torch.ones(1, 2, 256), torch.ones(1, 2, 256), torch.ones(1, 2, 6, 256), torch.ones(1, 6, 256), 5)
+    assert other.half(x)[0] == "own", "the CPU takes no kernel, so the function itself runs"
+    found = {(one.function, one.outcome): number for one, number in gather(tmp_path).calls.items() if number}
+    assert found == {("temb_residual", "fell_back"): 1}
 
 
 # ---- Z-Image

@@ -162,7 +162,6 @@ KEYS = {"release": "0.5.23", "module": "m", "sha256": "0" * 64, "class": "Block"
 
 def read(folder, **keys):
     """The sites of a task whose file has one site with these keys."""
-    (folder / FILE).parent.mkdir()
     entries = "\n".join(f"{key} = {json.dumps(value)}" for key, value in (KEYS | keys).items())
     (folder / FILE).write_text(f"[[site]]\n{entries}\n")
     return sites_of(Task(folder))
@@ -193,6 +192,22 @@ def test_lines_for_a_port_are_a_kind_only_where_there_is_no_other(keys, place, t
 )
 def test_a_site_has_one_kind(keys, got, tmp_path):
     with pytest.raises(UsageError, match=rf"(?m)sites\.toml: .*expected one of {', '.join(WAYS)}, got {got}$"):
+        read(tmp_path, op="op", **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"function": "f", "ported": "return op(x)"}, "expected either class or function, got both"),
+        ({"class": "", "ported": "return op(x)"}, "expected either class or function, got neither"),
+        (
+            {"class": "", "function": "f", "slices": "g"},
+            "key 'function': expected it with 'ported' alone, got 'slices'",
+        ),
+    ],
+)
+def test_a_site_is_a_class_or_a_function(keys, message, tmp_path):
+    with pytest.raises(UsageError, match=rf"sites\.toml: .*{message}"):
         read(tmp_path, op="op", **keys)
 
 

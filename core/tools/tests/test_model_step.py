@@ -613,14 +613,14 @@ def test_a_change_to_how_an_op_is_put_into_a_model_makes_runs_stale_that_call_it
     folders = ("k05_norm_scale_shift", "k11_qkv_pack", "k12_causal_pad", "k14_rounded_qknorm_rope")
     tasks = [Task(ROOT / "diffusion" / folder) for folder in folders]
     calls = [Call(task=one.folder, op="op", inputs={}, count=1, row=None, production=False) for one in tasks]
-    before = run_step.solution_hashes(tasks, calls)
+    before = run_step.solution_hashes(tasks, calls, lambda _: True)
     assert run_step.solution_hashes(tasks, calls[:1]).keys() == {"k05_norm_scale_shift"}
     changed = tmp_path / name
     for path in Path(run_step.__file__).parent.glob("deferred_*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     changed.write_text(changed.read_text() + "# changed\n")
     monkeypatch.setattr(run_step, "__file__", str(tmp_path / "run_step.py"))
-    after = run_step.solution_hashes(tasks, calls)
+    after = run_step.solution_hashes(tasks, calls, lambda _: True)
     assert [folder for folder, digest in after.items() if digest != before[folder]] == [stale]
 
 
@@ -629,7 +629,7 @@ def test_a_run_is_stale_by_its_own_models_entry_alone():
     other = flux.model_copy(update={"tokens": flux.tokens + 1})
     found = [run_step.deciding_hash(run_step.DECIDING, model) for model in (flux, other, None)]
     assert len(set(found)) == 3
-    assert found[0] == hashes([], [], flux)["models"]
+    assert found[0] == hashes([], [], flux, "0.5.23")["models"]
 
 
 def measured(**changed) -> StepRecord:
@@ -657,7 +657,7 @@ def measured(**changed) -> StepRecord:
         "seed": 0,
         "commit": "0" * 40,
         "dirty": False,
-        "hashes": hashes([K05], [], known_models.load_models().models["flux"]),
+        "hashes": hashes([K05], [], known_models.load_models().models["flux"], "0.5.23"),
         "wheel": "sglang 0.5.23 0",
         "files": "0" * 64,
         "versions": {},

@@ -1,4 +1,4 @@
-"""The baseline is what the pinned models run: the source of the classes in `baseline/sites.toml` says so.
+"""The baseline is what the pinned models run: the source of the classes in `sites.toml` says so.
 
 There the op is no function of its own but two statements, a GELU module and `torch.cat` of the attention's columns and
 what that returns.

@@ -1,4 +1,4 @@
-"""The baseline is what the pinned models run: the classes in `baseline/sites.toml`, out of the wheels, give its output.
+"""The classes in `sites.toml`, out of the wheels, give the baseline's output, and so do the lines in front of them.
 
 They are run with a convolution that returns its input.
 """
@@ -11,9 +11,11 @@ import torch
 
 from kda_judge.arms.upstream import cache_folder
 from kda_judge.contract.tasks import checkout_root, find_task
+from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.known_models import load_models
 
+from .. import solution
 from ..baseline import primary
 from .cases import MARGINS, classes_of, normal
 
@@ -45,3 +47,29 @@ def test_the_models_classes_give_the_baselines_output(release, frames):
         layer = classes[1](2, upsample_factor=(*factors, factors[1]))
         layer.conv.conv = torch.nn.Identity()
         assert torch.equal(layer(x), primary.upsample_causal_pad(x, *factors, *MARGINS))
+
+
+OTHER = {"pad_mode": "constant"}, {"time_causal_padding": (0, 0, 0, 0, 0, 0)}, {"spatial_parallel": True}
+
+
+@pytest.mark.parametrize("other", [{}, *OTHER], ids=str)
+@pytest.mark.parametrize("site", SITES, ids=lambda site: f"{site.op} {site.release}")
+def test_the_lines_call_the_op_in_place_of_the_statements(site, other):
+    made = {one.__name__: one for one in classes_of(source_of(site.release))}[site.class_]
+    upsamples = site.op == "upsample_causal_pad"
+    block = made(2, upsample_factor=(2, 2, 2)) if upsamples else made(2, 2, kernel_size=3)
+    convolution, calls = block.conv if upsamples else block, []
+    convolution.conv, convolution.spatial_parallel = torch.nn.Identity(), False
+    vars(convolution).update(other)
+    x = normal(1, 2, 3, 6, 5, dtype=torch.float32)
+    want = block(x)
+    deferred_lines.put(
+        None, site.ported, (block,), site.op, lambda *given: calls.append(given) or getattr(solution, site.op)(*given)
+    )
+    assert torch.equal(block(x), want)
+    numbers = (*((2, 2) if upsamples else ()), *MARGINS)
+    nothing_to_pad = upsamples and "time_causal_padding" in other  # it still upsamples
+    expected = [numbers] if not other else [(2, 2, 0, 0, 0)] if nothing_to_pad else []
+    if "spatial_parallel" in other and site.release == "0.5.12.post1":  # it knows no such convolutions
+        expected = [numbers]
+    assert [given[1:] for given in calls] == expected

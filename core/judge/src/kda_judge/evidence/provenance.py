@@ -61,6 +61,9 @@ DISTRIBUTIONS = {
     "numpy": "numpy",
 }
 ABSENT = "absent"
+MOVED = "moved.sha256"
+"""File in `baseline/`: sha256 and path of files that lay there when runs were recorded. They decide no row, so they lie
+elsewhere now. Their lines still count, so that those runs stay comparable."""
 ARMS = ("baseline", "solution")
 """Folders of a task from which arms are imported."""
 
@@ -110,7 +113,7 @@ def git_state(root: Path | None) -> GitState:
 def hashes(task: Task) -> dict[str, str]:
     """sha256 of what decides the task's numbers, by part.
 
-    Each is `content_hash` over: `solution` and `baseline` the whole folder, `workloads` the frozen rows,
+    Each is `content_hash` over: `solution` and `baseline` the whole folder (`MOVED`), `workloads` the frozen rows,
     `reference` the Python files of `bench/` but for `tune.py` (what it decides is in the solution), `config` the
     contract, `harness` all of kda_judge but `NOT_DECIDING`, `library` what the solution imports of kda_runtime (no part
     where that is nothing).
@@ -118,7 +121,7 @@ def hashes(task: Task) -> dict[str, str]:
     judge = Path(kda_judge.__file__).parent
     found = {
         "solution": content_hash(task.path / "solution", ["**/*"]),
-        "baseline": content_hash(task.path / "baseline", ["**/*"]),
+        "baseline": _baseline_hash(task.path / "baseline"),
         "workloads": content_hash(task.path / "bench", ["workloads.toml"]),
         "reference": content_hash(task.path / "bench", ["**/*.py"], without=["tune.py"]),
         "config": content_hash(task.path, ["config.toml"]),
@@ -197,6 +200,33 @@ def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str]
     Raises:
         UsageError: a pattern without a file, or a link to a folder, whose files no hash would cover.
     """
+    lines = _lines(folder, patterns)
+    return _joined({name: lines[name] for name in lines.keys() - set(without)})
+
+
+def _baseline_hash(folder: Path) -> str:
+    """`content_hash` of a baseline's folder, with the lines in `MOVED` in place of that file.
+
+    Raises:
+        UsageError: a line of `MOVED` has another form, or names a file that the folder still has.
+    """
+    lines = _lines(folder, ["**/*"])
+    if lines.pop(MOVED, None):
+        for number, text in enumerate((folder / MOVED).read_text(encoding="utf-8").splitlines(), start=1):
+            if not (line := re.fullmatch(r"([0-9a-f]{64})  (\S+)", text)):
+                raise UsageError(f"{folder / MOVED}:{number}: expected sha256, two spaces and a path, got {text!r}")
+            if line[2] in lines:
+                raise UsageError(f"{folder / MOVED}:{number}: expected a file that is no longer there, got {line[2]}")
+            lines[line[2]] = line[1]
+    return _joined(lines)
+
+
+def _joined(lines: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{lines[name]}  {name}\n" for name in sorted(lines)).encode()).hexdigest()
+
+
+def _lines(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """Path in the folder -> sha256 of the file, for `content_hash`."""
     lines = {}
     for pattern in patterns:
         files = [path for path in folder.glob(pattern) if _counts(path) and not _is_bytecode(path)]
@@ -209,8 +239,7 @@ def content_hash(folder: Path, patterns: Iterable[str], without: Collection[str]
             if b"\0" not in content:
                 content = content.replace(b"\r\n", b"\n")
             lines[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
-    kept = sorted(lines.keys() - set(without))
-    return hashlib.sha256("".join(f"{lines[name]}  {name}\n" for name in kept).encode()).hexdigest()
+    return lines
 
 
 def drop_bytecode(task: Task, *parts: str) -> None:

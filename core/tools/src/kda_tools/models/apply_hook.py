@@ -135,13 +135,18 @@ class Finder(MetaPathFinder):
 
 
 def defer_in(module: ModuleType, entry: dict[str, str], solution: Any, counts: Counts) -> str:
-    """Make every later instance of the block's class leave its part of the work to the solution."""
-    from .deferred_ways import WAYS  # it imports PyTorch, as the module has done
+    """Make every later instance of the block's class, or a function, leave its part of the work to the solution."""
+    from . import deferred_lines  # it imports PyTorch, as the module has done
+    from .deferred_ways import WAYS
 
     block, place, op, way = entry["block"], entry["place"], entry["function"], WAYS[entry["kind"]]
-    kind = getattr(module, block)
-    make = kind.__init__
+    kind: Any = getattr(module, block)
     call = replacement(solution, way.ORIGINAL, counts)
+    is_class = isinstance(kind, type)
+    if not is_class:
+        way.defer(deferred_lines.block_of(module, block), place, op, call)
+        return f"{module.__name__}.{block}"
+    make = kind.__init__
     way.put(module, place, (), op, call)
 
     @functools.wraps(make)

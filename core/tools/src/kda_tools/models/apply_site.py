@@ -3,7 +3,7 @@
 The plan is derived from the tasks. A task's upstream arm imports the public functions from the modules of one release,
 and the task's lock file has the sha256 of these modules. So a task that is measured against a release can be applied to
 it without further data. A model may run several statements instead of one function that the op replaces: then
-`baseline/sites.toml` of the task names the class (`chain_sites.py`).
+`sites.toml` of the task names the class (`chain_sites.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Replacement(NamedTuple):
     sha256: str
     """sha256 of the module's file."""
     block: str = ""
-    """A class of the module: not the function is replaced, but statements in blocks of this class."""
+    """A class or a function of the module: what is replaced are statements in it, not the op's own function."""
     kind: str = ""
     """The key of `sites.toml` that says how such a block runs the op, for `deferred_ways`."""
     place: str = ""
@@ -111,23 +111,24 @@ def replacements(tasks: Iterable[Task]) -> list[Replacement]:
 def sites(tasks: Iterable[Task]) -> list[Replacement]:
     """One entry for each class whose blocks run, as several statements, what a task has a solution for."""
     return [
-        Replacement(*(task.op, site.release, site.module, site.op, site.sha256, site.class_, site.kind, site.place))
+        Replacement(*(task.op, site.release, site.module, site.op, site.sha256, site.holder, site.kind, site.place))
         for task in tasks
         for site in sites_of(task)
     ]
 
 
 def exact_only(tasks: Iterable[Task], plan: Iterable[Replacement]) -> list[Replacement]:
-    """Those of the plan whose solution can give upstream's bits.
+    """Those of the plan whose solution can give upstream's bits; lines in front of statements only if all their ops do.
 
     Raises:
         UsageError: there are none.
     """
     ops: set[str] = set()
+    exact = {task.op for task in tasks if task.config.task.numerics == "exact"}
     for task in tasks:
         with suppress(UsageError):
             ops.update(exact_ops(task))
-    found = [one for one in plan if one.function in ops]
+    found = [one for one in plan if one.function in ops and (one.kind != "ported" or one.task in exact)]
     if not found:
         raise UsageError(f"--exact: expected a task with an exact mode, got {', '.join(task.op for task in tasks)}")
     return found

@@ -1,4 +1,4 @@
-"""Read `baseline/sites.toml` of a task: places where a model runs an op's computation without calling a function.
+"""Read `sites.toml` of a task: places where a model runs an op's computation without calling the op's function.
 
     [[site]]
     op = "fused_gelu_tanh_cat"
@@ -10,17 +10,17 @@
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
 Instead of `activation` a site may have `slices`, the name of a function of the module whose results the block's layers
-use, `joins`, the name of one that joins two streams, `pads`, the attribute of a convolution that holds its padding,
-`layout`, what a block that keeps channels-last order computes, `residuals`, the model whose block it is, where that
-norms sums with a residual, or only `ported`, lines for the head of the block's `forward`. `deferred_ways` says which
-module puts the op there. `ops` in place of `op` lists several ops, each of which then has a site. If two tasks have a
-site for one class, the later task's op is asked first.
+use, `joins`, the name of one that joins two streams, `layout`, what a block that keeps channels-last order computes,
+`residuals`, the model whose block it is, where that norms sums with a residual, or only `ported`, lines for the head of
+the block's `forward`. `deferred_ways` says which module puts the op there. With `ported` a site may name a `function`
+of the module in place of a class. `ops` in place of `op` lists several ops, each of which then has a site. If two tasks
+have a site for one class, the later task's op is asked first.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,13 +29,12 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_joins, deferred_layouts, deferred_pads, deferred_residuals
+from kda_tools.models import deferred_joins, deferred_layouts, deferred_lines, deferred_residuals
 from kda_tools.models.deferred_ways import WAYS
 
-FILE = Path("baseline") / "sites.toml"
+FILE = "sites.toml"
 KNOWN: dict[str, Collection[str]] = {
     "joins": deferred_joins.WAYS,
-    "pads": deferred_pads.WAYS,
     "layout": deferred_layouts.WAYS,
     "residuals": deferred_residuals.WAYS,
 }
@@ -53,27 +52,33 @@ class Site(Strict):
     """Dotted name of the module."""
     sha256: str = Field(pattern=f"^{SHA256}$")
     """sha256 of the module's file."""
-    class_: str = Field(alias="class")
+    class_: str = Field(alias="class", default="")
+    function: str = ""
+    """In place of a class: a function of the module that other functions of the module call."""
     activation: str = ""
     """The class's attribute that holds the GELU."""
     slices: str = ""
     """The module's function that makes the slices."""
     joins: str = ""
     """The module's function that joins two streams, one of `deferred_joins.WAYS`."""
-    pads: str = ""
-    """The attribute that holds a convolution's padding, one of `deferred_pads.WAYS`."""
     layout: str = ""
     """What the block computes, one of `deferred_layouts.WAYS`."""
     residuals: str = ""
     """The model whose block it is, one of `deferred_residuals.WAYS`."""
     ported: str = ""
-    """Python that `kda port` puts at the head of the class's `forward`. It calls ops of the task by their names, behind
-    `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on. Empty: a port does not change the class."""
+    """Python that `kda port` puts at the head of the class's `forward`, or of the function. It calls the task's ops,
+    and what the module has, by their names, behind `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on.
+    Empty: a port does not change the class."""
 
     @property
     def kind(self) -> str:
         """The key that says how the op gets into the block."""
         return next(key for key in WAYS if getattr(self, key))
+
+    @property
+    def holder(self) -> str:
+        """The class or the function."""
+        return self.class_ or self.function
 
     @property
     def place(self) -> str:
@@ -86,6 +91,10 @@ class Site(Strict):
         given = [key for key in given if key != "ported"] or given
         if len(given) != 1:
             raise ValueError(f"expected one of {', '.join(WAYS)}, got {' and '.join(given) or 'none'}")
+        if bool(self.class_) == bool(self.function):
+            raise ValueError(f"expected either class or function, got {'both' if self.class_ else 'neither'}")
+        if self.function and given != ["ported"]:
+            raise ValueError(f"key 'function': expected it with 'ported' alone, got {given[0]!r}")
         for key, known in KNOWN.items():
             if getattr(self, key) and getattr(self, key) not in known:
                 raise ValueError(f"key {key!r}: expected one of {', '.join(known)}, got {getattr(self, key)!r}")
@@ -123,8 +132,10 @@ def _each_op(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "site": sites}
 
 
-def blocks(model: torch.nn.Module, site: Site) -> Iterator[torch.nn.Module]:
-    """The blocks of a loaded model that are of the site's class."""
+def blocks(model: torch.nn.Module, site: Site) -> Iterator[Any]:
+    """The blocks of a loaded model that are of the site's class; of a function what stands for it as a block."""
+    if site.function and site.module in sys.modules:
+        yield deferred_lines.block_of(sys.modules[site.module], site.function)
     for block in model.modules():
         if (type(block).__module__, type(block).__name__) == (site.module, site.class_):
             yield block

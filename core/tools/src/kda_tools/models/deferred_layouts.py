@@ -11,7 +11,6 @@ This file imports only PyTorch: `kda apply` copies it beside the solutions.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import ModuleType
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from . import deferred_lines  # a copy of these files is a package of another name
 from .deferred_slices import ORIGINAL, Refused, refuse  # a copy of both files is a package of another name
 
 __all__ = ["ORIGINAL", "WAYS", "defer", "put", "take_back"]
@@ -26,6 +26,10 @@ __all__ = ["ORIGINAL", "WAYS", "defer", "put", "take_back"]
 LAST = torch.channels_last_3d
 Calls = Mapping[str, Callable[..., torch.Tensor]]
 """The ops by their names."""
+
+
+LAYOUT = "_kda_layout"
+"""Attribute of a block: its `Layout`."""
 
 
 def put(
@@ -36,20 +40,22 @@ def put(
         defer(block, name, op, call)
 
 
-def take_back(_module: ModuleType, _name: str, blocks: Iterable[torch.nn.Module]) -> None:
+def take_back(module: ModuleType, name: str, blocks: Iterable[torch.nn.Module]) -> None:
     """Undo `put`, for all ops; what another task has put into a block stays."""
     for block in blocks:
-        if isinstance(vars(block).get("forward"), Forward):
-            del block.forward
+        vars(block).pop(LAYOUT, None)
+        deferred_lines.take_back(module, _lines(name), (block,))
 
 
 def defer(block: Any, name: str, op: str, call: Callable[..., torch.Tensor]) -> None:
     """Put the op into one block; ops that were added before stay."""
-    forward = vars(block).get("forward")
-    if not isinstance(forward, Forward):
-        before = forward or functools.partial(type(block).forward, block)
-        forward = block.forward = Forward(block, before, WAYS[name])
-    forward.calls[op] = call
+    layout = vars(block).setdefault(LAYOUT, Layout(block, WAYS[name]))
+    layout.calls[op] = call
+    deferred_lines.defer(block, _lines(name), name, layout)
+
+
+def _lines(name: str) -> str:
+    return f"return {name}(hidden_states)"
 
 
 class Weights:
@@ -68,26 +74,16 @@ class Weights:
         return known[1]
 
 
-class Forward:
-    """What stands in the place of a block's `forward`."""
+class Layout:
+    """The computation of one block."""
 
-    def __init__(
-        self,
-        block: Any,
-        before: Callable[..., torch.Tensor],
-        run: Callable[[Any, torch.Tensor, Calls, Weights], torch.Tensor],
-    ) -> None:
+    def __init__(self, block: Any, run: Callable[[Any, torch.Tensor, Calls, Weights], torch.Tensor]) -> None:
         self.calls: dict[str, Callable[..., torch.Tensor]] = {}
-        self._block, self._before, self._run, self._weights = block, before, run, Weights()
+        self._block, self._run, self._weights = block, run, Weights()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output for the clip x, [B, C, T, H, W]."""
-        if torch.compiler.is_compiling():
-            return self._before(x)
-        try:
-            return self._run(self._block, x, self.calls, self._weights)
-        except Refused:
-            return self._before(x)
+        return self._run(self._block, x, self.calls, self._weights)
 
 
 # ---- kinds of blocks: their computation

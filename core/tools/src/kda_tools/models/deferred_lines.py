@@ -1,9 +1,9 @@
-"""Run lines at the head of a block's `forward`, as `kda port` inserts them there.
+"""Run lines at the head of a block's `forward`, or of a function of a module, as `kda port` inserts them there.
 
-The lines are Python, `ported` of the site. They see the arguments of `forward` by their names, `torch`, the task's ops,
-and `kda_runs(x)`, which here is always true: an op itself refuses what its kernels do not take. What they return is the
-block's output. If they return nothing, or an op refuses a call, the function that stood there before runs. So the lines
-must not write into their arguments.
+The lines are Python, `ported` of the site. They see by their names the arguments, `torch`, the task's ops, what else
+the module has, and `kda_runs(x)`, which here is always true: an op itself refuses what its kernels do not take. What
+they return is the result. If they return nothing, or an op refuses a call, the function that stood there before runs.
+So the lines must not write into their arguments.
 
 This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
@@ -25,12 +25,14 @@ import torch
 from .deferred_kept import kept
 from .deferred_slices import ORIGINAL, Refused, refuse  # copies of the files are a package of another name
 
-__all__ = ["ORIGINAL", "defer", "put", "take_back"]
+__all__ = ["ORIGINAL", "block_of", "defer", "put", "take_back"]
 
 NAME = "kda_lines"
-"""Of the function made of the lines."""
+"""Name of the function that is made of the lines."""
 OWN = object()
-"""What it returns if they return nothing."""
+"""What that function returns if the lines return nothing."""
+BLOCK = "_kda_block"
+"""Attribute of a module's function: the block that stands for it."""
 
 
 def put(_module: ModuleType, lines: str, blocks: Iterable[torch.nn.Module], op: str, call: Callable[..., Any]) -> None:
@@ -60,6 +62,36 @@ def defer(block: Any, lines: str, op: str, call: Callable[..., Any]) -> None:
     forward.ops[op] = call
 
 
+def block_of(module: ModuleType, name: str) -> Any:
+    """A block that stands for a function of the module: who calls the function calls the block's `forward`.
+
+    Other modules of the package may hold the function by its name.
+    """
+    own: Any = getattr(module, name)
+    if hasattr(own, BLOCK):
+        return getattr(own, BLOCK)
+
+    @functools.wraps(own)
+    def forward(_block: Any, *args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    signature = inspect.signature(own)
+    me = inspect.Parameter(BLOCK, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(forward)["__signature__"] = signature.replace(parameters=[me, *signature.parameters.values()])
+    block = type(name, (), {"forward": forward})()
+
+    @functools.wraps(own)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return block.forward(*args, **kwargs)
+
+    setattr(called, BLOCK, block)
+    package = module.__name__.partition(".")[0]
+    for loaded in [module, *(other for key, other in sys.modules.items() if key.partition(".")[0] == package)]:
+        if vars(loaded).get(name) is own:
+            setattr(loaded, name, called)
+    return block
+
+
 def _with(lines: str, block: Any) -> Forward | None:
     """What has put these lines into the block; other lines may have been put in front of it since."""
     forward: Any = vars(block).get("forward")
@@ -75,6 +107,7 @@ class Forward:
         self.lines = lines
         self.stood = {name: value for name, value in vars(block).items() if name == "forward"}
         self.made = made_of(type(block).forward, lines)
+        self._module: dict[str, Any] = inspect.unwrap(type(block).forward).__globals__
         self.ops: dict[str, Callable[..., Any]] = {}
         """Those that were put here."""
         self._before = self.stood.get("forward") or functools.partial(type(block).forward, block)
@@ -85,9 +118,9 @@ class Forward:
         if self.ops and not torch.compiler.is_compiling():
             given = self.made.signature.bind(self._block, *args, **kwargs)
             given.apply_defaults()
-            ops = {name: self.ops.get(name, refuse) for name in self.made.ops}
+            names = {name: self.ops.get(name) or self._module.get(name, refuse) for name in self.made.names}
             try:
-                result = self.made.run(**given.arguments, **ops)
+                result = self.made.run(**given.arguments, **names)
             except Refused:
                 result = OWN
             if result is not OWN:
@@ -103,11 +136,11 @@ class Made(NamedTuple):
     """
 
     run: Callable[..., Any]
-    """Takes all arguments of `forward` by their names, and the ops."""
+    """Takes all arguments of `forward`, and `names`, by their names."""
     signature: inspect.Signature
     """Of `forward`."""
-    ops: tuple[str, ...]
-    """The ops that the lines name."""
+    names: tuple[str, ...]
+    """The ops that the lines name, and what they name of the module."""
 
 
 @functools.cache
@@ -121,9 +154,9 @@ def made_of(forward: Callable[..., Any], lines: str) -> Made:
         return f"def {NAME}({', '.join(arguments)}):\n{body}\n    return kda_own\n"
 
     asked = _global_names(symtable(text(*signature.parameters), NAME, "exec"))
-    ops = sorted(asked - {NAME, *known, *vars(builtins)})
-    exec(text(*signature.parameters, *(["*", *ops] if ops else [])), known)  # text of the task's own file
-    return Made(known[NAME], signature, tuple(ops))
+    names = sorted(asked - {NAME, *known, *vars(builtins)})
+    exec(text(*signature.parameters, *(["*", *names] if names else [])), known)  # text of the task's own file
+    return Made(known[NAME], signature, tuple(names))
 
 
 def _global_names(table: SymbolTable) -> set[str]:

@@ -1,4 +1,4 @@
-"""How an op gets into a class that runs it as statements: one module for each key of `baseline/sites.toml`.
+"""How an op gets into a class that runs it as statements: one module for each key of `sites.toml`.
 
 Each module has `put(module, name, blocks, op, call)`, which puts an op into blocks of a class, `take_back(module, name,
 blocks)`, which undoes it, `defer(block, name, op, call)`, which is `put` for a block made later, and `ORIGINAL`, what
@@ -13,7 +13,6 @@ from . import (
     deferred_joins,
     deferred_layouts,
     deferred_lines,
-    deferred_pads,
     deferred_residuals,
     deferred_slices,
 )
@@ -22,7 +21,6 @@ WAYS = {
     "activation": deferred_gelu,
     "slices": deferred_slices,
     "joins": deferred_joins,
-    "pads": deferred_pads,
     "layout": deferred_layouts,
     "residuals": deferred_residuals,
     "ported": deferred_lines,

@@ -67,6 +67,13 @@ class Model(Strict):
     """Where the figures come from."""
     releases: tuple[str, ...] = ()
     """Releases that have the class; empty: all of them."""
+    blocks_from: tuple[str, ...] = ()
+    """Modules of the classes of its blocks, where these are not in the module of its own class."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of its classes."""
+        return (self.class_.rpartition(".")[0], *self.blocks_from)
 
     @property
     def layers(self) -> int:

@@ -213,7 +213,7 @@ def stale(record: StepRecord, folder: Path) -> list[str]:
     """Names of the hashes of a record that are different now."""
     tasks = [task for task in find_tasks() if task.family == known_models.FOLDER.parts[0]]
     known = known_models.load_models(folder / checkout_folder.FILE)
-    now = hashes(tasks, record.calls, known.models.get(record.model))
+    now = hashes(tasks, record.calls, known.models.get(record.model), record.release)
     return [part for part, digest in record.hashes.items() if now.get(part) != digest]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +22,7 @@ from kda_judge.evidence import gpu_state, provenance, stats
 from kda_judge.evidence.gpu_watch import Watcher
 from kda_tools.models import deferred_kept, deferred_slices, known_models
 from kda_tools.models.calls import Call
-from kda_tools.models.chain_sites import FILE, sites_of
+from kda_tools.models.chain_sites import Site, sites_of
 from kda_tools.models.deferred_ways import WAYS
 from kda_tools.models.known_models import KnownModels, Model, Sizes
 from kda_tools.models.protocol import Answer, Census, Request, Timed
@@ -142,7 +143,7 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
         seed=plan.seed,
         commit=git.commit,
         dirty=git.dirty,
-        hashes=hashes(tasks, first.calls, model),
+        hashes=hashes(tasks, first.calls, model, plan.release),
         wheel=f"{pin.package} {pin.version} {pin.wheel_sha256}",
         files=hashlib.sha256((folder / pin.files).read_bytes()).hexdigest(),
         versions=provenance.versions(before.driver if before else None) | _needed_versions(),
@@ -255,9 +256,10 @@ def ask(request: Request) -> Answer:
     return found
 
 
-def hashes(tasks: Sequence[Task], calls: Sequence[Call], model: Model | None) -> dict[str, str]:
+def hashes(tasks: Sequence[Task], calls: Sequence[Call], model: Model | None, release: str) -> dict[str, str]:
     """sha256 of what decides a run: the solutions that were called, `DECIDING`, and what is known of the model."""
-    return solution_hashes(tasks, calls) | {"models": deciding_hash(DECIDING, model)}
+    used = functools.partial(_is_used, modules=model.modules if model else (), release=release)
+    return solution_hashes(tasks, calls, used) | {"models": deciding_hash(DECIDING, model)}
 
 
 def deciding_hash(files: Sequence[str], model: Strict | None) -> str:
@@ -267,33 +269,40 @@ def deciding_hash(files: Sequence[str], model: Strict | None) -> str:
     return hashlib.sha256(f"{room} {entry}".encode()).hexdigest()
 
 
-def solution_hashes(tasks: Sequence[Task], calls: Sequence[Call]) -> dict[str, str]:
+def solution_hashes(
+    tasks: Sequence[Task], calls: Sequence[Call], used: Callable[[Site], bool] = lambda _: False
+) -> dict[str, str]:
     """Task folder -> sha256 of what decides its calls, for every task in `calls`.
 
-    That is its solution, the parts of kda_runtime that this imports, and what puts its ops into a model's classes.
+    That is its solution, the parts of kda_runtime that this imports, and what puts its ops into classes and functions
+    of the model: those of which `used` is true.
     """
     called = {call.task for call in calls}
     found = {}
     for task in tasks:
         if task.folder in called:
             parts = provenance.hashes(task)
-            text = " ".join((parts["solution"], parts.get("library", ""), *_site_hashes(task)))
+            sites = _site_hashes([site for site in sites_of(task) if used(site)])
+            text = " ".join((parts["solution"], parts.get("library", ""), *sites))
             found[task.folder] = hashlib.sha256(text.encode()).hexdigest()
     return found
 
 
-def _site_hashes(task: Task) -> list[str]:
-    """sha256 of the task's list of classes, and of the modules that put its ops there; nothing if it names none."""
-    if not (kinds := {site.kind for site in sites_of(task)}):
+def _is_used(site: Site, modules: Collection[str], release: str) -> bool:
+    """Whether a step of a model with these modules may reach the site. Any model may call a function."""
+    return site.release == release and (bool(site.function) or site.module in modules)
+
+
+def _site_hashes(sites: Sequence[Site]) -> list[str]:
+    """sha256 of these places in models, and of the modules that put ops there; nothing without a place."""
+    if not sites:
         return []
-    ways = [WAYS[kind] for kind in kinds]
+    ways = [WAYS[kind] for kind in {site.kind for site in sites}]
     files = {deferred_slices.__file__, *(way.__file__ for way in ways)}  # the others import the first
     files |= {deferred_kept.__file__ for way in ways if vars(way).get("kept") is deferred_kept.kept}
     names = sorted(Path(str(file)).name for file in files)
-    return [
-        provenance.content_hash(task.path, [FILE.as_posix()]),
-        provenance.content_hash(Path(__file__).parent, names),
-    ]
+    text = "\n".join(site.model_dump_json() for site in sites)
+    return [hashlib.sha256(text.encode()).hexdigest(), provenance.content_hash(Path(__file__).parent, names)]
 
 
 DECIDING = (

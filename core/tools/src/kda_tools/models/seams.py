@@ -49,7 +49,7 @@ class Seam:
     places: set[tuple[str, str]] = field(default_factory=set)
     """(module, name in it) of every place that holds the op."""
     site: Site | None = None
-    """The class of blocks that run the op as several statements; None if the op is a function."""
+    """The class or function that runs the op as several statements; None where the op's own function is called."""
 
 
 class Seams:
@@ -94,7 +94,8 @@ class Seams:
             if not callable(getattr(module, op, None)):
                 raise UsageError(f"{task.folder}: its {name} has no {op}, which upstream's arm has")
         signature = named(upstream, getattr(solution, op))
-        bits = not self._exact or self._gives_bits(task, getattr(solution, op))
+        lines = site is not None and site.kind == "ported" and task.config.task.numerics != "exact"  # other bits
+        bits = not self._exact or (not lines and self._gives_bits(task, getattr(solution, op)))
         if upstream is refuse:  # upstream runs statements; their ops are seams of other tasks
             arms = dict.fromkeys((*ARMS, "original"), upstream) | ({"solution": getattr(solution, op)} if bits else {})
             return Seam(task, op, arms, solution, signature, site=site)

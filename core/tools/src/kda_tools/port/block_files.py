@@ -1,6 +1,6 @@
 """What a port adds for classes of models that call a task's ops: lines at the head of `forward`, and their helper.
 
-A class whose task keeps channels-last order (`layout` in `baseline/sites.toml`) gets the computation that `kda apply`
+A class whose task keeps channels-last order (`layout` in `sites.toml`) gets the computation that `kda apply`
 puts there: the package holds what it needs of `deferred_layouts` as `layouts.py`.
 """
 
