@@ -14,7 +14,7 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.known_models import load_models
-from kda_tools.port.dispatch_edit import FIRST, into_classes
+from kda_tools.port.dispatch_edit import FIRST, into_models
 from kda_tools.port.facade_edit import STAGE
 from kda_tools.port.insertions import undo, with_insertions, write
 from kda_tools.port.layouts import Layout, Tree, find_tree
@@ -208,7 +208,7 @@ def test_copies_need_no_gate(port: Port) -> None:
 
 
 def test_helios_asks_the_ops_in_front_of_its_blocks_own_statements(slices: Port) -> None:
-    sites = [site for site in sites_of(SLICES) if site.ported]
+    sites = [site for site in sites_of(SLICES) if site.ported and site.release == Layout.FACADE.value]
     assert [site.op for site in sites] == list(SLICES.config.ops), "one site for each op"
     ((name, lines),) = {(site.class_, site.ported) for site in sites}
     own = forward_of(slices.patch.read(HELIOS), name)
@@ -256,15 +256,21 @@ def test_a_changed_module_is_named(port: Port, tmp_path: Path) -> None:
     assert make_port(TASK, find_tree(tmp_path)).strangers == (VAE,)
 
 
-@pytest.mark.parametrize("text", ["class A:\n    x = 1\n", "class B:\n    def forward(self):\n        pass\n"])
-def test_a_class_without_forward_is_named(text: str) -> None:
-    with pytest.raises(UsageError, match="there: expected a class A with a method forward, found none"):
-        into_classes(text, Path("there"), "package", {"A": "op()"}, ["op"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("class A:\n    x = 1\n", "class A with a method forward"),
+        ("class B:\n    def forward(self):\n        pass\n", "function A on its top level"),
+    ],
+)
+def test_a_class_without_forward_is_named(text: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=rf"there: expected a {expected}, found none"):
+        into_models(text, Path("there"), {"A": "op()"}, {"op": "package"})
 
 
 def test_lines_go_behind_the_docstring() -> None:
     text = 'class A:\n    def forward(self, x):\n        """Text."""\n        return x\n'
-    lines = into_classes(text, Path("there"), "package", {"A": "if op(x):\n    return 1"}, ["op", "other"])
+    lines = into_models(text, Path("there"), {"A": "if op(x):\n    return 1"}, {"op": "package", "other": "package"})
     changed = with_insertions(text, lines)
     assert changed.startswith("from package import op\n")
     assert (

@@ -57,27 +57,36 @@ def _head_of(node: ast.FunctionDef, text: str, where: Path) -> int:
     return line
 
 
-def into_classes(
-    text: str, where: Path, package: str, ported: Mapping[str, str], names: Sequence[str]
-) -> list[Insertion]:
-    """Insertions into the module `text` that put lines at the head of `forward` of classes.
+def into_models(text: str, where: Path, sites: Mapping[str, str], names: Mapping[str, str]) -> list[Insertion]:
+    """Insertions into the module `text` that put lines at the head of functions, and of the `forward` of classes.
 
-    `ported`: class -> its lines. `names`: what the package offers; the module imports those that the lines name.
+    `sites`: class or function -> its lines. `names`: what the lines may call -> the module that has it. It is imported
+    from there if they do.
 
     Raises:
-        UsageError: a class, or its `forward`, is missing; names it.
+        UsageError: a function, a class, or its `forward`, is missing; names it.
     """
     tree = ast.parse(text, where.name)
-    lines = "".join(ported.values())
-    used = [name for name in names if re.search(rf"\b{name}\(", lines)]
-    found = [Insertion(_after_imports(tree, text), _import(package, used))]
-    for name, inserted in ported.items():
-        methods = [node for one in tree.body if isinstance(one, ast.ClassDef) and one.name == name for node in one.body]
-        forward = next((one for one in methods if isinstance(one, ast.FunctionDef) and one.name == "forward"), None)
-        if forward is None:
-            raise UsageError(f"{where}: expected a class {name} with a method forward, found none")
-        found.append(Insertion(_head_of(forward, text, where) - 1, indent(f"{FIRST}\n{inserted.strip()}\n", " " * 8)))
+    lines = "".join(sites.values())
+    modules: dict[str, list[str]] = {}
+    for name, module in names.items():
+        if re.search(rf"\b{name}\(", lines):
+            modules.setdefault(module, []).append(name)
+    imports = "".join(_import(module, used) for module, used in sorted(modules.items()))
+    found = [Insertion(_after_imports(tree, text), imports)]
+    for name, inserted in sites.items():
+        block = next((one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == name), None)
+        node = _forward(block, where) if block else definition(tree, name, where)
+        pad = " " * (8 if block else 4)
+        found.append(Insertion(_head_of(node, text, where) - 1, indent(f"{FIRST}\n{inserted.strip()}\n", pad)))
     return found
+
+
+def _forward(block: ast.ClassDef, where: Path) -> ast.FunctionDef:
+    for node in block.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "forward":
+            return node
+    raise UsageError(f"{where}: expected a class {block.name} with a method forward, found none")
 
 
 def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:

@@ -123,18 +123,20 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
 
 
 def classes(task: Task, tree: Tree, tier: str) -> list[Site]:
-    """The classes of the tree's models that call the task's ops once they are ported; their op is no function there.
+    """The classes and functions of the tree that call the task's ops once they are ported, in place of statements.
 
-    Blocks in another order have other bits, so a port of the tier `exact` leaves them out.
+    If the task is of another tier, the ops have other bits than the statements. So a port of the tier `exact` leaves
+    them out.
 
     Raises:
         UsageError: the module of such a class is not in the tree.
     """
+    if tier == "exact" and task.config.task.numerics != tier:
+        return []
     found = [one for one in sites_of(task) if one.release == tree.layout.value and lines(one)]
-    found = [one for one in found if not (one.layout and tier == "exact")]
     for one in found:
         if not (path := tree.root / tree.module_path(one.module)).is_file():
-            raise UsageError(f"{path}: expected the module of {one.class_} as in {PACKAGE} {one.release}, got no file")
+            raise UsageError(f"{path}: expected the module of {one.holder} as in {PACKAGE} {one.release}, got no file")
     return found
 
 

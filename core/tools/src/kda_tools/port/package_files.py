@@ -239,7 +239,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
         title=task.config.task.title,
         told="\n\n".join(fill(part, WIDTH) for part in parts),
     )
-    called = classes(task, tree, numerics) if new else []
+    called = classes(task, tree, numerics)
     if called or not new:
         text = text.replace("from collections", "import os\nfrom collections", 1)
     gated = is_gated(numerics, tree, task, new)
@@ -293,7 +293,7 @@ def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
     """How the kernels round, and when they are used."""
     by_bits = is_gated_by_bits(numerics, tree, task, new)
     ungated = UNGATED.format(whom="This release has" if task.family == DIFFUSION else "Language models have")
-    called = ", ".join(dict.fromkeys(f"`{one.class_}`" for one in classes(task, tree, numerics))) if new else ""
+    called = ", ".join(dict.fromkeys(f"`{one.holder}`" for one in classes(task, tree, numerics))) if new else ""
     asking = ASKING if is_gated(numerics, tree, task, new) else CALLED
     front = asking.format(op=task.op, classes=called) if called else NEW
     gate = front if new else EXACT if by_bits else GATED.format(op=task.op) if tree.has_levels(task) else ungated
@@ -304,9 +304,12 @@ def _numerics(task: Task, tree: Tree, new: bool, numerics: str) -> str:
 def _about(task: Task, tree: Tree, ops: list[str], new: bool, numerics: str) -> list[str]:
     """What the README says about the calls and the numerics."""
     asked = [f"- `{module}.{op}` asks `try_{op}` first." for op, module in _hosts(task, tree, ops).items()]
-    calling = [f"- `{one.module}.{one.class_}.forward` calls `{one.op}`." for one in classes(task, tree, numerics)]
+    calling = [
+        f"- `{one.module}.{one.holder}{'.forward' * bool(one.class_)}` calls `{one.op}`."
+        for one in classes(task, tree, numerics)
+    ]
     names = f"Its functions are {', '.join(f'`{op}`' for op in ops)}."
-    who = ["\n".join([names, *(["", *calling] if calling else [])])] if new else ["\n".join(asked)]
+    who = ["\n".join([names, *(["", *calling] if calling else [])])] if new else ["\n".join([*asked, *calling])]
     return [*who, _numerics(task, tree, new, numerics)]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.port.block_files import BLOCK, lines
-from kda_tools.port.dispatch_edit import dispatch, into_classes, lacking
+from kda_tools.port.dispatch_edit import dispatch, into_models, lacking
 from kda_tools.port.facade_edit import edit_facade
 from kda_tools.port.insertions import Patch, original
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, hosts, locked
@@ -29,7 +29,7 @@ class Port:
     modules: dict[str, str]
     """Op -> the dotted module with its public function, for the ported ops."""
     new: bool
-    """Whether the tree has no such functions. Then only classes that the task names call the ops, if any."""
+    """Whether the tree has no such functions. Then only what `sites.toml` names calls the ops, if anything."""
     strangers: tuple[str, ...]
     """Paths of modules whose bytes differ from the pinned release's."""
     exact: bool = False
@@ -99,16 +99,15 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         absent |= lacking(text, where, mine)
         patch.insert(prefix + path, *dispatch(text, where, package, mine))
     numerics = tier(task, exact)
-    sites = classes(task, tree, numerics) if new else []
+    sites = classes(task, tree, numerics)
     for module in dict.fromkeys(site.module for site in sites):
         path = tree.module_path(module)
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
         if hashlib.sha256(original(base, prefix + path)).hexdigest() != mine_there[0].sha256:
             strangers.append(path)
-        ported = {site.class_: lines(site) for site in mine_there}
-        patch.insert(
-            prefix + path, *into_classes(patch.read(prefix + path), where, package, ported, [*functions, RUNS, BLOCK])
-        )
+        ported = {site.holder: lines(site) for site in mine_there}
+        names = modules | dict.fromkeys((RUNS, BLOCK), package)
+        patch.insert(prefix + path, *into_models(patch.read(prefix + path), where, ported, names))
     if tree.layout is Layout.FACADE:
         edit_facade(patch, tree, task, list(functions), new, numerics, is_gated(numerics, tree, task, new))
     test, benchmark = proof_files(task, tree, modules, numerics)
