@@ -607,21 +607,49 @@ def test_all_files_that_a_worker_computes_with_make_a_run_stale():
 
 
 @pytest.mark.parametrize(
-    ("name", "stale"), [("deferred_joins.py", "k11_qkv_pack"), ("deferred_kept.py", "k14_rounded_qknorm_rope")]
+    ("name", "stale"),
+    [("deferred_joins.py", ["k11_qkv_pack"]), ("deferred_kept.py", ["k11_qkv_pack", "k14_rounded_qknorm_rope"])],
 )
 def test_a_change_to_how_an_op_is_put_into_a_model_makes_runs_stale_that_call_it(name, stale, tmp_path, monkeypatch):
-    folders = ("k05_norm_scale_shift", "k11_qkv_pack", "k12_causal_pad", "k14_rounded_qknorm_rope")
+    folders = ("k03_qknorm_rope", "k08_gelu_cat", "k11_qkv_pack", "k14_rounded_qknorm_rope")
     tasks = [Task(ROOT / "diffusion" / folder) for folder in folders]
     calls = [Call(task=one.folder, op="op", inputs={}, count=1, row=None, production=False) for one in tasks]
     before = run_step.solution_hashes(tasks, calls, lambda _: True)
-    assert run_step.solution_hashes(tasks, calls[:1]).keys() == {"k05_norm_scale_shift"}
+    assert run_step.solution_hashes(tasks, calls[:1]).keys() == {"k03_qknorm_rope"}
     changed = tmp_path / name
     for path in Path(run_step.__file__).parent.glob("deferred_*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     changed.write_text(changed.read_text() + "# changed\n")
     monkeypatch.setattr(run_step, "__file__", str(tmp_path / "run_step.py"))
     after = run_step.solution_hashes(tasks, calls, lambda _: True)
-    assert [folder for folder, digest in after.items() if digest != before[folder]] == [stale]
+    assert [folder for folder, digest in after.items() if digest != before[folder]] == stale
+
+
+def test_a_step_is_stale_by_the_sites_that_its_model_and_release_have():
+    tasks = [Task(ROOT / "diffusion" / "k11_qkv_pack")]
+    calls = [Call(task="k11_qkv_pack", op="op", inputs={}, count=1, row=None, production=False)]
+    models = known_models.load_models().models
+
+    def found(model, release):
+        return hashes(tasks, calls, models[model], release)["k11_qkv_pack"]
+
+    assert found("qwen-image", "0.5.23") == found("flux", "0.5.12.post1"), "neither has a site"
+    several = [found(model, "0.5.23") for model in ("qwen-image", "flux", "hunyuanvideo", "joyimage-edit")]
+    assert len({*several, found("joyimage-edit", "0.5.12.post1")}) == 5
+
+
+def test_a_function_may_run_in_any_model():
+    tasks = [Task(ROOT / "diffusion" / "k02_rotary_embedding")]
+    calls = [Call(task="k02_rotary_embedding", op="op", inputs={}, count=1, row=None, production=False)]
+    plain = run_step.solution_hashes(tasks, calls)
+    for release in ("0.5.12.post1", "0.5.23"):
+        assert hashes(tasks, calls, None, release)["k02_rotary_embedding"] not in plain.values()
+
+
+def test_the_blocks_of_a_model_may_be_in_another_module():
+    models = known_models.load_models().models
+    assert len({models[name].modules[-1] for name in ("mova-video", "mova-audio")}) == 1
+    assert models["mova-audio"].modules[0] != models["mova-video"].modules[0]
 
 
 def test_a_run_is_stale_by_its_own_models_entry_alone():

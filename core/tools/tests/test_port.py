@@ -317,11 +317,12 @@ def test_folders_that_are_no_tree(tmp_path: Path) -> None:
 def test_a_module_that_became_another(
     releases: dict[Layout, Path], tmp_path: Path, old: str, new: str, words: str
 ) -> None:
-    for name in ("rotary.py", "ltx2_rotary.py"):
-        path = Path("sglang/jit_kernel/diffusion/triton") / name
+    kernels, models = "sglang/jit_kernel/diffusion/triton", "sglang/multimodal_gen/runtime/models/dits"
+    files = (f"{kernels}/rotary.py", f"{kernels}/ltx2_rotary.py", f"{models}/mova_video_dit.py", f"{models}/helios.py")
+    for path in files:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         text = (releases[Layout.JIT_KERNEL] / path).read_text()
-        (tmp_path / path).write_text(text.replace(old, new) if name == "rotary.py" else text)
+        (tmp_path / path).write_text(text.replace(old, new) if path.endswith("/rotary.py") else text)
     (tmp_path / "sglang" / "__init__.py").touch()
     with pytest.raises(UsageError) as refused:
         make_port(find_task("rotary_embedding"), find_tree(tmp_path))

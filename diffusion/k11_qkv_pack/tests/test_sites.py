@@ -1,0 +1,387 @@
+"""The lines in `sites.toml` give what the models' own blocks give, which come out of the wheels' text.
+
+Upstream's layers are small stand-ins. Its norm and rotation round once, as its kernels do.
+"""
+
+import __future__
+
+import ast
+import hashlib
+import sys
+import zipfile
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from kda_judge.arms.upstream import cache_folder
+from kda_judge.contract.tasks import checkout_root, find_task
+from kda_tools.models import deferred_lines
+from kda_tools.models.chain_sites import sites_of
+from kda_tools.models.deferred_slices import refuse
+from kda_tools.models.known_models import load_models
+
+from .. import solution
+
+SITES = [site for site in sites_of(find_task("qkv_pack")) if site.ported]
+OWN = (
+    "_MODULATION_FACTOR",
+    "_joy_image_qk_rope",
+    "_joy_joint_qkv",
+    "_joy_complex_freqs",
+    "fused_add_gate",
+    "ModulateWan",
+    "MMDoubleStreamBlock",
+)
+"""What is taken of upstream's module, where the release has it."""
+CLIP, TEXT, SIZE = 7, 3, 64
+STEP = torch.finfo(torch.bfloat16).eps
+
+
+# --- upstream's module
+
+
+class RMSNorm(torch.nn.Module):
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = torch.nn.Parameter(normal(size) * 0.3 + 1)
+        self.variance_epsilon, self.variance_size_override = eps, None
+
+
+class LayerNormScaleShift(torch.nn.Module):
+    def __init__(self, size, eps, elementwise_affine):
+        super().__init__()
+        assert not elementwise_affine
+        self.eps = eps
+
+    def forward(self, x, shift, scale):
+        y = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=self.eps)
+        return (y * (1 + scale[:, None]) + shift[:, None]).to(x.dtype)
+
+
+class Linear(torch.nn.Module):
+    """Of one rank, in its weights' dtype, as under autocast. Those that split their output get a list of widths."""
+
+    ranks = 1
+
+    def __init__(self, wide, widths, input_is_parallel=False, **_):
+        super().__init__()
+        parts = [width // self.ranks for width in widths] if isinstance(widths, list) else [widths]
+        wide = wide // self.ranks if input_is_parallel else wide
+        self.weight = torch.nn.Parameter(normal(sum(parts), wide) / wide**0.5)
+
+    def forward(self, x):
+        return x.to(self.weight.dtype) @ self.weight.T, None
+
+
+class MLP(torch.nn.Module):
+    def __init__(self, input_dim, **_):
+        super().__init__()
+        self.layer = Linear(input_dim, input_dim)
+
+    def forward(self, x):
+        return self.layer(x)[0].tanh()
+
+
+class Attention(torch.nn.Module):
+    """It keeps what it is given."""
+
+    def __init__(self, **_):
+        super().__init__()
+        self.given = []
+
+    def forward(self, q, k, v, **others):
+        self.given.append((q, k, v, others))
+        heads = (x.float().transpose(1, 2) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).to(q.dtype)
+
+
+def normed_and_rotated(*, q, k, q_norm, k_norm, head_dim, cos_sin_cache, freqs_complex=None, is_neox, allow_inplace):
+    """Upstream's kernels: all in float32, rounded once. Neighbours turn as one complex number."""
+    assert not is_neox
+    assert allow_inplace
+    made = []
+    for x, norm in ((q, q_norm), (k, k_norm)):
+        y = torch.nn.functional.rms_norm(x.float(), (head_dim,), norm.weight.float(), norm.variance_epsilon)
+        if cos_sin_cache is not None:
+            turns = torch.complex(*cos_sin_cache.chunk(2, dim=-1)) if freqs_complex is None else freqs_complex
+            pairs = torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous())
+            y = torch.view_as_real(pairs * turns[: x.shape[1], None]).flatten(-2)
+        made.append(y.to(x.dtype))
+    return made
+
+
+def rearrange(x, form, **sizes):
+    assert form == "B L (K H D) -> K B L H D"
+    return x.unflatten(-1, (sizes["K"], sizes["H"], -1)).permute(2, 0, 1, 3, 4)
+
+
+def module_of(site, ranks=1):
+    """Upstream's module: the text of `OWN`, out of the pinned wheel, between the stand-ins."""
+    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[site.release].wheel
+    if not wheel.is_file():
+        pytest.skip(f"{wheel.name} is not in the cache")
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"{site.module.replace('.', '/')}.py").decode()
+    assert hashlib.sha256(text.encode()).hexdigest() == site.sha256
+    tree = ast.parse(text)
+    named = {getattr(one, "name", None) or ast.unparse(getattr(one, "targets", [one])[0]): one for one in tree.body}
+    tree.body = [one for name, one in named.items() if name in OWN]
+    linear = type("Linear", (Linear,), {"ranks": ranks})
+    module = ModuleType(site.module)
+    vars(module).update(
+        torch=torch,
+        nn=torch.nn,
+        rearrange=rearrange,
+        RMSNorm=RMSNorm,
+        LayerNormScaleShift=LayerNormScaleShift,
+        MergedColumnParallelLinear=linear,
+        RowParallelLinear=linear,
+        ReplicatedLinear=Linear,
+        MLP=MLP,
+        USPAttention=Attention,
+        apply_qk_norm_with_optional_rope=normed_and_rotated,
+        get_tp_world_size=lambda: ranks,
+        divide=lambda number, by: number // by,
+        set_weight_attrs=lambda *_: None,
+    )
+    flags = __future__.annotations.compiler_flag
+    exec(compile(tree, wheel.name, "exec", flags, dont_inherit=True), vars(module))
+    return module
+
+
+# --- a block and its call
+
+
+def normal(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape).to(dtype)
+
+
+class Case:
+    """A block of upstream's module, its arguments, and what was called."""
+
+    def __init__(self, module, site, size=SIZE, heads=4):
+        torch.manual_seed(0)
+        self.module, self.site, self.width, self.size = module, site, size * heads, size
+        self.block = module.MMDoubleStreamBlock(self.width, heads, mlp_width_ratio=2.0).requires_grad_(False)
+        for stream in ("img", "txt"):
+            table = getattr(self.block, f"{stream}_mod").modulate_table
+            table.data = normal(*table.shape)
+        for norm in (self.block.txt_attn_q_norm, self.block.txt_attn_k_norm):
+            norm.variance_epsilon = 0.1
+        self.arguments = {}
+        self.calls = []
+
+    def give(self, batch=1, turned=False, dtype=torch.bfloat16):
+        """Make arguments. `turned`: the text has a table too."""
+        self.arguments = {
+            "img": normal(batch, CLIP, self.width, dtype=dtype),
+            "txt": normal(batch, TEXT, self.width, dtype=dtype),
+            "vec": normal(batch, 6, self.width) * 0.5,
+            "vis_freqs_cis": self.table(CLIP + 2),
+            "txt_freqs_cis": self.table(TEXT + 1) if turned else None,
+            "num_replicated_suffix": TEXT,
+        }
+        return self
+
+    def table(self, rows):
+        angles = torch.rand(rows, self.size // 2) * 6
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    def put(self, refused=()):
+        """Put the lines there. `refused`: numbers of calls that the op does not take."""
+
+        def op(*given):
+            self.calls.append(given)
+            return (refuse if len(self.calls) - 1 in refused else solution.qkv_norm_rope_pack)(*given)
+
+        deferred_lines.put(self.module, self.site.ported, (self.block,), self.site.op, op)
+
+    def run(self):
+        """The block's output, and what attention got. The model makes the complex tables of the others."""
+        given = dict(self.arguments)
+        if self.site.release != "0.5.12.post1":
+            for stream in ("vis", "txt"):
+                table = given[f"{stream}_freqs_cis"]
+                usual = isinstance(table, torch.Tensor)
+                given[f"{stream}_complex_freqs"] = self.module._joy_complex_freqs(table) if usual else None
+        self.block.attn.given.clear()
+        return self.block(**given), [*self.block.attn.given]
+
+    def outcome(self):
+        """The block's output, or what it raises."""
+        try:
+            return self.run()[0]
+        except (ValueError, RuntimeError, AttributeError) as error:
+            return repr(error)
+
+
+@pytest.fixture(params=SITES, ids=lambda site: site.release)
+def site(request):
+    return request.param
+
+
+@pytest.fixture
+def made(site, monkeypatch):
+    """Makes a case."""
+
+    def make(ranks=1, **sizes):
+        monkeypatch.setitem(sys.modules, site.module, module := module_of(site, ranks))
+        return Case(module, site, **sizes)
+
+    return make
+
+
+def assert_equal(got, want):
+    assert type(got) is type(want)
+    assert got == want if isinstance(got, str) else all(map(torch.equal, got, want))
+
+
+# --- tests
+
+
+def test_the_lines_of_the_releases_differ_by_a_name():
+    new, old = (next(site for site in SITES if site.release == release) for release in ("0.5.23", "0.5.12.post1"))
+    assert new.ported.replace("local_heads_num", "heads_num") == old.ported
+    assert (new.class_, new.op, new.module) == (old.class_, old.op, old.module)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_lines_give_upstreams_output(made, monkeypatch, batch, turned, dtype):
+    """q and k are rounded once on both sides, so they differ by a step at most; v is the same by bits."""
+    case = made().give(batch, turned, dtype)
+    want, (theirs,) = case.run()
+    own, gates = case.module.fused_add_gate, []
+    monkeypatch.setattr(case.module, "fused_add_gate", lambda *given: gates.append(given) or own(*given))
+    before = {name: x.clone() for name, x in case.arguments.items() if isinstance(x, torch.Tensor)}
+    case.put()
+    got, (ours,) = case.run()
+    for x, y in zip(ours[:2], theirs[:2], strict=True):
+        torch.testing.assert_close(x, y, rtol=STEP, atol=0)
+    assert torch.equal(ours[2], theirs[2])
+    assert ours[3] == theirs[3] == {"num_replicated_suffix": TEXT}
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=2 * STEP, atol=2 * STEP)
+    assert len(gates) == 4
+    assert all(torch.equal(case.arguments[name], x) for name, x in before.items())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_op_is_called_for_each_stream_with_its_place(made, turned):
+    case = made().give(2, turned)
+    case.put()
+    _, (given,) = case.run()
+    block, begin = case.block, 0
+    assert len(case.calls) == 2
+    streams = ("img", CLIP, "vis_freqs_cis", 1e-6), ("txt", TEXT, "txt_freqs_cis", 0.1)
+    for call, (name, tokens, table, eps) in zip(case.calls, streams, strict=True):
+        q, k, v, q_weight, k_weight, cos, sin, out, last = call
+        assert q_weight is getattr(block, f"{name}_attn_q_norm").weight
+        assert k_weight is getattr(block, f"{name}_attn_k_norm").weight
+        assert cos is case.arguments[table]
+        assert (sin, last) == (None, eps)
+        assert {x.shape for x in (q, k, v)} == {(2, tokens, 4, SIZE)}
+        assert [x.storage_offset() for x in (q, k, v)] == [0, case.width, 2 * case.width], "read where they lie"
+        assert out.shape == (3, 2, tokens, 4, SIZE)
+        for plane, joint in zip(out, given[:3], strict=True):
+            assert joint.is_contiguous()
+            assert joint[:, begin:].data_ptr() == plane.data_ptr()
+        begin += tokens
+
+
+def test_a_rank_has_its_own_heads(made):
+    case = made(ranks=2)
+    if case.site.release == "0.5.12.post1":
+        pytest.skip("this release splits no heads")
+    want, _ = case.give().run()
+    case.put()
+    got, _ = case.run()
+    assert [call[0].shape[2] for call in case.calls] == [2, 2]
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=2 * STEP, atol=2 * STEP)
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_refused_call_leaves_the_block_to_upstream(made, refused):
+    case = made().give(2, turned=True)
+    want, _ = case.run()
+    case.put(refused={refused})
+    got, _ = case.run()
+    assert len(case.calls) == refused + 1
+    assert_equal(got, want)
+
+
+def norm(name, **values):
+    return lambda case: vars(getattr(case.block, f"{name}_norm")).update(values)
+
+
+def argument(**makes):
+    return lambda case: case.arguments.update({name: make(case) for name, make in makes.items()})
+
+
+def other_norm(case):
+    case.block.txt_attn_k_norm.__class__ = type("Other", (RMSNorm,), {})
+
+
+def projected(name, dtype):
+    return lambda case: getattr(case.block, f"{name}_attn_qkv").to(dtype)
+
+
+def other_heads(case):
+    """Attributes of both releases."""
+    case.block.heads_num = case.block.local_heads_num = 2
+
+
+UNUSUAL = {
+    "no table": argument(vis_freqs_cis=lambda _: None),
+    "two tables": argument(vis_freqs_cis=lambda case: case.table(CLIP).chunk(2, dim=-1)),
+    "a deep table": argument(vis_freqs_cis=lambda case: case.table(CLIP)[..., None]),
+    "a short table": argument(vis_freqs_cis=lambda case: case.table(CLIP - 1)),
+    "a narrow table": argument(vis_freqs_cis=lambda case: case.table(CLIP)[:, :32]),
+    "two tables, text": argument(txt_freqs_cis=lambda case: case.table(TEXT).chunk(2, dim=-1)),
+    "a deep table, text": argument(txt_freqs_cis=lambda case: case.table(TEXT)[..., None]),
+    "a short table, text": argument(txt_freqs_cis=lambda case: case.table(TEXT - 1)),
+    "a narrow table, text": argument(txt_freqs_cis=lambda case: case.table(TEXT)[:, :32]),
+    "two eps": norm("img_attn_q", variance_epsilon=0.5),
+    "two eps, text": norm("txt_attn_k", variance_epsilon=0.5),
+    "a norm of some columns": norm("img_attn_k", variance_size_override=32),
+    "a norm that rounds before its weight": norm("txt_attn_q", cast_x_before_out_mul=True),
+    "another norm": other_norm,
+    "float32": lambda case: [projected(name, torch.float32)(case) for name in ("img", "txt")],
+    "two dtypes": projected("txt", torch.float16),
+    "other heads": other_heads,
+}
+
+
+@pytest.mark.parametrize("change", UNUSUAL.values(), ids=UNUSUAL)
+def test_an_unusual_call_is_upstreams(made, change):
+    case = made().give(2, turned=True)
+    change(case)
+    want = case.outcome()
+    case.put()
+    assert_equal(case.outcome(), want)
+    assert not case.calls
+
+
+def test_other_sizes_of_heads_are_upstreams(made):
+    case = made(size=32).give(2)
+    want = case.outcome()
+    case.put()
+    assert_equal(case.outcome(), want)
+    assert not case.calls
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_the_lines_ask_whether_the_kernels_run(made, monkeypatch, compiling):
+    case = made().give()
+    lines = deferred_lines.made_of(type(case.block).forward, case.site.ported)
+    if compiling:
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    else:
+        monkeypatch.setitem(lines.run.__globals__, "kda_runs", lambda x: x is not case.arguments["img"])
+    given = lines.signature.bind(case.block, **case.arguments)
+    given.apply_defaults()
+    ops = SimpleNamespace(RMSNorm=RMSNorm, qkv_norm_rope_pack=refuse, fused_add_gate=refuse)
+    assert lines.run(**given.arguments, **{name: getattr(ops, name) for name in lines.names}) is deferred_lines.OWN
