@@ -217,6 +217,17 @@ def test_each_op_of_a_list_has_a_site(tmp_path):
     assert len({site.model_copy(update={"op": ""}) for site in sites}) == 1, "they differ only by their op"
 
 
+def test_each_release_of_a_table_of_hashes_has_a_site(tmp_path):
+    hashes = {release: str(number) * 64 for number, release in enumerate(("0.5.12.post1", "0.5.23"))}
+    text = "".join(f'sha256."{release}" = "{digest}"\n' for release, digest in hashes.items())
+    (tmp_path / FILE).write_text(f'[[site]]\nops = ["a", "b"]\nmodule = "m"\nclass = "C"\nslices = "f"\n{text}')
+    found = [(site.release, site.sha256, site.op) for site in sites_of(Task(tmp_path))]
+    assert found == [(*pair, op) for pair in hashes.items() for op in "ab"]
+    (tmp_path / FILE).write_text(f'[[site]]\nop = "a"\nrelease = "1"\nmodule = "m"\nclass = "C"\nslices = "f"\n{text}')
+    with pytest.raises(UsageError, match=r"key 'site\.0\.sha256'"):
+        sites_of(Task(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -13,8 +13,9 @@ Instead of `activation` a site may have `slices`, the name of a function of the 
 use, `joins`, the name of one that joins two streams, `layout`, what a block that keeps channels-last order computes,
 `residuals`, the model whose block it is, where that norms sums with a residual, or only `ported`, lines for the head of
 the block's `forward`. `deferred_ways` says which module puts the op there. With `ported` a site may name a `function`
-of the module in place of a class. `ops` in place of `op` lists several ops, each of which then has a site. If two tasks
-have a site for one class, the later task's op is asked first.
+of the module in place of a class. `ops` in place of `op` lists several ops, each of which then has a site. A table
+`sha256`, release by release, stands for `release` and `sha256` of several sites. If two tasks have a site for one
+class, the later task's op is asked first.
 """
 
 from __future__ import annotations
@@ -114,22 +115,30 @@ def sites_of(task: Task) -> tuple[Site, ...]:
         UsageError: the file is broken; names the file and the key.
     """
     path = task.path / FILE
-    return validate(SiteFile, _each_op(read_toml(path)), path).site if path.is_file() else ()
+    return validate(SiteFile, _each(read_toml(path)), path).site if path.is_file() else ()
 
 
-def _each_op(data: dict[str, Any]) -> dict[str, Any]:
-    """The data with a site for each of a site's `ops`; what has another form stays as it is."""
-    if not isinstance(data.get("site"), list):
+def _each(data: dict[str, Any]) -> dict[str, Any]:
+    """The data with a site for each release and op of a site; what has another form stays as it is."""
+    entries = data.get("site")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         return data
-    sites: list[Any] = []
-    for entry in data["site"]:
-        ops = entry.get("ops") if isinstance(entry, dict) and "op" not in entry else None
-        if isinstance(ops, list) and ops:
-            shared = {key: value for key, value in entry.items() if key != "ops"}
-            sites += [shared | {"op": op} for op in ops]
-        else:
-            sites.append(entry)
-    return {**data, "site": sites}
+    return {**data, "site": [one for entry in entries for named in _by_release(entry) for one in _by_op(named)]}
+
+
+def _by_release(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    hashes = entry.get("sha256")
+    if "release" in entry or not isinstance(hashes, dict):
+        return [entry]
+    return [entry | {"release": release, "sha256": digest} for release, digest in hashes.items()]
+
+
+def _by_op(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    ops = entry.get("ops")
+    if "op" in entry or not isinstance(ops, list) or not ops:
+        return [entry]
+    shared = {key: value for key, value in entry.items() if key != "ops"}
+    return [shared | {"op": op} for op in ops]
 
 
 def blocks(model: torch.nn.Module, site: Site) -> Iterator[Any]:
