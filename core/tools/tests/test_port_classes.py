@@ -23,8 +23,11 @@ from kda_tools.port.port_task import Port, make_port
 TASK, BLOCKS, SLICES = find_task("causal_pad"), find_task("group_norm_silu_pad"), find_task("temb_modulation")
 VAE = "sglang/multimodal_gen/runtime/models/vaes/hunyuanvae.py"
 HELIOS = "sglang/multimodal_gen/runtime/models/dits/helios.py"
+JOY, MOVA = (f"sglang/multimodal_gen/runtime/models/dits/{name}.py" for name in ("joy_image", "mova_video_dit"))
+SCALE_SHIFT = "sglang/kernels/ops/diffusion/modulate/scale_shift_triton.py"
 FACADE = "sglang/kernels/ops/diffusion/__init__.py"
-NEEDED = ("sglang/__init__.py", FACADE, STAGE, "sglang/kernels/kda_kernels/README.md", VAE, HELIOS)
+NEEDED = ("sglang/__init__.py", FACADE, STAGE, "sglang/kernels/kda_kernels/README.md")
+NEEDED += (VAE, HELIOS, JOY, MOVA, SCALE_SHIFT)
 CLIP = torch.randn(1, 2, 3, 6, 5)
 
 
@@ -116,7 +119,9 @@ def test_classes_call_the_ops_where_these_do_the_same(
     def counted(name: str) -> Any:
         return lambda x, *numbers: calls.append((name, numbers)) or getattr(solution, name)(x, *numbers)
 
-    names = {name: counted(name) for name in ("causal_pad", "upsample_causal_pad")} | {"kda_runs": lambda _: runs}
+    names = {name: counted(name) for name in ("causal_pad", "upsample_causal_pad")} | {
+        "kda_runs_causal_pad": lambda _: runs
+    }
     got = outputs(port.patch.texts()[VAE], kernel, spatial_parallel, **names)
     want = outputs(port.patch.read(VAE), kernel, spatial_parallel)
     assert all(map(torch.equal, got, want))
@@ -214,7 +219,8 @@ def test_helios_asks_the_ops_in_front_of_its_blocks_own_statements(slices: Port)
     own = forward_of(slices.patch.read(HELIOS), name)
     block = ast.parse(f"class {name}:\n    def forward(self):\n{indent(lines, '        ')}")
     docstring = int(isinstance(own[0], ast.Expr) and isinstance(own[0].value, ast.Constant))
-    wanted = [*own[:docstring], *forward_of(ast.unparse(block), name), *own[docstring:]]
+    lines_there = ast.unparse(block).replace("kda_runs(", f"kda_runs_{SLICES.op}(")
+    wanted = [*own[:docstring], *forward_of(lines_there, name), *own[docstring:]]
     assert [*map(ast.dump, forward_of(slices.patch.texts()[HELIOS], name))] == [*map(ast.dump, wanted)]
 
 
@@ -241,6 +247,58 @@ def test_the_port_into_helios_parses_and_can_be_undone(tree: Tree, tmp_path: Pat
     assert (tmp_path / HELIOS).read_bytes() != original
     undo(tmp_path, SLICES.op)
     assert (tmp_path / HELIOS).read_bytes() == original
+
+
+def test_statements_call_sglangs_function_where_it_has_one(tree: Tree) -> None:
+    port = make_port(find_task("fuse_scale_shift"), tree)
+    assert (port.new, port.strangers) == (False, ())
+    texts = port.patch.texts()
+    host = SCALE_SHIFT.removesuffix(".py").replace("/", ".")
+    for path, name in ((MOVA, "MulAdd.forward"), (JOY, "fused_add_gate")):
+        imports = {
+            str(node.module): [(alias.name, alias.asname) for alias in node.names]
+            for node in ast.parse(texts[path]).body
+            if isinstance(node, ast.ImportFrom)
+        }
+        assert imports[host] == [("fuse_scale_shift_kernel", None)], "it asks the port's kernel first"
+        assert imports[port.package] == [("kda_runs", "kda_runs_fuse_scale_shift")]
+        readme = texts[f"{port.package.replace('.', '/')}/README.md"]
+        assert f"{path.rpartition('/')[2][:-3]}.{name}` calls `fuse_scale_shift_kernel`" in readme
+    (function,) = [node for node in ast.parse(texts[JOY]).body if getattr(node, "name", "") == "fused_add_gate"]
+    (own,) = [node for node in ast.parse(port.patch.read(JOY)).body if getattr(node, "name", "") == "fused_add_gate"]
+    x, gate = torch.randn(2, 3, 256).bfloat16(), torch.randn(2, 256).bfloat16()
+    op, calls = port.task.load("solution").fuse_scale_shift_kernel, []
+    for runs in (True, False):
+        seen = {
+            "torch": torch,
+            "kda_runs_fuse_scale_shift": lambda _, runs=runs: runs,
+            "fuse_scale_shift_kernel": lambda *args: calls.append(args) or op(*args),
+        }
+        exec(compile(ast.Module([function], []), JOY, "exec"), seen)
+        got = seen["fused_add_gate"](x, x, gate)
+        exec(compile(ast.Module([own], []), JOY, "exec"), seen)
+        assert torch.equal(got, seen["fused_add_gate"](x, x, gate))
+        assert len(calls) == 1
+
+
+def test_two_ports_in_one_module_ask_gates_of_their_own(tree: Tree, tmp_path: Path) -> None:
+    copied(tree, tmp_path)
+    for op in ("fuse_scale_shift", "qkv_pack"):
+        write(make_port(find_task(op), find_tree(tmp_path)).patch, op)
+    imported = [
+        (str(node.module).rpartition(".")[2], alias.asname)
+        for node in ast.parse((tmp_path / JOY).read_text()).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == "kda_runs"
+    ]
+    assert sorted(imported) == [(op, f"kda_runs_{op}") for op in ("fuse_scale_shift", "qkv_pack")]
+
+
+def test_a_port_of_upstreams_bits_leaves_statements_alone(tree: Tree) -> None:
+    texts = make_port(find_task("fuse_scale_shift"), tree, exact=True).patch.texts()
+    assert SCALE_SHIFT in texts
+    assert not {JOY, MOVA} & texts.keys()
 
 
 def test_other_tasks_of_new_ops_say_that_no_model_calls_them(port: Port) -> None:

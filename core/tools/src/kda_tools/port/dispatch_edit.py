@@ -61,7 +61,7 @@ def into_models(text: str, where: Path, sites: Mapping[str, str], names: Mapping
     """Insertions into the module `text` that put lines at the head of functions, and of the `forward` of classes.
 
     `sites`: class or function -> its lines. `names`: what the lines may call -> the module that has it. It is imported
-    from there if they do.
+    from there if they do; `one as other` is called `other`.
 
     Raises:
         UsageError: a function, a class, or its `forward`, is missing; names it.
@@ -70,7 +70,7 @@ def into_models(text: str, where: Path, sites: Mapping[str, str], names: Mapping
     lines = "".join(sites.values())
     modules: dict[str, list[str]] = {}
     for name, module in names.items():
-        if re.search(rf"\b{name}\(", lines):
+        if re.search(rf"\b{name.split()[-1]}\(", lines):
             modules.setdefault(module, []).append(name)
     imports = "".join(_import(module, used) for module, used in sorted(modules.items()))
     found = [Insertion(_after_imports(tree, text), imports)]

@@ -105,8 +105,9 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
         if hashlib.sha256(original(base, prefix + path)).hexdigest() != mine_there[0].sha256:
             strangers.append(path)
-        ported = {site.holder: lines(site) for site in mine_there}
-        names = modules | dict.fromkeys((RUNS, BLOCK), package)
+        runs = f"{RUNS}_{task.op}"  # a name of its own: ports of several tasks may change one module
+        ported = {site.holder: lines(site).replace(f"{RUNS}(", f"{runs}(") for site in mine_there}
+        names = modules | dict.fromkeys((f"{RUNS} as {runs}", BLOCK), package)
         patch.insert(prefix + path, *into_models(patch.read(prefix + path), where, ported, names))
     if tree.layout is Layout.FACADE:
         edit_facade(patch, tree, task, list(functions), new, numerics, is_gated(numerics, tree, task, new))
