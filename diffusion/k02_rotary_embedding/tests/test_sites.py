@@ -1,20 +1,16 @@
 """The lines in `sites.toml`, in front of the pinned releases' functions: same results; other calls stay upstream's."""
 
-import ast
-import hashlib
 import sys
-import zipfile
 from types import ModuleType
 
 import pytest
 import torch
 
-from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.deferred_slices import refuse
-from kda_tools.models.known_models import load_models
+from kda_tools.models.upstream_source import counted, module_of
 
 from .. import solution
 from ..baseline import eager
@@ -37,19 +33,8 @@ def rearrange(x, _pattern, d):
 
 def function_of(name, monkeypatch):
     """The module of a site with upstream's own function alone, out of the pinned wheel."""
-    site = SITES[name]
-    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[site.release].wheel
-    if not wheel.is_file():
-        pytest.skip(f"{wheel.name} is not in the cache")
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"{site.module.replace('.', '/')}.py").decode()
-    assert hashlib.sha256(text.encode()).hexdigest() == site.sha256
-    tree = ast.parse(text)
-    tree.body = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name]
-    module = ModuleType(site.module)
-    vars(module).update(torch=torch, rearrange=rearrange)
-    exec(compile(tree, f"{name}.py", "exec"), vars(module))
-    monkeypatch.setitem(sys.modules, site.module, module)
+    module = module_of(SITES[name], [name], torch=torch, rearrange=rearrange)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 
 
@@ -58,17 +43,6 @@ def put(module, name, call):
     own = getattr(module, name)
     deferred_lines.put(module, SITES[name].ported, (deferred_lines.block_of(module, name),), OP, call)
     return own, getattr(module, name)
-
-
-def counted(arm):
-    """The op of an arm, and the list of its calls' arguments."""
-    calls = []
-
-    def call(*args, **kwargs):
-        calls.append((args, kwargs))
-        return getattr(arm, OP)(*args, **kwargs)
-
-    return call, calls
 
 
 def normal(*shape, dtype=torch.bfloat16):
@@ -121,7 +95,7 @@ def test_the_sites_are_these():
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("name", "table"), [*((n, t) for n in (MOVA, MOVA_OLD) for t in COMPLEX), (HELIOS, None)])
 def test_the_lines_give_upstreams_result(monkeypatch, name, table, dtype, arm):
-    call, calls = counted(arm)
+    call, calls = counted(getattr(arm, OP))
     own, function = put(function_of(name, monkeypatch), name, call)
     given = arguments(name, dtype, table)
     before = [one.clone() for one in given[:2]]
@@ -138,7 +112,7 @@ def test_the_lines_give_upstreams_result(monkeypatch, name, table, dtype, arm):
 
 @pytest.mark.parametrize("intermediate", [torch.float32, torch.float64], ids=str)
 def test_upstreams_dtype_of_the_product_does_not_matter(monkeypatch, intermediate):
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, OP))
     own, function = put(function_of(MOVA, monkeypatch), MOVA, call)
     given = (*arguments(MOVA), intermediate)
     assert_one_step(function(*given), own(*given))
@@ -147,7 +121,7 @@ def test_upstreams_dtype_of_the_product_does_not_matter(monkeypatch, intermediat
 
 def test_a_table_with_gaps_is_read_as_it_is(monkeypatch):
     """A part of the heads' columns, or of the tokens: the table of another model."""
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, OP))
     own, function = put(function_of(MOVA, monkeypatch), MOVA, call)
     given = normal(B, S, H, D), turns(torch.complex64, tokens=S + 4, size=2 * D)[2 : S + 2, :, ::2]
     assert_one_step(function(*given), own(*given))
@@ -194,7 +168,7 @@ def same(got, own):
 @pytest.mark.parametrize("case", LEFT)
 def test_other_calls_are_upstreams_own(monkeypatch, case):
     name, *given = LEFT[case]
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, OP))
     own, function = put(function_of(name, monkeypatch), name, call)
     try:
         want = own(*given)
@@ -219,7 +193,7 @@ def test_a_module_that_imported_the_function_calls_the_op_too(monkeypatch):
     other = ModuleType("sglang.module_of_a_test")
     vars(other)[MOVA] = getattr(module, MOVA)
     monkeypatch.setitem(sys.modules, other.__name__, other)
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, OP))
     put(module, MOVA, call)
     getattr(other, MOVA)(*arguments(MOVA))
     assert len(calls) == 1

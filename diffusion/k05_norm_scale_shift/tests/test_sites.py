@@ -4,25 +4,18 @@ The blocks are upstream's, with small layers in place of theirs. Their numbers a
 have no rounding: all that the block gives to its layers is the same to the last bit, but for the norm's result.
 """
 
-import __future__
-
-import ast
-import hashlib
 import sys
-import zipfile
-from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import layer_norm
 
-from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.deferred_slices import refuse
-from kda_tools.models.known_models import load_models
+from kda_tools.models.upstream_source import counted, module_of
 
 from .. import solution
 from ..baseline import eager
@@ -91,17 +84,7 @@ NAMES = ("norm1", "self_attn", "cross_attn", "cross_attn_residual_norm", "ffn")
 def block_class(release, monkeypatch):
     """Upstream's block, with its own `MulAdd`, out of the pinned wheel."""
     site = SITES[release]
-    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[release].wheel
-    if not wheel.is_file():
-        pytest.skip(f"{wheel.name} is not in the cache")
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"{site.module.replace('.', '/')}.py").decode()
-    assert hashlib.sha256(text.encode()).hexdigest() == site.sha256
-    tree = ast.parse(text)
-    tree.body = [one for one in tree.body if getattr(one, "name", None) in (site.class_, "MulAdd")]
-    module = ModuleType(site.module)
-    vars(module).update(torch=torch, nn=nn, **LAYERS)
-    exec(compile(tree, "blocks.py", "exec", __future__.annotations.compiler_flag), vars(module))
+    module = module_of(site, (site.class_, "MulAdd"), torch=torch, nn=nn, **LAYERS)
     monkeypatch.setitem(sys.modules, site.module, module)
     return getattr(module, site.class_)
 
@@ -147,17 +130,6 @@ def same(one, other):
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
-def counted(arm):
-    """The op of an arm, and the list of its calls' arguments."""
-    calls = []
-
-    def call(*args, **kwargs):
-        calls.append((args, kwargs))
-        return getattr(arm, RESIDUAL)(*args, **kwargs)
-
-    return call, calls
-
-
 def arguments(batch=B, mods=None, dtype=torch.bfloat16):
     """x, context, t_mod and freqs."""
     x, context = integers(batch, S, D, dtype=dtype), integers(batch, S, D, most=3, dtype=dtype)
@@ -170,7 +142,7 @@ def arguments(batch=B, mods=None, dtype=torch.bfloat16):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("batch", "mods"), [(1, 1), (B, B), (B, 1)])
 def test_the_lines_give_upstreams_result(monkeypatch, release, batch, mods, dtype, weights, arm):
-    call, calls = counted(arm)
+    call, calls = counted(getattr(arm, RESIDUAL))
     pair = Pair(monkeypatch, release, call, dtype, weights or dtype)
     given = arguments(batch, mods, dtype)
     before = [one.clone() for one in given[:3]]
@@ -266,7 +238,7 @@ LEFT = {
 @each_release
 @pytest.mark.parametrize("case", LEFT)
 def test_other_calls_are_upstreams_own(monkeypatch, release, case):
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, RESIDUAL))
     pair = Pair(monkeypatch, release, call)
     given = LEFT[case](pair, arguments())
     try:
@@ -283,7 +255,7 @@ def test_other_calls_are_upstreams_own(monkeypatch, release, case):
 @each_release
 @pytest.mark.parametrize("columns", [264, 8448])
 def test_a_width_that_the_op_does_not_take(monkeypatch, release, columns):
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, RESIDUAL))
     monkeypatch.setitem(globals(), "D", columns)
     pair = Pair(monkeypatch, release, call)
     assert same(*pair.run(arguments()))
@@ -294,7 +266,7 @@ def test_a_width_that_the_op_does_not_take(monkeypatch, release, columns):
 @each_release
 def test_an_attention_of_another_dtype_leaves_the_call_to_upstream(monkeypatch, release):
     """It runs twice: only its result tells."""
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, RESIDUAL))
     pair = Pair(monkeypatch, release, call)
     assert same(*pair.run(attention_in(torch.float32)(pair, arguments())))
     assert calls == []

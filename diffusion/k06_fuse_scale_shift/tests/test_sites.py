@@ -1,20 +1,15 @@
 """The lines in `sites.toml`, in front of the pinned releases' own code: same results; other calls stay upstream's."""
 
-import ast
-import hashlib
 import sys
-import zipfile
-from types import ModuleType
 
 import pytest
 import torch
 
-from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.deferred_slices import refuse
-from kda_tools.models.known_models import load_models
+from kda_tools.models.upstream_source import counted, module_of
 
 from .. import solution
 from ..baseline import eager
@@ -33,17 +28,7 @@ def put(site, monkeypatch, call):
 
     Both take x, gate and residual.
     """
-    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[site.release].wheel
-    if not wheel.is_file():
-        pytest.skip(f"{wheel.name} is not in the cache")
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"{site.module.replace('.', '/')}.py").decode()
-    assert hashlib.sha256(text.encode()).hexdigest() == site.sha256
-    tree = ast.parse(text)
-    tree.body = [one for one in tree.body if getattr(one, "name", None) == site.holder]
-    module = ModuleType(site.module)
-    vars(module).update(torch=torch, nn=torch.nn)
-    exec(compile(tree, f"{site.holder}.py", "exec"), vars(module))
+    module = module_of(site, [site.holder], torch=torch, nn=torch.nn)
     monkeypatch.setitem(sys.modules, site.module, module)
     if site.class_:
         own, block = getattr(module, site.class_)(), getattr(module, site.class_)()
@@ -54,17 +39,6 @@ def put(site, monkeypatch, call):
     deferred_lines.put(module, site.ported, (block,), SCALE_SHIFT, call)
     function = getattr(module, site.function)
     return (lambda x, gate, residual: own(residual, x, gate)), (lambda x, gate, residual: function(residual, x, gate))
-
-
-def counted(arm):
-    """The op of an arm, and the list of its calls' arguments."""
-    calls = []
-
-    def call(*args, **kwargs):
-        calls.append((args, kwargs))
-        return getattr(arm, SCALE_SHIFT)(*args, **kwargs)
-
-    return call, calls
 
 
 def arguments(site, batch=B, gates=None, dtype=torch.bfloat16):
@@ -85,7 +59,7 @@ def exact(x, gate, residual):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("batch", "gates"), [(1, 1), (B, B), (B, 1)])
 def test_the_lines_give_upstreams_result(monkeypatch, site, batch, gates, dtype, arm):
-    call, calls = counted(arm)
+    call, calls = counted(getattr(arm, SCALE_SHIFT))
     own, block = put(site, monkeypatch, call)
     given = arguments(site, batch, gates, dtype)
     before = [one.clone() for one in given]
@@ -107,7 +81,7 @@ def test_the_lines_give_upstreams_result(monkeypatch, site, batch, gates, dtype,
 def test_a_gate_for_every_token(monkeypatch):
     """MOVA's chunks of a `t_mod` with four dimensions, which stay views."""
     for site in (one for one in SITES.values() if one.holder == MOVA):
-        call, calls = counted(solution)
+        call, calls = counted(getattr(solution, SCALE_SHIFT))
         own, block = put(site, monkeypatch, call)
         x, _, residual = arguments(site)
         gate = normal(B, S, 6, D, seed=1)[:, :, 2]
@@ -142,7 +116,7 @@ LEFT = {
 @each_site
 @pytest.mark.parametrize("case", LEFT)
 def test_other_calls_are_upstreams_own(monkeypatch, site, case):
-    call, calls = counted(solution)
+    call, calls = counted(getattr(solution, SCALE_SHIFT))
     own, block = put(site, monkeypatch, call)
     given = LEFT[case](*arguments(site))
     try:

@@ -4,48 +4,41 @@ Blocks, attention and norms are upstream's own text, out of the pinned wheel. Li
 function that rotates are simple ones. Upstream's norms are run as on other devices than NVIDIA's: in PyTorch.
 """
 
-import __future__
-
-import ast
-import functools
-import hashlib
 import inspect
 import sys
-import zipfile
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.deferred_slices import refuse
-from kda_tools.models.known_models import load_models
+from kda_tools.models.upstream_source import run, source_of, text_of
 
 from .. import solution
 from .cases import BOTH, NORM, RESIDUAL, normal
 
 RELEASE = "0.5.12.post1"
 SITES = [site for site in sites_of(find_task("temb_modulation")) if site.release == RELEASE]
-LAYERS = "sglang/multimodal_gen/runtime/layers/"
+RUNTIME = "sglang.multimodal_gen.runtime"
 FOUND = {
-    "helios.py": (
+    f"{RUNTIME}.models.dits.helios": (
         "HeliosSelfAttention",
         "HeliosCrossAttention",
         "HeliosTransformerBlock",
         "apply_rotary_emb_transposed",
     ),
-    "wanvideo.py": ("WanSelfAttention", "WanT2VCrossAttention", "WanTransformerBlock"),
-    "layernorm.py": (
+    f"{RUNTIME}.models.dits.wanvideo": ("WanSelfAttention", "WanT2VCrossAttention", "WanTransformerBlock"),
+    f"{RUNTIME}.layers.layernorm": (
         *("RMSNorm", "LayerNorm", "FP32LayerNorm", "_ScaleResidualNormScaleShift", "_NormScaleShift"),
         *("ScaleResidualLayerNormScaleShift", "LayerNormScaleShift"),
     ),
-    "elementwise.py": ("MulAdd",),
+    f"{RUNTIME}.layers.elementwise": ("MulAdd",),
 }
-"""File -> what is taken out of it."""
+"""Module -> what is taken out of it; layers first, when sorted."""
 HELIOS, WAN = "HeliosTransformerBlock", "WanTransformerBlock"
 B, S, D, HEADS = 2, 6, 256, 2
 EPS = {"norm1": 0.1, "self_attn_residual_norm": 0.2, "norm3": 0.3, "cross_attn_residual_norm": 0.4}
@@ -139,17 +132,6 @@ def rotate_in_place(q, k, cos_sin, *, is_neox):
     return found
 
 
-@functools.cache
-def archive():
-    """Path in the wheel -> its bytes, for the files that are needed."""
-    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[RELEASE].wheel
-    if not wheel.is_file():
-        pytest.skip(f"{wheel.name} is not in the cache")
-    paths = [f"{site.module.replace('.', '/')}.py" for site in SITES] + [f"{LAYERS}{name}" for name in FOUND]
-    with zipfile.ZipFile(wheel) as opened:
-        return {path: opened.read(path) for path in set(paths) & set(opened.namelist())}
-
-
 @pytest.fixture
 def upstream(monkeypatch):
     """Module of a site -> a module of its name with upstream's classes; what they ask for is above."""
@@ -176,18 +158,15 @@ def upstream(monkeypatch):
         "apply_flashinfer_rope_qk_inplace": rotate_in_place,
     }
     modules = {}
-    for path, data in sorted(archive().items()):  # layers first
-        name, text = path.rpartition("/")[2], data.decode()
+    for name, wanted in sorted(FOUND.items()):
         space = names
-        if not path.startswith(LAYERS):
-            module = ModuleType(path.removesuffix(".py").replace("/", "."))
-            modules[module.__name__], space = module, vars(module)
+        if "layers" not in name:
+            module = modules[name] = ModuleType(name)
+            space = vars(module)
             space.update(names)
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-        tree = ast.parse(text)
-        tree.body = [one for one in tree.body if getattr(one, "name", "") in FOUND[name]]
-        assert len(tree.body) == len(FOUND[name])
-        exec(compile(tree, name, "exec", flags=__future__.annotations.compiler_flag), space)
+            monkeypatch.setitem(sys.modules, name, module)
+        run(text_of(name, RELEASE), wanted, space)
+        assert set(wanted) <= space.keys()
     return modules
 
 
@@ -289,8 +268,8 @@ def assert_close(got, want, dtype=None):
 def test_the_pinned_modules_are_the_wheels():
     assert {site.class_ for site in SITES} == {HELIOS, WAN}
     for site in SITES:
-        data = archive()[f"{site.module.replace('.', '/')}.py"]
-        assert hashlib.sha256(data).hexdigest() == site.sha256
+        assert site.module in FOUND
+        assert source_of(site), "its sha256 is the site's"
 
 
 CALLS = {

@@ -3,23 +3,17 @@
 Upstream's layers are small stand-ins. Its norm and rotation round once, as its kernels do.
 """
 
-import __future__
-
-import ast
-import hashlib
 import sys
-import zipfile
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.deferred_slices import refuse
-from kda_tools.models.known_models import load_models
+from kda_tools.models.upstream_source import module_of
 
 from .. import solution
 
@@ -116,20 +110,12 @@ def rearrange(x, form, **sizes):
     return x.unflatten(-1, (sizes["K"], sizes["H"], -1)).permute(2, 0, 1, 3, 4)
 
 
-def module_of(site, ranks=1):
+def upstream(site, ranks=1):
     """Upstream's module: the text of `OWN`, out of the pinned wheel, between the stand-ins."""
-    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[site.release].wheel
-    if not wheel.is_file():
-        pytest.skip(f"{wheel.name} is not in the cache")
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"{site.module.replace('.', '/')}.py").decode()
-    assert hashlib.sha256(text.encode()).hexdigest() == site.sha256
-    tree = ast.parse(text)
-    named = {getattr(one, "name", None) or ast.unparse(getattr(one, "targets", [one])[0]): one for one in tree.body}
-    tree.body = [one for name, one in named.items() if name in OWN]
     linear = type("Linear", (Linear,), {"ranks": ranks})
-    module = ModuleType(site.module)
-    vars(module).update(
+    return module_of(
+        site,
+        OWN,
         torch=torch,
         nn=torch.nn,
         rearrange=rearrange,
@@ -145,9 +131,6 @@ def module_of(site, ranks=1):
         divide=lambda number, by: number // by,
         set_weight_attrs=lambda *_: None,
     )
-    flags = __future__.annotations.compiler_flag
-    exec(compile(tree, wheel.name, "exec", flags, dont_inherit=True), vars(module))
-    return module
 
 
 # --- a block and its call
@@ -226,7 +209,7 @@ def made(site, monkeypatch):
     """Makes a case."""
 
     def make(ranks=1, **sizes):
-        monkeypatch.setitem(sys.modules, site.module, module := module_of(site, ranks))
+        monkeypatch.setitem(sys.modules, site.module, module := upstream(site, ranks))
         return Case(module, site, **sizes)
 
     return make

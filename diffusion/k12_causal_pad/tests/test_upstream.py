@@ -3,17 +3,13 @@
 They are run with a convolution that returns its input.
 """
 
-import hashlib
-import zipfile
-
 import pytest
 import torch
 
-from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.known_models import load_models
+from kda_tools.models.upstream_source import source_of
 
 from .. import solution
 from ..baseline import primary
@@ -22,22 +18,16 @@ from .cases import MARGINS, classes_of, normal
 SITES = sites_of(find_task("causal_pad"))
 
 
-def source_of(release):
-    """The text of the sites' module, out of the pinned wheel."""
-    sites = [site for site in SITES if site.release == release]
-    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[release].wheel
-    if not wheel.is_file():
-        pytest.skip(f"{wheel.name} is not in the cache")
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"{sites[0].module.replace('.', '/')}.py").decode()
-    assert {site.sha256 for site in sites} == {hashlib.sha256(text.encode()).hexdigest()}
-    return text
+def classes_in(release):
+    """The sites' classes of a release; all are in one module."""
+    (text,) = {source_of(site) for site in SITES if site.release == release}
+    return classes_of(text)
 
 
 @pytest.mark.parametrize("frames", [1, 5])
 @pytest.mark.parametrize("release", sorted({site.release for site in SITES}))
 def test_the_models_classes_give_the_baselines_output(release, frames):
-    classes = classes_of(source_of(release))
+    classes = classes_in(release)
     assert {site.class_ for site in SITES if site.release == release} == {one.__name__ for one in classes}
     x = normal(1, 2, frames, 6, 5)
     convolution = classes[0](2, 2, kernel_size=3)
@@ -55,7 +45,7 @@ OTHER = {"pad_mode": "constant"}, {"time_causal_padding": (0, 0, 0, 0, 0, 0)}, {
 @pytest.mark.parametrize("other", [{}, *OTHER], ids=str)
 @pytest.mark.parametrize("site", SITES, ids=lambda site: f"{site.op} {site.release}")
 def test_the_lines_call_the_op_in_place_of_the_statements(site, other):
-    made = {one.__name__: one for one in classes_of(source_of(site.release))}[site.class_]
+    made = {one.__name__: one for one in classes_in(site.release)}[site.class_]
     upsamples = site.op == "upsample_causal_pad"
     block = made(2, upsample_factor=(2, 2, 2)) if upsamples else made(2, 2, kernel_size=3)
     convolution, calls = block.conv if upsamples else block, []

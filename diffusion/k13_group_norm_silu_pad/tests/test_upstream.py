@@ -1,16 +1,12 @@
 """The ops give what the pinned models run: classes out of the wheels, with the ops in them, return what they return."""
 
-import hashlib
-import zipfile
-
 import pytest
 import torch
 
-from kda_judge.arms.upstream import cache_folder
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_layouts
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.known_models import load_models
+from kda_tools.models.upstream_source import source_of
 
 from .. import solution
 from . import cases
@@ -21,13 +17,7 @@ CLIP = torch.randn(1, 32, 3, 6, 5, generator=torch.Generator().manual_seed(0))
 
 def classes_of(release):
     """The VAE's classes of the pinned wheel."""
-    sites = [site for site in SITES if site.release == release]
-    wheel = cache_folder(checkout_root()) / "wheels" / load_models().releases[release].wheel
-    if not wheel.is_file():
-        pytest.skip(f"{wheel.name} is not in the cache")
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"{sites[0].module.replace('.', '/')}.py").decode()
-    assert {site.sha256 for site in sites} == {hashlib.sha256(text.encode()).hexdigest()}
+    (text,) = {source_of(site) for site in SITES if site.release == release}
     return cases.classes_of(text)
 
 
