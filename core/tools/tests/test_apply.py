@@ -121,6 +121,9 @@ def test_upstreams_bits_are_of_the_functions_that_can() -> None:
         *("fused_layernorm_modulate", "rounded_qknorm_rope", "rounded_rmsnorm_modulate"),
         *("rounded_residual_rmsnorm_modulate", "rounded_residual_rmsnorm_modulate2"),
     }
+    blocks = {one.block for one in apply_site.exact_only(TASKS, plan)}
+    assert {"ZImageAttention", "LTX2TransformerBlock", "MMSingleStreamBlock"} <= blocks
+    assert "FluxTransformerBlock" not in blocks, "its lines round the gated sums once"
     done = CliRunner().invoke(app, ["apply", "--exact", "--ops", "k05", "--", sys.executable, "-c", "1"])
     assert "--exact: expected a task with an exact mode, got norm_scale_shift" in str(done.exception)
 

@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate, pad
 
 from core.tools.tests.every_task import ROOT
 from kda_judge.contract.tasks import Task
-from kda_tools.models import apply_hook, apply_site, deferred_layouts, deferred_lines, deferred_slices
+from kda_tools.models import apply_hook, apply_site, deferred_layouts, deferred_lines
 from kda_tools.models.apply_counts import Counts, gather
 from kda_tools.models.chain_sites import SiteFile, sites_of
 
@@ -114,7 +114,7 @@ def test_the_op_is_called_and_weights_stay(kind):
     assert all(args[0].is_contiguous() for args in calls), "[B, T, H, W, C]"
     assert weights == {name: (value.data_ptr(), value.stride()) for name, value in block.named_parameters()}
     deferred_layouts.take_back(MODULE, KINDS[kind][0], (block,))
-    assert "forward" not in vars(block)
+    assert deferred_lines.lines_of(block) is None
     assert torch.equal(block(CLIP), want)
 
 
@@ -133,7 +133,7 @@ def test_a_second_op_adds_the_biases(kind):
     convolution = block.conv2.conv if kind is Residual else block.conv.conv
     assert bias is convolution.bias
     assert (other is None, other_bias is None) == (kind is Upsample, kind is Upsample)
-    deferred_layouts.put(MODULE, KINDS[kind][0], (block,), SUM, deferred_slices.refuse)
+    deferred_layouts.put(MODULE, KINDS[kind][0], (block,), SUM, deferred_lines.refuse)
     assert close(block(CLIP), want), "PyTorch adds what the op refuses"
     assert len(sums) == 1
     deferred_layouts.take_back(MODULE, KINDS[kind][0], (block,))
@@ -159,7 +159,7 @@ def test_convolutions_without_a_bias(kind):
 def test_a_decoder_whose_last_norm_is_not_the_ops(other):
     block, calls = Decoder(**other), []
     want = block(CLIP)
-    refused = [] if other else [deferred_slices.refuse]
+    refused = [] if other else [deferred_lines.refuse]
     deferred_layouts.put(MODULE, "decoder", (block,), "group_norm_silu_pad", *(refused or [calls.append]))
     assert torch.equal(block(CLIP), want)
     assert calls == []
@@ -188,14 +188,14 @@ def test_where_the_op_refuses_another_tasks_op_still_runs():
 
     for times in (1, 2):  # again, as at every change of an arm
         deferred_lines.put(MODULE, lines, (block,), op, counted)
-        put(block, [], deferred_slices.refuse)
+        put(block, [], deferred_lines.refuse)
         assert torch.equal(block(CLIP), want)
         assert len(calls) == times
         deferred_lines.take_back(MODULE, lines, (block,))
         assert torch.equal(block(CLIP), want)
         assert len(calls) == times
         deferred_layouts.take_back(MODULE, "upsampling", (block,))
-        assert "forward" not in vars(block)
+        assert deferred_lines.lines_of(block) is None
 
 
 @torch.no_grad()

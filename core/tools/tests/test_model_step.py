@@ -29,7 +29,6 @@ from kda_tools import cli
 from kda_tools.models import (
     boot,
     census,
-    deferred_kept,
     drift,
     interleaved,
     kernels,
@@ -597,7 +596,7 @@ def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypat
 
 NEVER_STALE = {"census", "chain_sites", "dataflow", "deferred_ways", "known_models", "protocol", "step_record"}
 """Of the modules that a worker imports: they find or count calls, or say what data looks like, which records hold."""
-OF_TASKS = {f"models/{Path(way.__file__).name}" for way in (deferred_kept, *WAYS.values())}
+OF_TASKS = {f"models/{Path(way.__file__).name}" for way in WAYS.values()}
 """They put the ops of single tasks into models: a run that calls such a task is stale by the hash of the task."""
 
 
@@ -608,10 +607,14 @@ def test_all_files_that_a_worker_computes_with_make_a_run_stale():
 
 @pytest.mark.parametrize(
     ("name", "stale"),
-    [("deferred_joins.py", ["k11_qkv_pack"]), ("deferred_kept.py", ["k11_qkv_pack", "k14_rounded_qknorm_rope"])],
+    [
+        ("deferred_gelu.py", ["k08_gelu_cat"]),
+        ("deferred_lines.py", ["k13_group_norm_silu_pad", "k14_rounded_qknorm_rope"]),
+        ("deferred_layouts.py", ["k13_group_norm_silu_pad"]),
+    ],
 )
 def test_a_change_to_how_an_op_is_put_into_a_model_makes_runs_stale_that_call_it(name, stale, tmp_path, monkeypatch):
-    folders = ("k03_qknorm_rope", "k08_gelu_cat", "k11_qkv_pack", "k14_rounded_qknorm_rope")
+    folders = ("k03_qknorm_rope", "k08_gelu_cat", "k13_group_norm_silu_pad", "k14_rounded_qknorm_rope")
     tasks = [Task(ROOT / "diffusion" / folder) for folder in folders]
     calls = [Call(task=one.folder, op="op", inputs={}, count=1, row=None, production=False) for one in tasks]
     before = run_step.solution_hashes(tasks, calls, lambda _: True)
@@ -633,7 +636,7 @@ def test_a_step_is_stale_by_the_sites_that_its_model_and_release_have():
     def found(model, release):
         return hashes(tasks, calls, models[model], release)["k11_qkv_pack"]
 
-    assert found("qwen-image", "0.5.23") == found("flux", "0.5.12.post1"), "neither has a site"
+    assert found("qwen-image", "0.5.23") == found("wan-t2v", "0.5.12.post1"), "neither has a site"
     several = [found(model, "0.5.23") for model in ("qwen-image", "flux", "hunyuanvideo", "joyimage-edit")]
     assert len({*several, found("joyimage-edit", "0.5.12.post1")}) == 5
 

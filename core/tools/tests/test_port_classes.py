@@ -22,12 +22,15 @@ from kda_tools.port.port_task import Port, make_port
 
 TASK, BLOCKS, SLICES = find_task("causal_pad"), find_task("group_norm_silu_pad"), find_task("temb_modulation")
 VAE = "sglang/multimodal_gen/runtime/models/vaes/hunyuanvae.py"
-HELIOS = "sglang/multimodal_gen/runtime/models/dits/helios.py"
-JOY, MOVA = (f"sglang/multimodal_gen/runtime/models/dits/{name}.py" for name in ("joy_image", "mova_video_dit"))
+DITS = [
+    f"sglang/multimodal_gen/runtime/models/dits/{name}.py"
+    for name in ("helios", "wanvideo", "hunyuanvideo", "flux", "ltx_2", "joy_image", "mova_video_dit")
+]
+HELIOS, WAN, HUNYUAN, FLUX, LTX2, JOY, MOVA = DITS
 SCALE_SHIFT = "sglang/kernels/ops/diffusion/modulate/scale_shift_triton.py"
 FACADE = "sglang/kernels/ops/diffusion/__init__.py"
 NEEDED = ("sglang/__init__.py", FACADE, STAGE, "sglang/kernels/kda_kernels/README.md")
-NEEDED += (VAE, HELIOS, JOY, MOVA, SCALE_SHIFT)
+NEEDED += (VAE, *DITS, SCALE_SHIFT)
 CLIP = torch.randn(1, 2, 3, 6, 5)
 
 
@@ -212,16 +215,29 @@ def test_copies_need_no_gate(port: Port) -> None:
     assert STAGE not in port.patch.texts()
 
 
-def test_helios_asks_the_ops_in_front_of_its_blocks_own_statements(slices: Port) -> None:
-    sites = [site for site in sites_of(SLICES) if site.ported and site.release == Layout.FACADE.value]
-    assert [site.op for site in sites] == list(SLICES.config.ops), "one site for each op"
-    ((name, lines),) = {(site.class_, site.ported) for site in sites}
-    own = forward_of(slices.patch.read(HELIOS), name)
-    block = ast.parse(f"class {name}:\n    def forward(self):\n{indent(lines, '        ')}")
-    docstring = int(isinstance(own[0], ast.Expr) and isinstance(own[0].value, ast.Constant))
-    lines_there = ast.unparse(block).replace("kda_runs(", f"kda_runs_{SLICES.op}(")
-    wanted = [*own[:docstring], *forward_of(lines_there, name), *own[docstring:]]
-    assert [*map(ast.dump, forward_of(slices.patch.texts()[HELIOS], name))] == [*map(ast.dump, wanted)]
+@pytest.mark.parametrize(
+    ("op", "path", "classes"),
+    [
+        ("temb_modulation", HELIOS, 1),
+        ("temb_modulation", WAN, 1),
+        ("qkv_pack", HUNYUAN, 2),
+        ("qkv_pack", FLUX, 1),
+        ("qkv_pack", JOY, 1),
+        ("rounded_rmsnorm_modulate", LTX2, 1),
+    ],
+)
+def test_a_class_asks_the_ops_in_front_of_its_own_statements(tree: Tree, op: str, path: str, classes: int) -> None:
+    port, module = make_port(find_task(op), tree), path.removesuffix(".py").replace("/", ".")
+    sites = [one for one in sites_of(port.task) if (one.module, one.release) == (module, Layout.FACADE.value)]
+    assert [site.op for site in sites] == classes * list(port.task.config.ops), "one site for each op"
+    assert len({site.class_ for site in sites}) == classes
+    for name, lines in {(site.class_, site.ported) for site in sites}:
+        own = forward_of(port.patch.read(path), name)
+        block = ast.parse(f"class {name}:\n    def forward(self):\n{indent(lines, '        ')}")
+        docstring = int(isinstance(own[0], ast.Expr) and isinstance(own[0].value, ast.Constant))
+        lines_there = ast.unparse(block).replace("kda_runs(", f"kda_runs_{op}(")
+        wanted = [*own[:docstring], *forward_of(lines_there, name), *own[docstring:]]
+        assert [*map(ast.dump, forward_of(port.patch.texts()[path], name))] == [*map(ast.dump, wanted)]
 
 
 def test_helios_asks_the_ops_only_if_a_level_has_mounted_them(slices: Port) -> None:
@@ -239,14 +255,29 @@ def test_helios_asks_the_ops_only_if_a_level_has_mounted_them(slices: Port) -> N
     assert all(f"helios.HeliosTransformerBlock.forward` calls `{op}`" in readme for op in SLICES.config.ops)
 
 
-def test_the_port_into_helios_parses_and_can_be_undone(tree: Tree, tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", ["temb_modulation", "qkv_pack", "rounded_rmsnorm_modulate"])
+def test_a_port_into_classes_parses_and_can_be_undone(tree: Tree, tmp_path: Path, op: str) -> None:
     copied(tree, tmp_path)
-    original = (tmp_path / HELIOS).read_bytes()
-    write(make_port(SLICES, find_tree(tmp_path)).patch, SLICES.op)
-    assert ast.parse((tmp_path / HELIOS).read_text()).body
-    assert (tmp_path / HELIOS).read_bytes() != original
-    undo(tmp_path, SLICES.op)
-    assert (tmp_path / HELIOS).read_bytes() == original
+    original = {path: (tmp_path / path).read_bytes() for path in DITS}
+    write(make_port(find_task(op), find_tree(tmp_path)).patch, op)
+    changed = {path for path in DITS if (tmp_path / path).read_bytes() != original[path]}
+    assert (
+        changed
+        == {
+            "temb_modulation": {HELIOS, WAN},
+            "qkv_pack": {HUNYUAN, FLUX, JOY},
+            "rounded_rmsnorm_modulate": {LTX2},
+        }[op]
+    )
+    assert all(ast.parse((tmp_path / path).read_text()).body for path in changed)
+    undo(tmp_path, op)
+    assert {path: (tmp_path / path).read_bytes() for path in DITS} == original
+
+
+def test_ops_with_pytorchs_bits_need_no_gate(tree: Tree) -> None:
+    port = make_port(find_task("rounded_rmsnorm_modulate"), tree)
+    assert not [name for name in port.patch.created if name.endswith("_site.py")]
+    assert STAGE not in port.patch.texts()
 
 
 def test_statements_call_sglangs_function_where_it_has_one(tree: Tree) -> None:

@@ -8,7 +8,7 @@ import torch
 from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.deferred_slices import refuse
+from kda_tools.models.deferred_lines import refuse
 from kda_tools.models.upstream_source import counted, module_of
 
 from .. import solution

@@ -1,4 +1,4 @@
-"""The lines in `sites.toml` for 0.5.12.post1, in front of the blocks of that release.
+"""The lines in `sites.toml`, in front of upstream's blocks: of both releases for Wan, of 0.5.12.post1 for Helios.
 
 Blocks, attention and norms are upstream's own text, out of the pinned wheel. Linear layers, attention's core and the
 function that rotates are simple ones. Upstream's norms are run as on other devices than NVIDIA's: in PyTorch.
@@ -15,14 +15,22 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.deferred_slices import refuse
+from kda_tools.models.deferred_lines import refuse
 from kda_tools.models.upstream_source import run, source_of, text_of
 
 from .. import solution
 from .cases import BOTH, NORM, RESIDUAL, normal
 
-RELEASE = "0.5.12.post1"
-SITES = [site for site in sites_of(find_task("temb_modulation")) if site.release == RELEASE]
+HELIOS, WAN, LATER = "HeliosTransformerBlock", "WanTransformerBlock", "WanTransformerBlock of 0.5.23"
+RELEASES = {HELIOS: "0.5.12.post1", WAN: "0.5.12.post1", LATER: "0.5.23"}
+SITES = {
+    name: [
+        site
+        for site in sites_of(find_task("temb_modulation"))
+        if (site.class_, site.release) == (name.split()[0], release)
+    ]
+    for name, release in RELEASES.items()
+}
 RUNTIME = "sglang.multimodal_gen.runtime"
 FOUND = {
     f"{RUNTIME}.models.dits.helios": (
@@ -31,7 +39,10 @@ FOUND = {
         "HeliosTransformerBlock",
         "apply_rotary_emb_transposed",
     ),
-    f"{RUNTIME}.models.dits.wanvideo": ("WanSelfAttention", "WanT2VCrossAttention", "WanTransformerBlock"),
+    f"{RUNTIME}.models.dits.wanvideo": (
+        *("WanSelfAttention", "WanT2VCrossAttention", "WanTransformerBlock"),
+        *("_eager_temb_table_slices", "_wan_temb_table_slices"),
+    ),
     f"{RUNTIME}.layers.layernorm": (
         *("RMSNorm", "LayerNorm", "FP32LayerNorm", "_ScaleResidualNormScaleShift", "_NormScaleShift"),
         *("ScaleResidualLayerNormScaleShift", "LayerNormScaleShift"),
@@ -39,10 +50,11 @@ FOUND = {
     f"{RUNTIME}.layers.elementwise": ("MulAdd",),
 }
 """Module -> what is taken out of it; layers first, when sorted."""
-HELIOS, WAN = "HeliosTransformerBlock", "WanTransformerBlock"
+LAYERS = f"{RUNTIME}.layers."
 B, S, D, HEADS = 2, 6, 256, 2
 EPS = {"norm1": 0.1, "self_attn_residual_norm": 0.2, "norm3": 0.3, "cross_attn_residual_norm": 0.4}
-"""Large ones, all different, so that a wrong one shows."""
+EPS |= {"ffn_residual_norm1": EPS["norm1"]}
+"""Large ones, so that a wrong one shows. A block's first norm is one of two, which upstream makes alike."""
 EXPECTED = {
     HELIOS: [
         (NORM, {"shift": 0, "scale": 1, "eps": 0.1}),
@@ -57,8 +69,10 @@ EXPECTED = {
         (RESIDUAL, {"gate": 5}),
     ],
 }
+EXPECTED[LATER] = EXPECTED[WAN]
 """Block -> the calls of a forward: what is used of their numbers, and whether the norm has weight and bias."""
-both_blocks = pytest.mark.parametrize("name", [HELIOS, WAN])
+each_block = pytest.mark.parametrize("name", RELEASES)
+both_wans = pytest.mark.parametrize("name", [WAN, LATER])
 pytestmark = pytest.mark.usefixtures("_without_gradients")
 
 
@@ -74,8 +88,13 @@ def _without_gradients():
 class CustomOp(torch.nn.Module):
     """Upstream's class where there is no kernel."""
 
+    _forward_method = None
+
     def forward(self, *args):
         return self.forward_native(*args)
+
+    def dispatch_forward(self):
+        return self.forward_native
 
     @staticmethod
     def register(_name):
@@ -111,6 +130,17 @@ class Core(torch.nn.Module):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return scaled_dot_product_attention(q, k, v).transpose(1, 2) + num_replicated_prefix
 
+    exchanges = False
+
+    def forward_qk_filled(self, q, k, v, fill_all):
+        """As where processes exchange heads: the caller writes q and k into what is sent."""
+        if not self.exchanges:
+            return None
+        sent = torch.empty_like(q), torch.empty_like(k)
+        for part in (0, 1):
+            fill_all([(0, q.shape[2], *sent)], part)
+        return self(*sent, v) + 1
+
 
 def scale_shift(x, scale, shift, scale_constant=1):
     return x * (scale_constant + scale) + shift
@@ -132,9 +162,23 @@ def rotate_in_place(q, k, cos_sin, *, is_neox):
     return found
 
 
+def norm_and_rotate_in_place(x, weight, cos_sin, eps, width):
+    normed = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
+    normed = normed.unflatten(-1, (-1, width)).unflatten(0, (-1, len(cos_sin)))
+    x.copy_(rotated(normed, *cos_sin.chunk(2, dim=-1), False).reshape(x.shape))
+
+
 @pytest.fixture
 def upstream(monkeypatch):
-    """Module of a site -> a module of its name with upstream's classes; what they ask for is above."""
+    """A function: release -> modules with upstream's classes, by the names of the sites' modules.
+
+    What the classes ask for is above.
+    """
+    made = {}
+    return lambda release: made.get(release) or made.setdefault(release, modules_of(release, monkeypatch))
+
+
+def modules_of(release, monkeypatch):
     names = {
         "torch": torch,
         "nn": torch.nn,
@@ -154,20 +198,36 @@ def upstream(monkeypatch):
         "tensor_parallel_rms_norm": lambda x, norm: norm(x),
         "_is_cuda": True,
         "_use_aiter": False,
+        "USE_AITER": False,
+        "_WanGELUMLP": FeedForward,
+        "can_use_fused_rmsnorm_interleaved_rope": lambda *_: True,
+        "fused_rmsnorm_interleaved_rope_": norm_and_rotate_in_place,
+        "rmsnorm_interleaved_rope_block_cols": lambda _: 0,
         "_apply_rotary_emb": rotated,
         "apply_flashinfer_rope_qk_inplace": rotate_in_place,
     }
+    for name in ("sglang", "sglang.multimodal_gen"):  # the block imports `envs` from there
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    vars(sys.modules[name])["envs"] = None
     modules = {}
+    needed = {site.module for name in RELEASES if RELEASES[name] == release for site in SITES[name]}
     for name, wanted in sorted(FOUND.items()):
         space = names
-        if "layers" not in name:
+        if not name.startswith(LAYERS):
+            if name not in needed:
+                continue
             module = modules[name] = ModuleType(name)
             space = vars(module)
             space.update(names)
             monkeypatch.setitem(sys.modules, name, module)
-        run(text_of(name, RELEASE), wanted, space)
-        assert set(wanted) <= space.keys()
+        run(text_of(name, release), wanted, space)
+        assert {one for one in wanted if not one.endswith("_slices") or release == "0.5.23"} <= space.keys()
     return modules
+
+
+def rounded(_norm, given, out):
+    """As this norm's kernel rounds: the block asks for q, k and v without rounding it again."""
+    return tuple(part.to(given[0].dtype) for part in out)
 
 
 @pytest.fixture
@@ -175,9 +235,10 @@ def make(upstream):
     """A function that makes a block of upstream's class, with random parameters."""
 
     def made(name, dtype=torch.float32, width=D, **options):
-        (module,) = (module for module in upstream.values() if hasattr(module, name))
-        needed = {"supported_attention_backends": set()} if name == WAN else {}
-        block = getattr(module, name)(width, width, HEADS, **{"cross_attn_norm": True, **needed, **options})
+        found, kind = upstream(RELEASES[name]), name.split()[0]
+        (module,) = (module for module in found.values() if hasattr(module, kind))
+        needed = {} if name == HELIOS else {"supported_attention_backends": set()}
+        block = getattr(module, kind)(width, width, HEADS, **{"cross_attn_norm": True, **needed, **options})
         for number, parameter in enumerate(block.parameters()):
             mean = 1.0 if parameter.dim() == 1 else 0.0
             parameter.copy_(mean + (0.3 if mean else 0.1) * normal(*parameter.shape, dtype=dtype, seed=number))
@@ -185,6 +246,9 @@ def make(upstream):
             for norm in (getattr(block, layer, None), getattr(getattr(block, layer, None), "norm", None)):
                 if hasattr(norm, "eps"):
                     norm.eps = eps
+        if name == LATER:
+            block.ffn_residual_norm1.register_forward_hook(rounded)
+        vars(block)["case"] = name
         return block.to(dtype)
 
     return made
@@ -192,6 +256,7 @@ def make(upstream):
 
 def arguments(name, dtype=torch.float32, batch=None, context=None, width=D, **others):
     """The arguments of the block's forward: of one clip for Helios, of two for Wan."""
+
     batch = batch or (1 if name == HELIOS else B)
     given = {
         "hidden_states": normal(batch, S, width, dtype=dtype),
@@ -201,7 +266,7 @@ def arguments(name, dtype=torch.float32, batch=None, context=None, width=D, **ot
     if name == HELIOS:  # the model makes it slice by slice
         given["temb"] = given["temb"].transpose(1, 2).contiguous().transpose(1, 2)
     angles = 6 * torch.rand(S, width // HEADS, generator=torch.Generator().manual_seed(0))
-    if name == WAN:
+    if name != HELIOS:
         half = angles[:, ::2]
         return given | {"freqs_cis": (half.cos(), half.sin())} | others
     return (
@@ -226,9 +291,8 @@ def with_ops(block, calls, refused=None):
 
         return call
 
-    for site in SITES:
-        if site.class_ == type(block).__name__:
-            deferred_lines.put(sys.modules[site.module], site.ported, (block,), site.op, of(site.op))
+    for site in SITES[block.case]:
+        deferred_lines.put(sys.modules[site.module], site.ported, (block,), site.op, of(site.op))
     return block
 
 
@@ -266,8 +330,7 @@ def assert_close(got, want, dtype=None):
 
 
 def test_the_pinned_modules_are_the_wheels():
-    assert {site.class_ for site in SITES} == {HELIOS, WAN}
-    for site in SITES:
+    for site in (site for sites in SITES.values() for site in sites):
         assert site.module in FOUND
         assert source_of(site), "its sha256 is the site's"
 
@@ -275,6 +338,8 @@ def test_the_pinned_modules_are_the_wheels():
 CALLS = {
     "wan": (WAN, {}),
     "wan one clip": (WAN, {"batch": 1}),
+    "wan 0.5.23": (LATER, {}),
+    "wan 0.5.23 one clip": (LATER, {"batch": 1}),
     "helios": (HELIOS, {}),
     "helios context": (HELIOS, {"context": 2}),
     "helios all context": (HELIOS, {"context": S}),
@@ -312,13 +377,14 @@ def test_wans_first_block_gets_a_transposed_stream(make):
     assert calls[0][1]["x"].is_contiguous()
 
 
-def test_wans_stream_keeps_its_dtype_where_layers_have_another(make):
-    block, calls = make(WAN), []
-    call = arguments(WAN)
+@both_wans
+def test_wans_stream_keeps_its_dtype_where_layers_have_another(make, name):
+    block, calls = make(name), []
+    call = arguments(name)
     with torch.autocast("cpu", torch.bfloat16):
         want = block(**call)
         got = with_ops(block, calls)(**call)
-    assert used(block, calls) == EXPECTED[WAN]
+    assert used(block, calls) == EXPECTED[name]
     assert want.dtype == got.dtype == torch.float32
     assert_close(got, want, torch.bfloat16)
 
@@ -332,6 +398,14 @@ OTHERS = {
     "wan four dimensions": (WAN, {}, {"hidden_states": normal(B, 1, S, D).float()}),
     "wan shard of two clips": (WAN, {}, {"temb": normal(B, 2, S, 6, D)[:, 1]}),
     "wan narrow": (WAN, {"width": 128}, {"width": 128}),
+    "wan 0.5.23 line for all tokens": (LATER, {}, {"temb": normal(B, 6, D)}),
+    "wan 0.5.23 four dimensions": (LATER, {}, {"hidden_states": normal(B, 1, S, D).float()}),
+    "wan 0.5.23 shard of two clips": (LATER, {}, {"temb": normal(B, 2, S, 6, D)[:, 1]}),
+    "wan 0.5.23 narrow": (LATER, {"width": 128}, {"width": 128}),
+    "wan 0.5.23 after upstream's block": (
+        *(LATER, {}),
+        {"ffn_residual": (normal(B, S, D).float(), normal(B, S, D, seed=1).float())},
+    ),
 }
 
 
@@ -363,20 +437,21 @@ def test_wan_on_several_gpus_or_another_platform_is_upstreams_own(make, upstream
     block.tp_rmsnorm = True
     assert_upstreams_own(block, arguments(WAN))
     block = make(WAN)
-    monkeypatch.setattr(upstream[type(block).__module__], "_is_cuda", False)
+    monkeypatch.setattr(upstream(RELEASES[WAN])[type(block).__module__], "_is_cuda", False)
     assert_upstreams_own(block, arguments(WAN))
 
 
 def alone(block, calls, call):
     """What the lines return by themselves."""
-    made = with_ops(block, calls).forward.made
+    lines = deferred_lines.lines_of(with_ops(block, calls))
+    made = lines.made
     found = vars(sys.modules[type(block).__module__])
-    ops = {site.op: block.forward.ops[site.op] for site in SITES}
+    ops = lines.ops
     given = dict.fromkeys(made.signature.parameters) | call | {"self": block}
     return made.run(**given, **{name: found.get(name) or ops[name] for name in made.names})
 
 
-@both_blocks
+@each_block
 def test_a_trace_or_a_port_that_is_off_is_upstreams_own(make, name, monkeypatch):
     block, call, calls = make(name), arguments(name, **({"context": 2} if name == HELIOS else {})), []
     assert alone(block, [], call) is not deferred_lines.OWN
@@ -385,12 +460,12 @@ def test_a_trace_or_a_port_that_is_off_is_upstreams_own(make, name, monkeypatch)
         assert alone(block, calls, call) is deferred_lines.OWN
         assert calls == []
         assert_upstreams_own(block, call)
-    seen = block.forward.made.run.__globals__
+    seen = deferred_lines.lines_of(block).made.run.__globals__
     monkeypatch.setitem(seen, "kda_runs", lambda x: x is not call["hidden_states"])
     assert_upstreams_own(block, call)
 
 
-@both_blocks
+@each_block
 def test_rows_that_are_too_long_for_the_kernel_are_left_alone(make, name):
     """The lines are run alone: a block of this width would be large."""
     calls, shapes = [], {"hidden_states": (1, 1, 8448), "temb": (1, 1, 6, 8448)}
@@ -398,7 +473,7 @@ def test_rows_that_are_too_long_for_the_kernel_are_left_alone(make, name):
     assert calls == []
 
 
-@both_blocks
+@each_block
 @pytest.mark.parametrize("refused", range(4))
 def test_where_an_op_refuses_the_block_computes_all_itself(make, name, refused):
     block, calls = make(name), []
@@ -408,3 +483,85 @@ def test_where_an_op_refuses_the_block_computes_all_itself(make, name, refused):
     assert torch.equal(with_ops(block, calls, refused)(**call), want)
     assert len(calls) == refused + 1
     assert torch.equal(call["hidden_states"], kept)
+
+
+# --- Wan of 0.5.23: what its block does in functions of its own, and its chain of blocks
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["table made", "table given"])
+@pytest.mark.parametrize("way", ["rotated by itself", "normed and rotated at once", "exchanged"])
+def test_q_and_k_are_normed_and_rotated_as_upstream_does(make, way, cached):
+    block, calls = make(LATER), []
+    call = arguments(LATER, rope_cos_sin_cache=None)
+    plain = block(**call)
+    block.fuse_qk_norm_rope = way != "rotated by itself"
+    block.attn1.exchanges = way == "exchanged"
+    if cached:  # other angles, so that it shows which are used
+        call["rope_cos_sin_cache"] = torch.cat(call["freqs_cis"], dim=-1).roll(1, dims=0).cos()
+    want = block(**call)
+    assert torch.allclose(plain, want, atol=1e-3) is not cached, "without a table q and k are always rotated apart"
+    assert_close(with_ops(block, calls)(**call), want)
+    assert used(block, calls) == EXPECTED[LATER]
+
+
+def test_cross_attention_gets_the_texts_keys_and_values(make):
+    block, calls = make(LATER), []
+    call = arguments(LATER)
+    other = normal(B, 3, D, seed=7).float()
+    plain, call["text_kv"] = block(**call), block.attn2.project_context_kv(other)
+    want = block(**call)
+    assert not torch.allclose(plain, want, atol=1e-3)
+    assert_close(with_ops(block, calls)(**call), want)
+    assert used(block, calls) == EXPECTED[LATER]
+
+
+def chained(blocks, call):
+    """The blocks as upstream's model runs them: each leaves its feed-forward's output to the next."""
+    x, left = call["hidden_states"], None
+    for block in blocks[:-1]:
+        x, left = block(**call | {"hidden_states": x, "ffn_residual": left, "defer_ffn_residual": True})
+    return blocks[-1](**call | {"hidden_states": x, "ffn_residual": left})
+
+
+def chain_of(make, dtype=torch.float32):
+    blocks = [make(LATER, dtype) for _ in range(3)]
+    for number, block in enumerate(blocks):
+        block.scale_shift_table.copy_(normal(1, 6, D, dtype=dtype, seed=20 + number))
+    return blocks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_block_in_a_chain_leaves_nothing_to_the_next(make, dtype):
+    blocks, calls, call = chain_of(make, dtype), [], arguments(LATER, dtype)
+    want = chained(blocks, call)
+    assert_close(chained([with_ops(block, calls) for block in blocks], call), want)
+    assert [op for op, _ in calls] == 3 * [op for op, _ in EXPECTED[LATER]]
+    last = [given["gate_table"] for op, given in calls if op == RESIDUAL]
+    assert all(table is block.scale_shift_table for table, block in zip(last, blocks, strict=True))
+
+
+@pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
+def test_blocks_with_and_without_lines_are_chained(make, without):
+    blocks, calls, call = chain_of(make), [], arguments(LATER)
+    want = chained(blocks, call)
+    some = [block if number in without else with_ops(block, calls) for number, block in enumerate(blocks)]
+    assert_close(chained(some, call), want)
+    # After a block without lines a block runs its own statements.
+    assert len(calls) == {(0,): 0, (1,): 4, (2,): 8, (0, 1): 0, (0, 2): 0, (1, 2): 4}[tuple(sorted(without))]
+
+
+@pytest.mark.parametrize("refused", range(12))
+def test_a_chain_goes_on_where_an_op_refuses(make, refused):
+    blocks, calls, call = chain_of(make), [], arguments(LATER)
+    want = chained(blocks, call)
+    assert_close(chained([with_ops(block, calls, refused) for block in blocks], call), want)
+    # The block of the refused call, and all after it, run their own statements.
+    assert len(calls) == refused + 1
+
+
+def test_a_compiled_block_takes_what_the_block_before_left(make):
+    blocks, calls, call = chain_of(make), [], arguments(LATER)
+    want = chained(blocks, call)
+    compiled = torch.compile(with_ops(blocks[1], calls), backend="eager")
+    assert_close(chained([with_ops(blocks[0], calls), compiled, with_ops(blocks[2], calls)], call), want)
+    assert len(calls) == 4

@@ -60,6 +60,4 @@ def test_the_lines_call_the_op_in_place_of_the_statements(site, other):
     numbers = (*((2, 2) if upsamples else ()), *MARGINS)
     nothing_to_pad = upsamples and "time_causal_padding" in other  # it still upsamples
     expected = [numbers] if not other else [(2, 2, 0, 0, 0)] if nothing_to_pad else []
-    if "spatial_parallel" in other and site.release == "0.5.12.post1":  # it knows no such convolutions
-        expected = [numbers]
     assert [given[1:] for given in calls] == expected

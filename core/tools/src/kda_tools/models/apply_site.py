@@ -22,7 +22,7 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
 from kda_judge.contract.tasks import Task
-from kda_tools.models import apply_counts, apply_hook, deferred_kept, deferred_ways
+from kda_tools.models import apply_counts, apply_hook, deferred_ways
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.project.export.sources import exact_ops
 
@@ -65,6 +65,8 @@ class Replacement(NamedTuple):
     """The key of `sites.toml` that says how such a block runs the op, for `deferred_ways`."""
     place: str = ""
     """The value of that key."""
+    keeps_bits: bool = True
+    """Whether upstream's bits come out if the solution gives them."""
 
 
 def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
@@ -111,24 +113,26 @@ def replacements(tasks: Iterable[Task]) -> list[Replacement]:
 def sites(tasks: Iterable[Task]) -> list[Replacement]:
     """One entry for each class whose blocks run, as several statements, what a task has a solution for."""
     return [
-        Replacement(*(task.op, site.release, site.module, site.op, site.sha256, site.holder, site.kind, site.place))
+        Replacement(
+            *(task.op, site.release, site.module, site.op, site.sha256),
+            *(site.holder, site.kind, site.place, site.keeps_bits(task)),
+        )
         for task in tasks
         for site in sites_of(task)
     ]
 
 
 def exact_only(tasks: Iterable[Task], plan: Iterable[Replacement]) -> list[Replacement]:
-    """Those of the plan whose solution can give upstream's bits; lines in front of statements only if all their ops do.
+    """Those of the plan whose solution can give upstream's bits.
 
     Raises:
         UsageError: there are none.
     """
     ops: set[str] = set()
-    exact = {task.op for task in tasks if task.config.task.numerics == "exact"}
     for task in tasks:
         with suppress(UsageError):
             ops.update(exact_ops(task))
-    found = [one for one in plan if one.function in ops and (one.kind != "ported" or one.task in exact)]
+    found = [one for one in plan if one.function in ops and one.keeps_bits]
     if not found:
         raise UsageError(f"--exact: expected a task with an exact mode, got {', '.join(task.op for task in tasks)}")
     return found
@@ -162,7 +166,7 @@ def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Map
     package = folder / COPIED
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for module in (apply_hook, apply_counts, deferred_kept, deferred_ways, *deferred_ways.WAYS.values()):
+    for module in (apply_hook, apply_counts, deferred_ways, *deferred_ways.WAYS.values()):
         shutil.copy(str(module.__file__), package)
     for op, files in solutions.items():
         for name, text in files.items():

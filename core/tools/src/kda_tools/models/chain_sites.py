@@ -9,19 +9,17 @@
     activation = "mlp_act"
 
 The block's module `activation` is a tanh GELU, and `torch.cat` takes its result: `deferred_gelu` puts the op there.
-Instead of `activation` a site may have `slices`, the name of a function of the module whose results the block's layers
-use, `joins`, the name of one that joins two streams, `layout`, what a block that keeps channels-last order computes,
-`residuals`, the model whose block it is, where that norms sums with a residual, or only `ported`, lines for the head of
-the block's `forward`. `deferred_ways` says which module puts the op there. With `ported` a site may name a `function`
-of the module in place of a class. `ops` in place of `op` lists several ops, each of which then has a site. A table
-`sha256`, release by release, stands for `release` and `sha256` of several sites. If two tasks have a site for one
-class, the later task's op is asked first.
+Instead of `activation` a site may have `layout`, what a block that keeps channels-last order computes, or only
+`ported`, lines for the head of the block's `forward`. `deferred_ways` says which module puts the op there. With
+`ported` a site may name a `function` of the module in place of a class. `ops` in place of `op` lists several ops, each
+of which then has a site. A table `sha256`, release by release, stands for `release` and `sha256` of several sites. If
+two tasks have a site for one class, the later task's op is asked first.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,16 +28,10 @@ from pydantic import Field, model_validator
 from kda_judge.contract.config import SHA256
 from kda_judge.contract.strict_models import Strict, read_toml, validate
 from kda_judge.contract.tasks import Task
-from kda_tools.models import deferred_joins, deferred_layouts, deferred_lines, deferred_residuals
+from kda_tools.models import deferred_layouts, deferred_lines
 from kda_tools.models.deferred_ways import WAYS
 
 FILE = "sites.toml"
-KNOWN: dict[str, Collection[str]] = {
-    "joins": deferred_joins.WAYS,
-    "layout": deferred_layouts.WAYS,
-    "residuals": deferred_residuals.WAYS,
-}
-"""Key of a site: all its values, where a module has a list of them."""
 
 
 class Site(Strict):
@@ -58,23 +50,23 @@ class Site(Strict):
     """In place of a class: a function of the module that other functions of the module call."""
     activation: str = ""
     """The class's attribute that holds the GELU."""
-    slices: str = ""
-    """The module's function that makes the slices."""
-    joins: str = ""
-    """The module's function that joins two streams, one of `deferred_joins.WAYS`."""
     layout: str = ""
     """What the block computes, one of `deferred_layouts.WAYS`."""
-    residuals: str = ""
-    """The model whose block it is, one of `deferred_residuals.WAYS`."""
     ported: str = ""
     """Python that `kda port` puts at the head of the class's `forward`, or of the function. It calls the task's ops,
     and what the module has, by their names, behind `kda_runs(x)`: whether x is on an NVIDIA GPU and the ports are on.
     Empty: a port does not change the class."""
+    rounds: bool = False
+    """Whether the lines round elsewhere than the model's statements, although the task's ops have upstream's bits."""
 
     @property
     def kind(self) -> str:
         """The key that says how the op gets into the block."""
         return next(key for key in WAYS if getattr(self, key))
+
+    def keeps_bits(self, task: Task) -> bool:
+        """Whether the block has upstream's bits if the ops have them."""
+        return self.kind != "ported" or (task.config.task.numerics == "exact" and not self.rounds)
 
     @property
     def holder(self) -> str:
@@ -96,9 +88,8 @@ class Site(Strict):
             raise ValueError(f"expected either class or function, got {'both' if self.class_ else 'neither'}")
         if self.function and given != ["ported"]:
             raise ValueError(f"key 'function': expected it with 'ported' alone, got {given[0]!r}")
-        for key, known in KNOWN.items():
-            if getattr(self, key) and getattr(self, key) not in known:
-                raise ValueError(f"key {key!r}: expected one of {', '.join(known)}, got {getattr(self, key)!r}")
+        if self.layout and self.layout not in deferred_layouts.WAYS:
+            raise ValueError(f"key 'layout': expected one of {', '.join(deferred_layouts.WAYS)}, got {self.layout!r}")
         return self
 
 

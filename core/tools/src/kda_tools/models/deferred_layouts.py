@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from . import deferred_lines  # a copy of these files is a package of another name
-from .deferred_slices import ORIGINAL, Refused, refuse  # a copy of both files is a package of another name
+from . import deferred_lines  # a copy of both files is a package of another name
+from .deferred_lines import ORIGINAL, Refused, refuse
 
 __all__ = ["ORIGINAL", "WAYS", "defer", "put", "take_back"]
 

@@ -2,8 +2,11 @@
 
 The lines are Python, `ported` of the site. They see by their names the arguments, `torch`, the task's ops, what else
 the module has, and `kda_runs(x)`, which here is always true: an op itself refuses what its kernels do not take. What
-they return is the result. If they return nothing, or an op refuses a call, the function that stood there before runs.
-So the lines must not write into their arguments.
+they return is the result. If they return nothing, or an op refuses a call, lines that were put there before run, or
+else the block's own `forward`. So the lines must not write into their arguments.
+
+The class's `forward` asks a block for its lines. An attribute `forward` of the block itself would say that something
+has replaced it, and then Wan's model computes more.
 
 This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
@@ -22,17 +25,29 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .deferred_kept import kept
-from .deferred_slices import ORIGINAL, Refused, refuse  # copies of the files are a package of another name
-
-__all__ = ["ORIGINAL", "block_of", "defer", "put", "take_back"]
-
 NAME = "kda_lines"
 """Name of the function that is made of the lines."""
 OWN = object()
 """What that function returns if the lines return nothing."""
 BLOCK = "_kda_block"
 """Attribute of a module's function: the block that stands for it."""
+LINES = "_kda_lines"
+"""Attribute of a block: its `Lines` that were put there last."""
+OWN_FORWARD = "_kda_own"
+"""Attribute of a `forward` that asks for lines: the class's own."""
+
+
+class Refused(Exception):
+    """No op takes this call."""
+
+
+def refuse(*_args: Any, **_kwargs: Any) -> Any:
+    """An op that takes no call."""
+    raise Refused
+
+
+ORIGINAL = refuse
+"""What a call runs that the op does not take: the model's own statements."""
 
 
 def put(_module: ModuleType, lines: str, blocks: Iterable[torch.nn.Module], op: str, call: Callable[..., Any]) -> None:
@@ -44,22 +59,50 @@ def put(_module: ModuleType, lines: str, blocks: Iterable[torch.nn.Module], op: 
 def take_back(_module: ModuleType, lines: str, blocks: Iterable[torch.nn.Module]) -> None:
     """Undo `put`, for all ops; what another task has put into a block stays."""
     for block in blocks:
-        forward = _with(lines, block)
-        if forward is not None:
-            forward.ops.clear()
-        while isinstance(standing := vars(block).get("forward"), Forward) and not standing.ops:
-            del block.forward
-            vars(block).update(standing.stood)
+        found = _with(lines, block)
+        if found is not None:
+            found.ops.clear()
+        while (last := lines_of(block)) is not None and not last.ops:
+            if last.before is None:
+                del vars(block)[LINES]
+            else:
+                vars(block)[LINES] = last.before
 
 
 def defer(block: Any, lines: str, op: str, call: Callable[..., Any]) -> None:
     """Put the op into one block; ops that were added before stay."""
     lines = sys.intern(lines)  # each site of several ops has a string of its own
-    forward = _with(lines, block)
-    if forward is None:
-        before = vars(block).get("forward") or type(block).forward
-        forward = block.forward = kept(block, (Forward, lines, before), lambda: Forward(block, lines))
-    forward.ops[op] = call
+    found = _with(lines, block)
+    if found is None:
+        _ask(type(block))
+        found = vars(block)[LINES] = Lines(block, lines)
+    found.ops[op] = call
+
+
+def lines_of(block: Any) -> Lines | None:
+    """What was put into the block last."""
+    found: Lines | None = vars(block).get(LINES)
+    return found
+
+
+def _ask(kind: Any) -> None:
+    """Make the class's `forward` ask each block for its lines; once for a class."""
+    if hasattr(vars(kind).get("forward"), OWN_FORWARD):
+        return
+    own = own_forward(kind)
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lines = None if torch.compiler.is_compiling() else lines_of(self)
+        return own(self, *args, **kwargs) if lines is None else lines(*args, **kwargs)
+
+    setattr(forward, OWN_FORWARD, own)
+    kind.forward = forward
+
+
+def own_forward(kind: Any) -> Callable[..., Any]:
+    """The class's `forward` as it was written."""
+    return getattr(kind.forward, OWN_FORWARD, kind.forward)  # type: ignore[no-any-return]
 
 
 def block_of(module: ModuleType, name: str) -> Any:
@@ -92,30 +135,31 @@ def block_of(module: ModuleType, name: str) -> Any:
     return block
 
 
-def _with(lines: str, block: Any) -> Forward | None:
-    """What has put these lines into the block; other lines may have been put in front of it since."""
-    forward: Any = vars(block).get("forward")
-    while isinstance(forward, Forward) and forward.lines != lines:
-        forward = forward.stood.get("forward")
-    return forward if isinstance(forward, Forward) else None
+def _with(lines: str, block: Any) -> Lines | None:
+    """These lines in the block; other lines may have been put in front of them since."""
+    found = lines_of(block)
+    while found is not None and found.lines != lines:
+        found = found.before
+    return found
 
 
-class Forward:
-    """What stands in the place of a block's `forward`."""
+class Lines:
+    """What runs in the place of a block's `forward`."""
 
     def __init__(self, block: Any, lines: str) -> None:
         self.lines = lines
-        self.stood = {name: value for name, value in vars(block).items() if name == "forward"}
-        self.made = made_of(type(block).forward, lines)
-        self._module: dict[str, Any] = inspect.unwrap(type(block).forward).__globals__
+        self.before = lines_of(block)
+        """What runs if these lines return nothing; None: the block's own `forward`."""
+        self._own = own_forward(type(block))
+        self.made = made_of(self._own, lines)
+        self._module: dict[str, Any] = inspect.unwrap(self._own).__globals__
         self.ops: dict[str, Callable[..., Any]] = {}
         """Those that were put here."""
-        self._before = self.stood.get("forward") or functools.partial(type(block).forward, block)
         self._block = block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The block's output."""
-        if self.ops and not torch.compiler.is_compiling():
+        if self.ops:
             given = self.made.signature.bind(self._block, *args, **kwargs)
             given.apply_defaults()
             names = {name: self.ops.get(name) or self._module.get(name, refuse) for name in self.made.names}
@@ -125,7 +169,9 @@ class Forward:
                 result = OWN
             if result is not OWN:
                 return result
-        return self._before(*args, **kwargs)
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return self._own(self._block, *args, **kwargs)
 
 
 class Made(NamedTuple):

@@ -8,20 +8,10 @@ another key, which then decides.
 This file imports only PyTorch: `kda apply` copies it beside the solutions.
 """
 
-from . import (
-    deferred_gelu,
-    deferred_joins,
-    deferred_layouts,
-    deferred_lines,
-    deferred_residuals,
-    deferred_slices,
-)
+from . import deferred_gelu, deferred_layouts, deferred_lines
 
 WAYS = {
     "activation": deferred_gelu,
-    "slices": deferred_slices,
-    "joins": deferred_joins,
     "layout": deferred_layouts,
-    "residuals": deferred_residuals,
     "ported": deferred_lines,
 }

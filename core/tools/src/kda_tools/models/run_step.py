@@ -20,7 +20,7 @@ from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence import gpu_state, provenance, stats
 from kda_judge.evidence.gpu_watch import Watcher
-from kda_tools.models import deferred_kept, deferred_slices, known_models
+from kda_tools.models import deferred_layouts, deferred_lines, known_models
 from kda_tools.models.calls import Call
 from kda_tools.models.chain_sites import Site, sites_of
 from kda_tools.models.deferred_ways import WAYS
@@ -297,10 +297,10 @@ def _site_hashes(sites: Sequence[Site]) -> list[str]:
     """sha256 of these places in models, and of the modules that put ops there; nothing without a place."""
     if not sites:
         return []
-    ways = [WAYS[kind] for kind in {site.kind for site in sites}]
-    files = {deferred_slices.__file__, *(way.__file__ for way in ways)}  # the others import the first
-    files |= {deferred_kept.__file__ for way in ways if vars(way).get("kept") is deferred_kept.kept}
-    names = sorted(Path(str(file)).name for file in files)
+    ways = {WAYS[site.kind] for site in sites}
+    if deferred_layouts in ways:  # it stands on the way for lines
+        ways.add(deferred_lines)
+    names = sorted(Path(str(way.__file__)).name for way in ways)
     text = "\n".join(site.model_dump_json() for site in sites)
     return [hashlib.sha256(text.encode()).hexdigest(), provenance.content_hash(Path(__file__).parent, names)]
 

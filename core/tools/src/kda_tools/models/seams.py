@@ -26,7 +26,7 @@ from kda_judge.contract.tasks import Task
 from kda_tools.models import natives
 from kda_tools.models.calls import Log
 from kda_tools.models.chain_sites import Site, blocks, sites_of
-from kda_tools.models.deferred_slices import refuse
+from kda_tools.models.deferred_lines import refuse
 from kda_tools.models.deferred_ways import WAYS
 from kda_tools.models.fitting import fitted, named
 from kda_tools.project.export.sources import exact_ops
@@ -94,8 +94,8 @@ class Seams:
             if not callable(getattr(module, op, None)):
                 raise UsageError(f"{task.folder}: its {name} has no {op}, which upstream's arm has")
         signature = named(upstream, getattr(solution, op))
-        lines = site is not None and site.kind == "ported" and task.config.task.numerics != "exact"  # other bits
-        bits = not self._exact or (not lines and self._gives_bits(task, getattr(solution, op)))
+        kept = site is None or site.keeps_bits(task)
+        bits = not self._exact or (kept and self._gives_bits(task, getattr(solution, op)))
         if upstream is refuse:  # upstream runs statements; their ops are seams of other tasks
             arms = dict.fromkeys((*ARMS, "original"), upstream) | ({"solution": getattr(solution, op)} if bits else {})
             return Seam(task, op, arms, solution, signature, site=site)

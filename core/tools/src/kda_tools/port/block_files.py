@@ -29,7 +29,7 @@ def kda_block(kind: str, block: torch.nn.Module, x: torch.Tensor) -> torch.Tenso
 
     return output_of(kind, block, x, {{{ops}}})
 '''
-IMPORT = "from .deferred_slices import ORIGINAL, Refused, refuse  # a copy of both files is a package of another name\n"
+IMPORT = "from .deferred_lines import ORIGINAL, Refused, refuse\n"
 INSTEAD = '''
 
 class Refused(Exception):

@@ -1,4 +1,4 @@
-"""The lines in `sites.toml` give what the models' own blocks give, which come out of the wheels' text.
+"""The lines for JoyImage give what its own block gives, which comes out of the wheels' text.
 
 Upstream's layers are small stand-ins. Its norm and rotation round once, as its kernels do.
 """
@@ -12,12 +12,12 @@ import torch
 from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.deferred_slices import refuse
+from kda_tools.models.deferred_lines import refuse
 from kda_tools.models.upstream_source import module_of
 
 from .. import solution
 
-SITES = [site for site in sites_of(find_task("qkv_pack")) if site.ported]
+SITES = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("joy_image")]
 OWN = (
     "_MODULATION_FACTOR",
     "_joy_image_qk_rope",
@@ -223,12 +223,6 @@ def assert_equal(got, want):
 # --- tests
 
 
-def test_the_lines_of_the_releases_differ_by_a_name():
-    new, old = (next(site for site in SITES if site.release == release) for release in ("0.5.23", "0.5.12.post1"))
-    assert new.ported.replace("local_heads_num", "heads_num") == old.ported
-    assert (new.class_, new.op, new.module) == (old.class_, old.op, old.module)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
@@ -312,11 +306,6 @@ def projected(name, dtype):
     return lambda case: getattr(case.block, f"{name}_attn_qkv").to(dtype)
 
 
-def other_heads(case):
-    """Attributes of both releases."""
-    case.block.heads_num = case.block.local_heads_num = 2
-
-
 UNUSUAL = {
     "no table": argument(vis_freqs_cis=lambda _: None),
     "two tables": argument(vis_freqs_cis=lambda case: case.table(CLIP).chunk(2, dim=-1)),
@@ -334,7 +323,6 @@ UNUSUAL = {
     "another norm": other_norm,
     "float32": lambda case: [projected(name, torch.float32)(case) for name in ("img", "txt")],
     "two dtypes": projected("txt", torch.float16),
-    "other heads": other_heads,
 }
 
 
