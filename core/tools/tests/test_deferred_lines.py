@@ -1,6 +1,7 @@
 """Lines at the head of a block's `forward`: what they see, which calls they leave to the model; two models' lines."""
 
 import ast
+import copy
 import functools
 import inspect
 import json
@@ -140,6 +141,16 @@ def test_a_subclass_without_a_forward_of_its_own(first):
     assert [block(-1) for block in blocks] == [("base", -1)] * 2
     take_back(blocks[0], "if x > 0:\n    return op(x)")
     assert [block(1) for block in blocks] == [("base", 1), ("op", 1)]
+
+
+def test_a_copy_of_a_block_runs_the_lines_with_itself():
+    block = put(Block(), "return op(self, x)", op=naming("op"))
+    other = copy.deepcopy(block)
+    assert other(1) == ("op", other, 1)
+    take_back(block, "return op(self, x)")
+    assert (block(1), other(1)) == (Block()(1), ("op", other, 1))
+    module = inspect.unwrap(deferred_lines.own_forward(Block)).__globals__
+    assert not any(value is module for value in vars(deferred_lines.lines_of(other)).values())
 
 
 class Doubling(torch.nn.Module):

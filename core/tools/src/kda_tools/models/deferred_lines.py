@@ -152,7 +152,8 @@ class Lines:
         """What runs if these lines return nothing; None: the block's own `forward`."""
         self._own = own_forward(type(block))
         self.made = made_of(self._own, lines)
-        self._module: dict[str, Any] = inspect.unwrap(self._own).__globals__
+        self._written: Any = inspect.unwrap(self._own)
+        """It knows its module. A copy of a block copies what is here, but no function."""
         self.ops: dict[str, Callable[..., Any]] = {}
         """Those that were put here."""
         self._block = block
@@ -162,7 +163,8 @@ class Lines:
         if self.ops:
             given = self.made.signature.bind(self._block, *args, **kwargs)
             given.apply_defaults()
-            names = {name: self.ops.get(name) or self._module.get(name, refuse) for name in self.made.names}
+            module = self._written.__globals__
+            names = {name: self.ops.get(name) or module.get(name, refuse) for name in self.made.names}
             try:
                 result = self.made.run(**given.arguments, **names)
             except Refused:
