@@ -37,7 +37,7 @@ from kda_tools.port import (
 )
 from kda_tools.port.check_port import check_syntax
 from kda_tools.port.insertions import Insertion, Patch
-from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, find_tree, pin_of
+from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, find_tree, pin_of
 from kda_tools.port.package_files import KERNEL
 from kda_tools.port.port_record import Checks
 from kda_tools.port.port_task import Port, make_port
@@ -49,16 +49,16 @@ pytest.importorskip("triton")
 pytest.importorskip("cutlass")
 
 TASKS = [task.op for task in all_tasks() if task.family in FAMILIES]
+IN_MODELS = {"causal_pad", "group_norm_silu_pad", "temb_modulation", "qkv_pack", "rounded_rmsnorm_modulate"}
 NEW = {
-    *("causal_pad", "group_norm_silu_pad", "temb_modulation", "norm_tanh_mul_add", "qkv_pack"),
-    *("rounded_qknorm_rope", "rounded_rmsnorm_modulate"),
+    Layout.JIT_KERNEL: IN_MODELS,
+    Layout.FACADE: IN_MODELS | {"norm_tanh_mul_add", "rounded_qknorm_rope"},
 }
-"""Tasks whose ops 0.5.23 has not, and a place for."""
+"""Tasks whose ops a release has not, and a place for: a model's class calls them, or a facade offers them."""
 HOMELESS = {
     Layout.JIT_KERNEL: {
-        *("causal_pad", "gelu_cat", "temb_modulation", "qknorm_rope_kv_store", "layernorm_modulate", "qkv_pack"),
-        *("group_norm_silu_pad", "rounded_qknorm_rope", "rounded_rmsnorm_modulate"),
-        *("silu_and_mul", "per_token_group_quant", "temperature_softmax"),  # have no function of it
+        *("gelu_cat", "qknorm_rope_kv_store", "layernorm_modulate", "rounded_qknorm_rope"),
+        *("silu_and_mul", "per_token_group_quant", "temperature_softmax"),
     },
     Layout.FACADE: {"qknorm_rope_kv_store"},
 }
@@ -134,7 +134,7 @@ def test_every_op_is_ported_and_taken_back_byte_for_byte(tree: Tree) -> None:
         port = make_port(find_task(op), tree)
         check_syntax(port)
         assert port.strangers == ()
-        assert port.new == (op in NEW and tree.layout is Layout.FACADE)
+        assert port.new == (op in NEW[tree.layout])
         insertions.write(port.patch, op)
         ports.append(port)
     assert {path for path, digest in hashes(tree.root).items() if before.get(path) != digest} >= {
@@ -144,6 +144,7 @@ def test_every_op_is_ported_and_taken_back_byte_for_byte(tree: Tree) -> None:
     assert {op for port in ports for op in port.modules} == wanted - WRAPPED - LACKING[tree.layout]
     for port in ports:
         _demand_dispatch(tree, port)
+        _demand_lines(tree, port)
     for op in [*ported[1::2], *ported[::2]]:
         insertions.undo(tree.repository, op)
     assert hashes(tree.root) == before
@@ -168,6 +169,14 @@ def _demand_dispatch(tree: Tree, port: Port) -> None:
             assert ast.dump(ast.Module([getattr(node, part)], [])) == ast.dump(
                 ast.Module([getattr(original, part)], [])
             )
+
+
+def _demand_lines(tree: Tree, port: Port) -> None:
+    """What models' classes and functions call stands in front of their statements."""
+    for site in classes(port.task, tree, port.tier):
+        text = (tree.root / tree.module_path(site.module)).read_text()
+        (node,) = [one for one in ast.parse(text).body if getattr(one, "name", "") == site.holder]
+        assert f"{site.op}(" in ast.unparse(node) or f"kda_block('{site.layout}'" in ast.unparse(node)
 
 
 def _original(tree: Tree, path: Path) -> str:

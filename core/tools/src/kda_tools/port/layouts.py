@@ -125,8 +125,8 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
 def classes(task: Task, tree: Tree, tier: str) -> list[Site]:
     """The classes and functions of the tree that call the task's ops once they are ported, in place of statements.
 
-    If the task is of another tier, the ops have other bits than the statements. So a port of the tier `exact` leaves
-    them out.
+    A port of the tier `exact` leaves out those that would get other bits than their statements have: all if the task
+    is of another tier.
 
     Raises:
         UsageError: the module of such a class is not in the tree.
@@ -134,6 +134,8 @@ def classes(task: Task, tree: Tree, tier: str) -> list[Site]:
     if tier == "exact" and task.config.task.numerics != tier:
         return []
     found = [one for one in sites_of(task) if one.release == tree.layout.value and lines(one)]
+    if tier == "exact":
+        found = [one for one in found if one.keeps_bits(task)]
     for one in found:
         if not (path := tree.root / tree.module_path(one.module)).is_file():
             raise UsageError(f"{path}: expected the module of {one.holder} as in {PACKAGE} {one.release}, got no file")

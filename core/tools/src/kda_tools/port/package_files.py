@@ -12,6 +12,7 @@ from typing import Any
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_tools.models.apply_site import replacements
+from kda_tools.models.chain_sites import Site
 from kda_tools.port import tree_files
 from kda_tools.port.block_files import BLOCK, LAYOUTS, block_function, layouts_text
 from kda_tools.port.dispatch_edit import WIDTH, try_name
@@ -253,7 +254,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
             names = [one.__name__ for one in functions]
             hosts = "".join(f'    "{op}": "{module}",\n' for op, module in _hosts(task, tree, names).items())
             text += f"from .exact import checked, own\n\n_HOSTS = {{\n{hosts}}}\n"
-    else:
+    elif not new:
         text = text.replace("from typing import Any\n", "from functools import cache\nfrom typing import Any\n", 1)
     wrapper = "whole" if new else "kernels_only"
     load = ["from . import kernel", f"from .wrap_kernels import {wrapper}"]
@@ -272,15 +273,16 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
         text += "\n" + (OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT.format(**ASKED[task.family]))
     for function in functions:
         text += "\n" + _function(function, new)
-    names = [*_exported(functions, new)]
-    if called:
-        text += "\n" + ASK.format(mounted=f" and {gate_name(task.op)}.mounted" if gated else "")
-        names.append(RUNS)
-    if any(site.layout for site in called):
-        text += "\n" + block_function(RUNS, names[:-1])
-        names.append(BLOCK)
-    names.sort()
-    return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in names) + "]\n"
+    names = _exported(functions, new)
+    asked = _for_models(called, names, f" and {gate_name(task.op)}.mounted" if gated else "")
+    text += "".join("\n" + one for one in asked.values())
+    return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted([*names, *asked])) + "]\n"
+
+
+def _for_models(called: list[Site], ops: list[str], mounted: str) -> dict[str, str]:
+    """Name -> text of the functions that models' classes call besides the ops."""
+    found = {RUNS: ASK.format(mounted=mounted)} if called else {}
+    return found | ({BLOCK: block_function(RUNS, ops)} if any(site.layout for site in called) else {})
 
 
 def _hosts(task: Task, tree: Tree, ops: list[str]) -> dict[str, str]:

@@ -67,9 +67,11 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         )
     found = hosts(task, tree)
     new = not found
-    if new and not tree.has_levels(task):
+    numerics = tier(task, exact)
+    sites = classes(task, tree, numerics)
+    if new and not (sites or tree.has_levels(task)):
         raise UsageError(
-            f"{task.folder}: sglang {tree.layout.value} has no function of it, so there is no place for it"
+            f"{task.folder}: sglang {tree.layout.value} has no function of it, and no class of a model would call it"
         )
     functions = {one.__name__: one for one in dispatched(task, exact)}
     if task.family != DIFFUSION:  # other tasks' arms may have functions that the release lacks
@@ -98,8 +100,6 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
         text = patch.read(prefix + path)
         absent |= lacking(text, where, mine)
         patch.insert(prefix + path, *dispatch(text, where, package, mine))
-    numerics = tier(task, exact)
-    sites = classes(task, tree, numerics)
     for module in dict.fromkeys(site.module for site in sites):
         path = tree.module_path(module)
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
