@@ -18,23 +18,17 @@ from kda_tools.models.deferred_lines import refuse
 from kda_tools.models.upstream_source import module_of, run, text_of
 
 from .. import solution
+from . import layers
+from .layers import STEP, RMSNorm, normal
 
 RUNTIME = "sglang.multimodal_gen.runtime"
 SITES = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("flux")]
 OLD = "0.5.12.post1"
 PICTURE, TEXT, HEADS = 7, 3, 4
-STEP = torch.finfo(torch.bfloat16).eps
 Backend = Enum("Backend", ["FA", "SDPA"])
 
 
 # --- upstream's module
-
-
-class RMSNorm(torch.nn.Module):
-    def __init__(self, size, eps):
-        super().__init__()
-        self.weight = torch.nn.Parameter(normal(size) * 0.3 + 1)
-        self.variance_epsilon, self.variance_size_override = eps, None
 
 
 class Linear(torch.nn.Module):
@@ -53,17 +47,8 @@ class Linear(torch.nn.Module):
         return x @ self.weight.T, None
 
 
-class Attention(torch.nn.Module):
-    """It keeps what it is given."""
-
-    def __init__(self, **_):
-        super().__init__()
-        self.given, self.backend = [], Backend.SDPA
-
-    def forward(self, q, k, v, **others):
-        self.given.append((q, k, v, others))
-        heads = (x.float().transpose(1, 2) for x in (q, k, v))
-        return torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).to(q.dtype)
+class Attention(layers.Attention):
+    backend = Backend.SDPA
 
 
 class NunchakuConfig:
@@ -117,10 +102,6 @@ def upstream(site, ranks):
 
 
 # --- a block and its call
-
-
-def normal(*shape, dtype=torch.bfloat16):
-    return torch.randn(shape).to(dtype)
 
 
 class Case:

@@ -17,6 +17,7 @@ from kda_tools.models.deferred_lines import refuse
 from kda_tools.models.upstream_source import counted, module_of, run, text_of
 
 from .. import solution
+from .layers import MLP, STEP, Attention, LayerNormScaleShift, Linear, normal
 
 SITES = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("hunyuanvideo")]
 OLD = "0.5.12.post1"
@@ -31,7 +32,6 @@ OWN = (
 """What is taken of upstream's module, where the release has it."""
 CLIP, TEXT, SIZE, HEADS = 7, 3, 64, 4
 EPS = {"q_norm": 0.02, "k_norm": 0.02, "img_attn": 0.05, "txt_attn": 0.1}
-STEP = torch.finfo(torch.bfloat16).eps
 
 
 # --- upstream's module
@@ -48,17 +48,6 @@ class CustomOp(torch.nn.Module):
         return self.forward_native(*args)
 
 
-class LayerNormScaleShift(torch.nn.Module):
-    def __init__(self, size, eps=1e-6, elementwise_affine=False, dtype=None):
-        super().__init__()
-        assert not elementwise_affine
-        self.eps = eps
-
-    def forward(self, x, shift, scale):
-        y = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=self.eps)
-        return (y * (1 + scale[:, None]) + shift[:, None]).to(x.dtype)
-
-
 class ScaleResidualLayerNormScaleShift(LayerNormScaleShift):
     def forward(self, residual, x, gate, shift, scale):
         left = residual + x * gate[:, None]
@@ -68,30 +57,6 @@ class ScaleResidualLayerNormScaleShift(LayerNormScaleShift):
 class MulAdd(torch.nn.Module):
     def forward(self, a, b, c, k=0):
         return c + a * (k + b[:, None])
-
-
-class Linear(torch.nn.Module):
-    """Of one rank, in its weights' dtype, as under autocast. Those that split their output get a list of widths."""
-
-    ranks = 1
-
-    def __init__(self, wide, widths, input_is_parallel=False, **_):
-        super().__init__()
-        parts = [width // self.ranks for width in widths] if isinstance(widths, list) else [widths]
-        wide = wide // self.ranks if input_is_parallel else wide
-        self.weight = torch.nn.Parameter(normal(sum(parts), wide) / wide**0.5)
-
-    def forward(self, x):
-        return x.to(self.weight.dtype) @ self.weight.T, None
-
-
-class MLP(torch.nn.Module):
-    def __init__(self, wide, *_, **__):
-        super().__init__()
-        self.layer = Linear(wide, wide)
-
-    def forward(self, x):
-        return self.layer(x)[0].tanh()
 
 
 class Modulation(torch.nn.Module):
@@ -109,17 +74,12 @@ class Backend(enum.Enum):
     VIDEO_SPARSE_ATTN = enum.auto()
 
 
-class Core(torch.nn.Module):
-    """Attention: it keeps what it is given."""
-
-    def __init__(self, **_):
-        super().__init__()
-        self.given = []
+class Core(Attention):
+    """Attention itself, which gets the request's metadata."""
 
     def forward(self, q, k, v, metadata=None, **others):
-        self.given.append((q, k, v, others | ({"metadata": metadata} if metadata else {})))
-        heads = (x.float().transpose(1, 2) for x in (q, k, v))
-        return torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).to(q.dtype).contiguous()
+        others |= {"metadata": metadata} if metadata else {}
+        return super().forward(q, k, v, **others).contiguous()
 
     def preprocess_qkv(self, qkv, _metadata):
         return qkv
@@ -202,10 +162,6 @@ def upstream(site, ranks=1, sharers=1):
 
 
 # --- a block and its call
-
-
-def normal(*shape, dtype=torch.bfloat16):
-    return torch.randn(shape).to(dtype)
 
 
 class Case:

@@ -12,30 +12,10 @@ from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.upstream_source import counted, module_of
 
 from .. import solution
+from .layers import STEP, Linear, RMSNorm, normal, normed_and_rotated
 
 (SITE,) = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("zimage")]
 SIZE, HEADS, TOKENS = 64, 3, 5
-STEP = torch.finfo(torch.bfloat16).eps
-
-
-def normal(*shape):
-    return torch.randn(shape).to(torch.bfloat16)
-
-
-class RMSNorm(torch.nn.Module):
-    def __init__(self, size, eps):
-        super().__init__()
-        self.weight = torch.nn.Parameter(normal(size) * 0.3 + 1)
-        self.variance_epsilon, self.variance_size_override = eps, None
-
-
-class Linear(torch.nn.Module):
-    def __init__(self, wide, widths, **_):
-        super().__init__()
-        self.weight = torch.nn.Parameter(normal(sum(widths) if isinstance(widths, list) else widths, wide) / wide**0.5)
-
-    def forward(self, x):
-        return x @ self.weight.T, None
 
 
 class Attention(torch.nn.Module):
@@ -48,20 +28,6 @@ class Attention(torch.nn.Module):
     def forward(self, q, k, v, **others):
         self.given.append((q, k, v, others))
         return (q + k + v) if "replicated_v" not in others else (q + k + v, others["replicated_v"])
-
-
-def normed_and_rotated(*, q, k, q_norm, k_norm, head_dim, cos_sin_cache=None, is_neox=False, allow_inplace):
-    """Upstream's kernel: all in float32, rounded once. Neighbours turn as one complex number."""
-    assert not is_neox
-    assert allow_inplace
-    made = []
-    for x, norm in ((q, q_norm), (k, k_norm)):
-        y = torch.nn.functional.rms_norm(x.float(), (head_dim,), norm.weight.float(), norm.variance_epsilon)
-        if cos_sin_cache is not None:
-            turns = torch.complex(*cos_sin_cache.chunk(2, dim=-1))[: x.shape[1], None]
-            y = torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * turns).flatten(-2)
-        made.append(y.to(x.dtype))
-    return made
 
 
 def rotated(q, _k_or_cos, *_others, **_named):
