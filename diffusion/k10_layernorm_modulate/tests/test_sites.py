@@ -14,7 +14,7 @@ from kda_tools.lab.beside_upstream import stand_ins
 from kda_tools.models import deferred_gelu, deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.deferred_lines import refuse
-from kda_tools.models.upstream_source import module_of
+from kda_tools.models.upstream_source import assert_lines_ask, module_of
 
 from .. import solution
 from .cases import OP
@@ -401,15 +401,7 @@ def test_calls_under_autocast_are_upstreams(made, monkeypatch, name):
 @pytest.mark.parametrize("compiling", [False, True])
 def test_the_lines_ask_whether_the_kernels_run(made, monkeypatch, name, compiling):
     case = made(name)
-    lines = deferred_lines.made_of(type(case.block).forward, case.site.ported)
-    if compiling:
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    else:
-        monkeypatch.setitem(lines.run.__globals__, "kda_runs", lambda x: x is not case.arguments["hidden_states"])
-    given = lines.signature.bind(case.block, **case.arguments)
-    given.apply_defaults()
-    names = {one: vars(case.module).get(one, refuse) for one in lines.names}
-    assert lines.run(**given.arguments, **names) is deferred_lines.OWN
+    assert_lines_ask(monkeypatch, case.site, case.block, case.arguments, "hidden_states", compiling)
 
 
 def test_a_block_has_the_sites_of_its_release():

@@ -1,6 +1,10 @@
-"""Small layers in the place of upstream's, for tests that run its blocks on the CPU."""
+"""Small layers in the place of upstream's, and what tests do with a block of upstream's on the CPU."""
 
 import torch
+
+from kda_tools.models import deferred_lines
+
+from .. import solution
 
 STEP = torch.finfo(torch.bfloat16).eps
 
@@ -77,3 +81,32 @@ def normed_and_rotated(*, q, k, q_norm, k_norm, head_dim, cos_sin_cache=None, fr
             y = torch.view_as_real(pairs * turns[: x.shape[1], None]).flatten(-2)
         made.append(y.to(x.dtype))
     return made
+
+
+class Lines:
+    """A block, and the calls of the op in its lines. Subclasses have `module`, `site`, `block`, `calls` and `run`."""
+
+    def put(self, refused=()):
+        """Put the lines there. `refused`: numbers of calls that the op does not take."""
+
+        def op(*given):
+            self.calls.append(given)
+            refuses = len(self.calls) - 1 in refused
+            return (deferred_lines.refuse if refuses else solution.qkv_norm_rope_pack)(*given)
+
+        deferred_lines.put(self.module, self.site.ported, (self.block,), self.site.op, op)
+
+    def outcome(self):
+        """The block's output, or what it raises."""
+        try:
+            return self.run()[0]
+        except (ValueError, RuntimeError, TypeError, AttributeError, UnboundLocalError) as error:
+            return repr(error)
+
+
+def assert_equal(got, want):
+    assert type(got) is type(want)
+    if isinstance(got, tuple):
+        assert all(map(torch.equal, got, want))
+    else:
+        assert torch.equal(got, want) if isinstance(got, torch.Tensor) else got == want

@@ -12,14 +12,11 @@ import torch
 
 from kda_judge.contract.tasks import find_task
 from kda_tools.lab.beside_upstream import stand_ins
-from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.deferred_lines import refuse
-from kda_tools.models.upstream_source import module_of, run, text_of
+from kda_tools.models.upstream_source import assert_lines_ask, module_of, run, text_of
 
-from .. import solution
 from . import layers
-from .layers import STEP, RMSNorm, normal
+from .layers import STEP, Lines, RMSNorm, assert_equal, normal
 
 RUNTIME = "sglang.multimodal_gen.runtime"
 SITES = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("flux")]
@@ -104,7 +101,7 @@ def upstream(site, ranks):
 # --- a block and its call
 
 
-class Case:
+class Case(Lines):
     """The attention of a block of upstream's module, its arguments, and the calls of the op."""
 
     def __init__(self, module, site, size=64, batch=2, dtype=torch.bfloat16, **made):
@@ -132,26 +129,10 @@ class Case:
         self.arguments |= changes
         return self
 
-    def put(self, refused=()):
-        """Put the lines there. `refused`: numbers of calls that the op does not take."""
-
-        def op(*given):
-            self.calls.append(given)
-            return (refuse if len(self.calls) - 1 in refused else solution.qkv_norm_rope_pack)(*given)
-
-        deferred_lines.put(self.module, self.site.ported, (self.block,), self.site.op, op)
-
     def run(self):
         """The block's output, and what attention got."""
         self.block.attn.given.clear()
         return self.block(**self.arguments), [*self.block.attn.given]
-
-    def outcome(self):
-        """The block's output, or what it raises."""
-        try:
-            return self.run()[0]
-        except (ValueError, RuntimeError, AttributeError, UnboundLocalError) as error:
-            return repr(error)
 
 
 @pytest.fixture(params=SITES, ids=lambda site: site.release)
@@ -171,14 +152,6 @@ def made(site, monkeypatch):
         return Case(module, site, **sizes)
 
     return make
-
-
-def assert_equal(got, want):
-    assert type(got) is type(want)
-    if isinstance(got, tuple):
-        assert all(map(torch.equal, got, want))
-    else:
-        assert torch.equal(got, want) if isinstance(got, torch.Tensor) else got == want
 
 
 def assert_near(case):
@@ -360,12 +333,4 @@ def test_the_attention_of_a_single_block_is_upstreams(made, text):
 @pytest.mark.parametrize("compiling", [False, True])
 def test_the_lines_ask_whether_the_kernels_run(made, monkeypatch, compiling):
     case = made()
-    lines = deferred_lines.made_of(type(case.block).forward, case.site.ported)
-    if compiling:
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    else:
-        monkeypatch.setitem(lines.run.__globals__, "kda_runs", lambda x: x is not case.arguments["x"])
-    given = lines.signature.bind(case.block, **case.arguments)
-    given.apply_defaults()
-    names = {name: vars(case.module).get(name, refuse) for name in lines.names}
-    assert lines.run(**given.arguments, **names) is deferred_lines.OWN
+    assert_lines_ask(monkeypatch, case.site, case.block, case.arguments, "x", compiling)

@@ -14,10 +14,10 @@ from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_gelu, deferred_lines
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.deferred_lines import refuse
-from kda_tools.models.upstream_source import counted, module_of, run, text_of
+from kda_tools.models.upstream_source import assert_lines_ask, counted, module_of, run, text_of
 
 from .. import solution
-from .layers import MLP, STEP, Attention, LayerNormScaleShift, Linear, normal
+from .layers import MLP, STEP, Attention, LayerNormScaleShift, Linear, Lines, assert_equal, normal
 
 SITES = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("hunyuanvideo")]
 OLD = "0.5.12.post1"
@@ -164,7 +164,7 @@ def upstream(site, ranks=1, sharers=1):
 # --- a block and its call
 
 
-class Case:
+class Case(Lines):
     """A block of upstream's module, its arguments, and the op's calls."""
 
     def __init__(self, module, site, size=SIZE):
@@ -206,13 +206,6 @@ class Case:
         made = self.block(**self.arguments)
         return (made,) if self.single else made, [*core.given]
 
-    def outcome(self):
-        """The block's outputs, or what it raises."""
-        try:
-            return self.run()[0]
-        except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-            return repr(error)
-
     def norms(self):
         """The norms of q and k, for each call of the op."""
         if self.single:
@@ -246,11 +239,6 @@ def made(site, monkeypatch):
         return Case(module, site, **sizes)
 
     return make
-
-
-def assert_equal(got, want):
-    assert type(got) is type(want)
-    assert got == want if isinstance(got, str) else all(map(torch.equal, got, want))
 
 
 def assert_left_to_upstream(case):
@@ -495,13 +483,4 @@ def test_other_sizes_of_heads_are_upstreams(made):
 @pytest.mark.parametrize("compiling", [False, True])
 def test_the_lines_ask_whether_the_kernels_run(made, monkeypatch, compiling):
     case = made().give()
-    lines = deferred_lines.made_of(type(case.block).forward, case.site.ported)
-    if compiling:
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    else:
-        stream = case.arguments["x" if case.single else "img"]
-        monkeypatch.setitem(lines.run.__globals__, "kda_runs", lambda x: x is not stream)
-    given = lines.signature.bind(case.block, **case.arguments)
-    given.apply_defaults()
-    names = {name: getattr(case.module, name, refuse) for name in lines.names}
-    assert lines.run(**given.arguments, **names) is deferred_lines.OWN
+    assert_lines_ask(monkeypatch, case.site, case.block, case.arguments, "x" if case.single else "img", compiling)

@@ -4,19 +4,26 @@ Upstream's layers are small stand-ins. Its norm and rotation round once, as its 
 """
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kda_judge.contract.tasks import find_task
-from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.deferred_lines import refuse
-from kda_tools.models.upstream_source import module_of
+from kda_tools.models.upstream_source import assert_lines_ask, module_of
 
-from .. import solution
-from .layers import MLP, STEP, Attention, LayerNormScaleShift, Linear, RMSNorm, normal, normed_and_rotated
+from .layers import (
+    MLP,
+    STEP,
+    Attention,
+    LayerNormScaleShift,
+    Linear,
+    Lines,
+    RMSNorm,
+    assert_equal,
+    normal,
+    normed_and_rotated,
+)
 
 SITES = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("joy_image")]
 OWN = (
@@ -66,7 +73,7 @@ def upstream(site, ranks=1):
 # --- a block and its call
 
 
-class Case:
+class Case(Lines):
     """A block of upstream's module, its arguments, and what was called."""
 
     def __init__(self, module, site, size=SIZE, heads=4):
@@ -97,15 +104,6 @@ class Case:
         angles = torch.rand(rows, self.size // 2) * 6
         return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
-    def put(self, refused=()):
-        """Put the lines there. `refused`: numbers of calls that the op does not take."""
-
-        def op(*given):
-            self.calls.append(given)
-            return (refuse if len(self.calls) - 1 in refused else solution.qkv_norm_rope_pack)(*given)
-
-        deferred_lines.put(self.module, self.site.ported, (self.block,), self.site.op, op)
-
     def run(self):
         """The block's output, and what attention got. The model makes the complex tables of the others."""
         given = dict(self.arguments)
@@ -116,13 +114,6 @@ class Case:
                 given[f"{stream}_complex_freqs"] = self.module._joy_complex_freqs(table) if usual else None
         self.block.attn.given.clear()
         return self.block(**given), [*self.block.attn.given]
-
-    def outcome(self):
-        """The block's output, or what it raises."""
-        try:
-            return self.run()[0]
-        except (ValueError, RuntimeError, AttributeError) as error:
-            return repr(error)
 
 
 @pytest.fixture(params=SITES, ids=lambda site: site.release)
@@ -139,11 +130,6 @@ def made(site, monkeypatch):
         return Case(module, site, **sizes)
 
     return make
-
-
-def assert_equal(got, want):
-    assert type(got) is type(want)
-    assert got == want if isinstance(got, str) else all(map(torch.equal, got, want))
 
 
 # --- tests
@@ -273,12 +259,4 @@ def test_other_sizes_of_heads_are_upstreams(made):
 @pytest.mark.parametrize("compiling", [False, True])
 def test_the_lines_ask_whether_the_kernels_run(made, monkeypatch, compiling):
     case = made().give()
-    lines = deferred_lines.made_of(type(case.block).forward, case.site.ported)
-    if compiling:
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    else:
-        monkeypatch.setitem(lines.run.__globals__, "kda_runs", lambda x: x is not case.arguments["img"])
-    given = lines.signature.bind(case.block, **case.arguments)
-    given.apply_defaults()
-    ops = SimpleNamespace(RMSNorm=RMSNorm, qkv_norm_rope_pack=refuse, fused_add_gate=refuse)
-    assert lines.run(**given.arguments, **{name: getattr(ops, name) for name in lines.names}) is deferred_lines.OWN
+    assert_lines_ask(monkeypatch, case.site, case.block, case.arguments, "img", compiling)

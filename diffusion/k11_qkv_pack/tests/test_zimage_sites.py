@@ -1,7 +1,6 @@
 """The lines for Z-Image of 0.5.12.post1 give what its own attention gives, which comes out of the wheel's text."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +8,10 @@ import torch
 from kda_judge.contract.tasks import find_task
 from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import sites_of
-from kda_tools.models.upstream_source import counted, module_of
+from kda_tools.models.upstream_source import assert_lines_ask, counted, module_of
 
 from .. import solution
-from .layers import STEP, Linear, RMSNorm, normal, normed_and_rotated
+from .layers import STEP, Linear, Lines, RMSNorm, assert_equal, normal, normed_and_rotated
 
 (SITE,) = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("zimage")]
 SIZE, HEADS, TOKENS = 64, 3, 5
@@ -35,7 +34,7 @@ def rotated(q, _k_or_cos, *_others, **_named):
     return q
 
 
-class Case:
+class Case(Lines):
     """An attention of upstream's module, its arguments, and the calls of the op."""
 
     def __init__(self, monkeypatch, ranks, batch, **sizes):
@@ -78,13 +77,6 @@ class Case:
         for layer in (self.block.attn, self.block.ulysses_attn):
             layer.given.clear()
         return self.block(**self.arguments), [*self.block.attn.given, *self.block.ulysses_attn.given]
-
-    def outcome(self):
-        """The output, or what it raises."""
-        try:
-            return self.run()[0]
-        except (ValueError, RuntimeError, TypeError) as error:
-            return repr(error)
 
 
 @pytest.fixture
@@ -170,7 +162,7 @@ def test_an_unusual_call_is_upstreams(made, change):
     want = case.outcome()
     case.put()
     got = case.outcome()
-    assert got == want if isinstance(want, str) else torch.equal(got, want)
+    assert_equal(got, want)
     assert not case.calls
 
 
@@ -180,19 +172,11 @@ def test_other_heads_are_upstreams(made, sizes):
     want = case.outcome()
     case.put()
     got = case.outcome()
-    assert got == want if isinstance(want, str) else torch.equal(got, want)
+    assert_equal(got, want)
     assert not case.calls
 
 
 @pytest.mark.parametrize("compiling", [False, True])
 def test_the_lines_ask_whether_the_kernels_run(made, monkeypatch, compiling):
     case = made()
-    lines = deferred_lines.made_of(type(case.block).forward, SITE.ported)
-    if compiling:
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    else:
-        monkeypatch.setitem(lines.run.__globals__, "kda_runs", lambda x: x is not case.arguments["hidden_states"])
-    given = lines.signature.bind(case.block, **case.arguments)
-    given.apply_defaults()
-    names = SimpleNamespace(RMSNorm=RMSNorm, qkv_norm_rope_pack=deferred_lines.refuse, get_sp_world_size=lambda: 1)
-    assert lines.run(**given.arguments, **{name: getattr(names, name) for name in lines.names}) is deferred_lines.OWN
+    assert_lines_ask(monkeypatch, SITE, case.block, case.arguments, "hidden_states", compiling)

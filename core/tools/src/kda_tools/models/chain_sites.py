@@ -65,8 +65,8 @@ class Site(Strict):
         return next(key for key in WAYS if getattr(self, key))
 
     def keeps_bits(self, task: Task) -> bool:
-        """Whether the block has upstream's bits if the ops have them."""
-        return self.kind != "ported" or (task.config.task.numerics == "exact" and not self.rounds)
+        """Whether the block has the bits of the model's statements."""
+        return task.config.task.numerics == "exact" and not self.rounds
 
     @property
     def holder(self) -> str:

@@ -1,18 +1,20 @@
-"""For tasks' tests: upstream's own text out of a pinned wheel, and an op whose calls are written down."""
+"""For tasks' tests of `sites.toml`: upstream's own text out of a pinned wheel, and what several of them ask."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from kda_judge.arms.upstream import cache_folder
 from kda_judge.contract.tasks import checkout_root
+from kda_tools.models import deferred_lines
 from kda_tools.models.chain_sites import Site
 from kda_tools.models.known_models import load_models
 
@@ -56,6 +58,25 @@ def _name(node: ast.stmt) -> str:
     if isinstance(node, ast.Assign):
         return ast.unparse(node.targets[0])
     return str(getattr(node, "name", ""))
+
+
+def assert_lines_ask(
+    patch: pytest.MonkeyPatch, site: Site, block: Any, arguments: Mapping[str, Any], asked: str, compiling: bool
+) -> None:
+    """A site's lines return nothing while torch.compile traces; else where kernels do not run for the argument `asked`.
+
+    The lines run by themselves, and an op refuses.
+    """
+    own = deferred_lines.own_forward(type(block))
+    made = deferred_lines.made_of(own, site.ported)
+    if compiling:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+    else:
+        patch.setitem(made.run.__globals__, "kda_runs", lambda x: x is not arguments[asked])
+    given = made.signature.bind(block, **arguments)
+    given.apply_defaults()
+    names = {name: own.__globals__.get(name, deferred_lines.refuse) for name in made.names}
+    assert made.run(**given.arguments, **names) is deferred_lines.OWN
 
 
 def counted(call: Callable[..., Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:

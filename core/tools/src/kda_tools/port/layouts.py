@@ -125,14 +125,11 @@ def hosts(task: Task, tree: Tree) -> list[Replacement]:
 def classes(task: Task, tree: Tree, tier: str) -> list[Site]:
     """The classes and functions of the tree that call the task's ops once they are ported, in place of statements.
 
-    A port of the tier `exact` leaves out those that would get other bits than their statements have: all if the task
-    is of another tier.
+    A port of the tier `exact` leaves out those that would get other bits than their statements have.
 
     Raises:
         UsageError: the module of such a class is not in the tree.
     """
-    if tier == "exact" and task.config.task.numerics != tier:
-        return []
     found = [one for one in sites_of(task) if one.release == tree.layout.value and lines(one)]
     if tier == "exact":
         found = [one for one in found if one.keeps_bits(task)]
