@@ -22,7 +22,7 @@ from kda_tools.publish.site import build
 from kda_tools.publish.site.row_pages import row_html
 from kda_tools.publish.site.strips import strips
 from kda_tools.publish.site.task_page import task_page
-from kda_tools.publish.tables import bounds_md
+from kda_tools.publish.tables import all_pins, bounds_md
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -280,6 +280,43 @@ def test_filters_leave_the_rows_that_were_asked_for(real: Path, browser: "Browse
     assert tab.complaints == []
 
 
+def test_rows_of_two_gpus_can_be_told_apart(real: Path, browser: "Browser") -> None:
+    tab = opened(browser, real / "rows.html")
+    both = list(zip(shown_rows(tab), column(tab, "task"), column(tab, "GPU"), strict=True))
+    assert len(set(both)) == len(both)
+    stale = {f"{target}{report.STALE}" for task in find_tasks() for target, run in report.published_runs(task).items()
+             if report.stale(task, run)}  # fmt: skip
+    assert {gpu for gpu in column(tab, "GPU") if gpu.endswith(report.STALE)} == stale
+
+
+def test_what_is_no_number_stays_last_and_the_address_keeps_the_order(real: Path, browser: "Browser") -> None:
+    label = "device speedup over sglang 0.5.12.post1"
+    tab = opened(browser, real / "index.html")
+    head = tab.locator("table[data-kda-sortable]").first.get_by_role("columnheader", name=label).get_by_role("button")
+    for turn in (1, -1):
+        head.click()
+        shown = column(tab, label)
+        numbers = [float(text) for text in shown if text != report.NONE]
+        assert shown[len(numbers) :] == [report.NONE] * (len(shown) - len(numbers))
+        assert numbers == sorted(numbers)[::turn]
+    tab.reload()
+    assert column(tab, label) == shown
+
+
+def test_the_runs_compared_at_first_share_rows_and_the_address_keeps_a_choice(real: Path, browser: "Browser") -> None:
+    tab = opened(browser, real / "index.html")
+    tool = tab.locator(".kda-compare")
+    for task in find_tasks():
+        tab.goto((real / task.family / task.folder / "docs" / "results.html").as_uri())
+        assert {one.split("\t")[3] for one in tool.locator("tbody tr").all_inner_texts()} != {report.NONE}, task.folder
+    tool.get_by_label("times of").select_option("solution wall")
+    tool.get_by_label("run A").select_option(index=0)
+    shown = tool.locator("tbody").inner_text()
+    tab.goto(tab.url)
+    assert tool.locator("tbody").inner_text() == shown
+    assert tab.complaints == []
+
+
 def test_two_runs_stand_side_by_side(real: Path, browser: "Browser") -> None:
     def whole(task: Task) -> list[RunRecord]:
         runs = sorted(read(task.ledger), key=by_age, reverse=True)
@@ -317,11 +354,20 @@ def test_two_runs_stand_side_by_side(real: Path, browser: "Browser") -> None:
     assert tab.complaints == []
 
 
-def test_a_search_finds_tasks_first(real: Path, browser: "Browser") -> None:
-    tab = opened(browser, real / "search.html", hash="?q=rope")
-    tab.wait_for_selector("#search-results li")
-    first = tab.locator("#search-results li a").first
-    assert first.get_attribute("href").startswith("diffusion/k03_qknorm_rope/docs/results.html")
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("rope", "diffusion/k03_qknorm_rope/docs/results.html"),
+        ("flux", "models/flux.html"),
+        ("add a kernel", "docs/add_a_kernel.html"),
+        ("tutorial", "docs/tutorial.html"),
+        ("attained", "docs/glossary.html"),
+    ],
+)
+def test_a_search_finds_titles_words_and_tasks_first(real: Path, browser: "Browser", asked: str, found: str) -> None:
+    tab = opened(browser, real / "search.html", hash=f"?q={asked}")
+    tab.wait_for_function("/finished/.test(document.querySelector('#search-results').innerText)")
+    assert tab.locator("#search-results li a").first.get_attribute("href").startswith(found)
 
 
 def test_a_models_page_names_its_tasks(real: Path, browser: "Browser") -> None:
@@ -331,7 +377,27 @@ def test_a_models_page_names_its_tasks(real: Path, browser: "Browser") -> None:
     ]
     # A task that is published on two kinds of GPU shows its rows once for each.
     assert list(dict.fromkeys(shown_rows(tab))) == expected
-    assert "step is made of" in tab.locator("article").inner_text()
+    words = tab.locator("article").inner_text()
+    assert "step is made of" in words
+    assert "speedup, eager" in words
+
+
+def test_the_start_page_answers_three_questions_at_once(real: Path, browser: "Browser") -> None:
+    tab = opened(browser, real / "index.html", viewport={"width": 1280, "height": 900})
+    for question in ("Is my model faster?", "Can I trust it?", "What do I type?"):
+        link = tab.locator("article").get_by_role("link", name=question).first
+        assert link.bounding_box()["y"] < 300
+        tab.locator(link.get_attribute("href")).wait_for()
+    assert tab.get_by_role("heading", name="What do I type?").bounding_box()["y"] < 1500
+    own = {task.folder for task in find_tasks() for run in report.published_runs(task).values() if not all_pins([run])}
+    cells = dict(zip(shown_rows(tab), column(tab, "device speedup over own baseline"), strict=True))
+    assert {task for task, text in cells.items() if text != report.NONE} == own
+
+
+def test_pictures_load_when_they_come_near_and_their_place_is_kept(real: Path) -> None:
+    images = re.findall(r"<img[^>]*>", (real / "diffusion" / "models" / "docs" / "steps.html").read_text())
+    assert len(images) > 5
+    assert all('loading="lazy"' in one and "width=" in one and "height=" in one for one in images)
 
 
 def test_the_numbers_are_the_ledgers(made: tuple[Path, RunRecord], browser: "Browser") -> None:

@@ -43,6 +43,8 @@ class Preset(Strict):
     config: dict[str, bool | int | float | str] = {}
     """What only a configuration file can say."""
     options: tuple[str, ...] = ()
+    timed: tuple[str, ...] = ()
+    """The request's models in `kda model step`; empty: the model with the preset's name."""
 
 
 class Choice(Strict):

@@ -29,6 +29,8 @@ Ledgers = Sequence[tuple[Task, Sequence[RunRecord]]]
 """Tasks with every record of their ledgers."""
 Runs = Sequence[tuple[Task, Mapping[str, RunRecord]]]
 """Tasks with their published runs, by target."""
+OWN = "own baseline"
+"""Heads the column of tasks that stand on no upstream release."""
 HOST_BOUND = 0.8
 """Share of wall time. If the device takes less than this, the host bounds the call."""
 BOUNDS = f"""What bounds the solution's calls; a cell is the range over the rows of its group. The host bounds a row
@@ -64,14 +66,22 @@ def all_pins(records: Iterable[RunRecord]) -> list[str]:
     return list(dict.fromkeys(pin_name(pin) for pin in known if pin))
 
 
-def against_pins(record: RunRecord, pins: Sequence[str]) -> list[str]:
-    """The headline's speedups against `pins`, as `SHOWN` says; `-` for a release that the run is not against.
+def shown_pins(records: Sequence[RunRecord]) -> list[str]:
+    """As `all_pins`; the pin "" follows if a run is against no release: it stands for that run's first opponent."""
+    return all_pins(records) + [""] * any(not all_pins([record]) for record in records)
 
-    The pin "" is the first opponent of a run that is against no release.
-    """
+
+def arm_of_pin(record: RunRecord) -> dict[str, str]:
+    """A pin of `shown_pins` -> the arm of this run that the speedups against it are of."""
     arms = {pin_name(record.provenance.pins.get(arm)): arm for arm in reversed(record.settings.against)}
     if any(arms):
         arms.pop("", None)
+    return arms
+
+
+def against_pins(record: RunRecord, pins: Sequence[str]) -> list[str]:
+    """The headline's speedups against `pins`, as `SHOWN` says; `-` for a release that the run is not against."""
+    arms = arm_of_pin(record)
     found = [[speedup(record.headline, basis, arms.get(pin, "")) for basis in SHOWN_BASES] for pin in pins]
     return [" / ".join(ratio(v.estimate if v else None) for v in values) if any(values) else NONE for values in found]
 

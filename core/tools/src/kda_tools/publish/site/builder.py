@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kda_judge.contract.errors import KdaError, MissingRequirement, UsageError
-from kda_judge.contract.tasks import Task, checkout_root, find_tasks
+from kda_judge.contract.tasks import Task, find_tasks
 from kda_judge.evidence.ledger import read
+from kda_tools import checkout_folder
 from kda_tools.publish import grid_page, profile_page, report, sanitize_page
 from kda_tools.publish.figures import COLOURS
 from kda_tools.publish.plots import missing as missing_matplotlib
@@ -48,6 +49,8 @@ WIDE_TABLE = re.compile(r"^(\|[^|\n]*){6,}\|$", re.MULTILINE)
 FULL = {"grid.md": grid_page.full_md, "profile.md": profile_page.full_md, "sanitize.md": sanitize_page.full_md}
 """Documents of a task that the site shows in full; the repository has only their conclusions."""
 SWEEPS = "tuning.md"
+SIZE = re.compile(r'<svg[^>]* width="(?P<width>[\d.]+)pt" height="(?P<height>[\d.]+)pt"')
+"""Of a picture, in points of 4/3 CSS pixels."""
 PICTURE = re.compile(r"^!\[(?P<says>[^\]]*)\]\((?P<target>plots/campaigns/(?P<name>[^)]*)\.svg)\)$", re.MULTILINE)
 """A plot of a campaign in a Markdown page."""
 STEPS = Path("diffusion/models/docs/steps.md")
@@ -84,9 +87,7 @@ def build(out: Path) -> int:
         LedgerError: a ledger is broken.
         KdaError: Sphinx warns, for example of a link to a file that does not exist; names the place.
     """
-    root = checkout_root()
-    if root is None:
-        raise UsageError("kda site: no checkout here; run it inside one, or set KDA_ROOT")
+    root = checkout_folder.root()
     if lacking := [module for module in MODULES if find_spec(module) is None]:
         raise MissingRequirement(f"kda site: needs {', '.join(lacking)}: {REMEDY}")
     if problem := missing_matplotlib():
@@ -142,10 +143,11 @@ def _staged(root: Path, ledgers: Ledgers, runs: Runs) -> Pages:
     steps_pages = [path for path in (STEPS, CEILINGS) if (root / path).is_file()]
     staged |= {path: wide(_text(root / path)) for path in steps_pages}
     known = {path.stem: f"[What its step is made of](../{path})." for path in llms}
-    found = overview_pages.model_pages(runs, steps, known)
+    found = overview_pages.model_pages(runs, steps, known, overview_pages.step_tables(_text(root / START)))
     models = {Path("models") / f"{name}.md": text for name, text in found.items()}
     staged |= {**models, ROWS: overview_pages.rows_page(runs)}
-    start = replace_block(_text(root / START), "results", overview_pages.landing(runs))
+    start = replace_block(_text(root / START), "results", overview_pages.TASKS_LINK)
+    start = f"{overview_pages.with_links(start)}\n{overview_pages.landing(runs)}"
     shelves = {
         "Results": [ROWS],
         **shelves,
@@ -222,6 +224,16 @@ def _colours() -> str:
     )
 
 
+def _lazy(app: Any, doctree: Any, _: str) -> None:
+    """Have pictures loaded when they come near, in a space of their size: a page of all runs has dozens of them."""
+    for image in doctree.findall(lambda node: node.tagname == "image"):
+        size = SIZE.search((app.srcdir / image["uri"]).read_text(encoding="utf-8"))
+        image["loading"] = "lazy"
+        if size:
+            for side in ("width", "height"):
+                image[side] = str(round(float(size[side]) * 4 / 3))
+
+
 def _sphinx(source: Path, html: Path, doctrees: Path) -> None:
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace, patch_docutils
@@ -229,6 +241,7 @@ def _sphinx(source: Path, html: Path, doctrees: Path) -> None:
     warnings = StringIO()
     with patch_docutils(), docutils_namespace():
         app = Sphinx(source, None, html, doctrees, "html", SETTINGS, status=None, warning=warnings)
+        app.connect("doctree-resolved", _lazy)
         app.build()
     if found := re.sub(r"\x1b\[[0-9;]*m", "", warnings.getvalue()).replace(f"{source}/", "").strip():
         raise KdaError(f"kda site: {found}")

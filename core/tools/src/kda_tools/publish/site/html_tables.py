@@ -15,6 +15,8 @@ from kda_tools.publish.report import NONE, interval, microseconds, ratio
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER = "number"
 """Mark of a cell that holds a number."""
+CLOCKS = "*Device* is time on the GPU alone; *wall* is host time with kda-runtime, *portable* without it."
+"""Explains the heads of columns to a reader."""
 BREAKS = "breaks"
 """Mark of a cell whose words may break at any letter: row ids and settings may be longer than a column is wide."""
 WIDE = "kda-wide"

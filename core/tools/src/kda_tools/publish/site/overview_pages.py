@@ -2,13 +2,17 @@
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult, RunRecord
+from kda_tools.models.denoise_presets import presets
 from kda_tools.publish import plots, report, tables
 from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, median
 from kda_tools.publish.rows_data import dtype_of
 from kda_tools.publish.site.html_tables import (
+    CLOCKS,
+    NUMBER,
     Cell,
     Line,
     inlined,
@@ -25,6 +29,7 @@ from kda_tools.publish.tables import Runs
 ROW_HEAD = (
     "row",
     "task",
+    "GPU",
     "verdict",
     "device speedup over the first release",
     "device speedup over the latest",
@@ -34,10 +39,24 @@ ROW_HEAD = (
     "attained",
 )
 RELEASES = (BASELINE, LATEST)
+STEP_LINE = re.compile(r"\| \[([^\]]+)\]\(")
+NO_STEP = "No step of this model is timed.\n"
+TASKS = "Every task"
+"""Heading of the start page's last part."""
+TASKS_LINK = "How much faster single kernels are: [every task](#every-task), and [every row, with filters](rows.md).\n"
+"""Stands on the start page where the README has its picture: the picture is so tall that it hid the next questions."""
+
+
+def with_links(start: str) -> str:
+    """The start page with links to its headings before the first one: a wide page has no list of them beside it."""
+    text = f"{start}\n## {TASKS}\n"
+    names = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    links = " · ".join(f"[{name}](#{re.sub(r'[^a-z0-9 -]', '', name.lower()).replace(' ', '-')})" for name in names)
+    return text.replace("\n## ", f"\n{links}\n\n## ", 1)
 
 
 def landing(runs: Runs) -> str:
-    """The start page's replacement for the README's picture: the picture inside the page, and the table of tasks."""
+    """What the start page says of every task: the README's picture inside the page, and the table of tasks."""
     every = [(task, run) for task, latest in runs for run in latest.values()]
     picture = raw(inlined(plots.overview_svg(every), "overview", plots.OVERVIEW_SAYS)) if every else ""
     return f"{picture}\n{report.MARKS} [Every row, with filters](rows.md).\n\n{headlines(runs, '')}"
@@ -46,27 +65,28 @@ def landing(runs: Runs) -> str:
 def headlines(runs: Runs, folder: str) -> str:
     """The table of the tasks with their geometric means; `folder` is the folder of the page that shows it."""
     every = [record for _, latest in runs for record in latest.values()]
-    pins = tables.all_pins(every)
+    pins = tables.shown_pins(every)
     there = [b for b in tables.SHOWN_BASES if any(r.headline and r.headline.speedup.get(b) for r in every)]
     shown = there[:2]  # there is no room for three; each task's page has all
-    head = ["task", "GPU", "rows", *(f"{basis.value} speedup over {pin}" for pin in pins for basis in shown)]
+    columns = [(pin, basis) for pin in pins for basis in (shown if pin else shown[:1])]
+    head = ["task", "GPU", "rows", *(f"{basis.value} speedup over {pin or tables.OWN}" for pin, basis in columns)]
     lines = []
     for task, latest in runs:
         link = f"{'' if task.family == folder else f'{task.family}/'}{task.folder}/docs/results.html"
         first = Cell(task.folder, href=link)
         for target, record in latest.items():
             assert record.headline is not None
-            arms = {report.pin_name(record.provenance.pins.get(arm)): arm for arm in record.settings.against}
-            means = [report.speedup(record.headline, basis, arms.get(pin, "")) for pin in pins for basis in shown]
+            arms = tables.arm_of_pin(record)
+            means = [report.speedup(record.headline, basis, arms.get(pin, "")) for pin, basis in columns]
             means.append(record.headline.attained)
             since = STALE if report.stale(task, record) else ""
-            cells = [first, Cell(target), number_cell(str(record.headline.rows), record.headline.rows)]
+            cells = [first, Cell(target + since), number_cell(str(record.headline.rows), record.headline.rows)]
             cells += [speedup_cell(mean.estimate if mean else None, mean) for mean in means]
-            lines.append(Line((*cells, Cell(record.utc[:10] + since))))
+            lines.append(Line((*cells, Cell(record.utc[:10], mark=NUMBER))))
         if not latest:
             count = sum(row.production for row in task.workloads)
-            empty = [speedup_cell(None, None)] * (len(pins) * len(shown) + 1)
-            lines.append(Line((first, Cell("not measured"), number_cell(str(count), count), *empty, Cell(NONE))))
+            empty = [speedup_cell(None, None)] * (len(columns) + 1)
+            lines.append(Line((first, Cell("no published run"), number_cell(str(count), count), *empty, Cell(NONE))))
     return raw(table("Headlines of all tasks", [*head, "attained", "measured"], lines))
 
 
@@ -81,14 +101,33 @@ def rows_page(runs: Runs) -> str:
     return wide(
         f"# Every row\n\nAll rows of the published runs. Times are medians in microseconds a call; a ratio above "
         f"1 means that the solution is faster. The pointer shows a ratio's 95% interval, a row's name leads to its "
-        f"samples.\n{raw(table('Every row', ROW_HEAD, lines))}"
+        f"samples. {CLOCKS}{report.STALE_MEANS}\n{raw(table('Every row', ROW_HEAD, lines))}"
     )
 
 
-def model_pages(runs: Runs, steps: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Name of a serving model -> its page: the rows that its traffic gives, by task.
+def step_tables(readme: str) -> dict[str, str]:
+    """Name of a model -> the README's lines about its step with their head, with links from a page in `models/`."""
+    found: dict[str, str] = {}
+    head = ""
+    for before, one in pairwise(readme.splitlines()):
+        if one.startswith("|---"):
+            head = f"{before}\n{one}\n"
+        elif named := STEP_LINE.match(one):
+            found[named[1]] = found.get(named[1], head) + one.replace("](", "](../") + "\n"
+    return found
 
-    `known` has, for some models, a sentence about the model's step; for all others it is `steps`.
+
+def _step_of(model: str, timed: Mapping[str, str]) -> str:
+    preset = presets().get(model)
+    found = [timed[name] for name in (preset.timed if preset and preset.timed else (model,)) if name in timed]
+    return "".join([*found[:1], *(one.split("\n", 2)[2] for one in found[1:])]) or NO_STEP
+
+
+def model_pages(runs: Runs, steps: str, known: Mapping[str, str], timed: Mapping[str, str]) -> dict[str, str]:
+    """Name of a serving model -> its page: its step before and after, and the rows that its traffic gives, by task.
+
+    `known` has, for some models, a sentence about the model's step; for all others it is `steps`. `timed` has the
+    table of the model's step.
     """
     found: dict[str, list[Line]] = {}
     tasks: dict[str, list[str]] = {}
@@ -107,11 +146,12 @@ def model_pages(runs: Runs, steps: str, known: Mapping[str, str]) -> dict[str, s
     for model in sorted(found):
         rows = "No row is measured yet.\n"
         if found[model]:
-            rows = "Medians in microseconds a call; a ratio above 1 means that the solution is faster.\n"
+            rows = "Medians in microseconds a call; a ratio above 1 means that the solution is faster. "
+            rows += f"{CLOCKS}{report.STALE_MEANS}\n"
             rows += raw(table(f"Rows of {model}", ROW_HEAD, found[model]))
         pages[model] = wide(
             f"# {model}\n\nKernels of this model that have a task: {', '.join(tasks[model])}.\n\n"
-            f"{known.get(model, steps)}\n\n## Rows of its traffic\n\n{rows}"
+            f"{_step_of(model, timed)}\n{known.get(model, steps)}\n\n## Rows of its traffic\n\n{rows}"
         )
     return pages
 
@@ -140,6 +180,7 @@ def _row_line(
     cells = [
         Cell(row.id, href=f"{folder}{row_link(target, row.id)}"),
         Cell(task.folder, href=f"{folder}results.html"),
+        Cell(target + (STALE if report.stale(task, record) else "")),
         Cell(row.verdict.value, mark=row.verdict.value.lower()),
         *(speedup_cell(report.row_ratio(record, row, b, arm), report.speedup(row, b, arm)) for b, arm in shown),
         time_cell(median(row, record.settings.subject, Metric.DEVICE)),

@@ -11,6 +11,7 @@ from kda_tools.publish.report import BASELINE, LATEST, median
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME
 from kda_tools.publish.run_facts import facts, state
 from kda_tools.publish.site.html_tables import (
+    CLOCKS,
     Cell,
     Line,
     number_cell,
@@ -76,10 +77,10 @@ def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:
             for row in record.rows
         }
         state = " (published)" if record.run_id in shown else ""
-        name = (
-            f"{record.utc[:16].replace('T', ' ')}, {record.machine.before.name}, {record.provenance.commit[:7]}{state}"
-        )
-        found.append({"name": name, "rows": rows})
+        when, gpu = record.utc[:16].replace("T", " "), report.gpu_of(record.machine)
+        count = f"{len(rows)} row{'s'[: len(rows) != 1]}"
+        name = f"{when}, {gpu}, {record.provenance.commit[:7]}, {count}{state}"
+        found.append({"id": record.run_id, "gpu": gpu, "name": name, "rows": rows})
     return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -114,7 +115,7 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord, drawn: d
         + f"\nGeometric means over {record.headline.rows} production rows with 95% intervals. {report.WHOSE}\n\n"
         + f"{lines}\n{tables.bounds_md(record)}\n"
         + f"### Rows on {target}\n\nMedians in microseconds a call; a ratio above 1 means that the solution is faster. "
-        f"A row's name leads to its samples and its history. To download: [{CSV_NAME}]({CSV_NAME}), "
+        f"{CLOCKS} A row's name leads to its samples and its history. To download: [{CSV_NAME}]({CSV_NAME}), "
         f"[{JSON_NAME}]({JSON_NAME}).\n"
         + raw(_rows(record, target))
         + raw(pictures)

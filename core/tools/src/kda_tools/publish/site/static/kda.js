@@ -1,22 +1,20 @@
 // Sorts and filters the tables that ask for it, and shows two runs beside each other.
 "use strict";
 
-function sort(table, column) {
+function sort(table, column, down) {
   const heads = table.tHead.rows[0].cells;
-  const head = heads[column];
-  const down = head.getAttribute("aria-sort") === "ascending";
   const key = (row) => row.cells[column].dataset.order ?? row.cells[column].textContent.trim();
   const compare = (a, b) => {
     const [x, y] = [key(a), key(b)];
     const [m, n] = [Number(x), Number(y)];
-    if (!Number.isNaN(m) && !Number.isNaN(n)) return m - n;
-    // What is no number stands behind all numbers.
+    // What is no number stands behind all numbers, whichever way they are sorted.
     if (Number.isNaN(m) !== Number.isNaN(n)) return Number.isNaN(m) ? 1 : -1;
-    return x.localeCompare(y, "en", { numeric: true });
+    const order = Number.isNaN(m) ? x.localeCompare(y, "en", { numeric: true }) : m - n;
+    return down ? -order : order;
   };
-  const rows = [...table.tBodies[0].rows].sort((a, b) => (down ? -compare(a, b) : compare(a, b)));
+  const rows = [...table.tBodies[0].rows].sort(compare);
   for (const other of heads) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  heads[column].setAttribute("aria-sort", down ? "descending" : "ascending");
   table.tBodies[0].append(...rows);
 }
 
@@ -27,28 +25,60 @@ function filter(form, table) {
     row.hidden = !asked.every((choice) => (row.dataset[choice.name] ?? "").split(" ").includes(choice.value));
     shown += row.hidden ? 0 : 1;
   }
-  form.querySelector("output").textContent = `${shown} of ${table.tBodies[0].rows.length}`;
+  const words = `${shown} of ${table.tBodies[0].rows.length}`;
+  form.querySelector("output").textContent = shown ? words : `${words}: no row has all of this`;
 }
 
-// What is chosen stands in the address, so that a filtered table can be linked to.
-function remember(form) {
-  const asked = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
+// What is chosen stands in the address: it can be linked to, and the way back leads to it.
+function remember(name, value) {
+  const asked = new URLSearchParams(location.search);
+  if (value) asked.set(name, value);
+  else asked.delete(name);
   history.replaceState(null, "", `${asked.size ? `?${asked}` : location.pathname}${location.hash}`);
 }
 
-function filters(tool) {
-  const [form, table] = [tool.querySelector(".kda-filters"), tool.querySelector("table")];
-  if (!form) return;
+// Chooses what the address says, and calls `show` now and after each choice.
+function choices(form, show) {
   for (const [name, value] of new URLSearchParams(location.search)) {
     const choice = form.elements.namedItem(name);
     if (choice && [...choice.options].some((option) => option.value === value)) choice.value = value;
   }
-  form.addEventListener("change", () => {
-    filter(form, table);
-    remember(form);
+  form.addEventListener("change", ({ target }) => {
+    remember(target.name, target.value);
+    show();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  filter(form, table);
+  show();
+}
+
+function filters(tool) {
+  const [form, table] = [tool.querySelector(".kda-filters"), tool.querySelector("table")];
+  if (form) choices(form, () => filter(form, table));
+}
+
+function sorting(table, number) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    head.firstElementChild.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      sort(table, column, down);
+      remember("sort", `${number}.${column}.${down ? "down" : "up"}`);
+    });
+  });
+  const [asked, column, way] = (new URLSearchParams(location.search).get("sort") ?? "").split(".");
+  if (asked === String(number) && column in heads) sort(table, Number(column), way === "down");
+}
+
+// Places of the newest two runs on one kind of GPU with the most rows in common: a run may have a part of the rows.
+function alike(runs) {
+  let [before, after, most] = [0, 0, 0];
+  runs.forEach((b, later) => {
+    runs.slice(later + 1).forEach((a, place) => {
+      const both = Object.keys(a.rows).filter((row) => row in b.rows).length * (a.gpu === b.gpu ? 1000 : 1);
+      if (both > most) [before, after, most] = [later + 1 + place, later, both];
+    });
+  });
+  return [before, after];
 }
 
 function cell(row, text, number) {
@@ -62,12 +92,11 @@ function compare(tool) {
   const form = tool.querySelector("form");
   const [a, b, clock] = ["a", "b", "clock"].map((name) => form.elements.namedItem(name));
   const clocks = new Set(runs.flatMap((run) => Object.values(run.rows).flatMap(Object.keys)));
-  for (const choice of [a, b]) runs.forEach((run, place) => choice.add(new Option(run.name, place)));
+  for (const choice of [a, b]) runs.forEach((run) => choice.add(new Option(run.name, run.id)));
   for (const name of clocks) clock.add(new Option(name));
-  a.value = Math.min(1, runs.length - 1);
-  b.value = 0;
+  [a.selectedIndex, b.selectedIndex] = alike(runs);
   const fill = () => {
-    const [before, after] = [runs[a.value].rows, runs[b.value].rows];
+    const [before, after] = [runs[a.selectedIndex].rows, runs[b.selectedIndex].rows];
     const body = tool.querySelector("tbody");
     body.replaceChildren();
     for (const name of new Set([...Object.keys(before), ...Object.keys(after)])) {
@@ -80,17 +109,11 @@ function compare(tool) {
       cell(row, x && y ? (y / x).toFixed(3) : "-", true);
     }
   };
-  form.addEventListener("change", fill);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  fill();
+  choices(form, fill);
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  for (const table of document.querySelectorAll("table[data-kda-sortable]")) {
-    [...table.tHead.rows[0].cells].forEach((head, column) => {
-      head.firstElementChild.addEventListener("click", () => sort(table, column));
-    });
-  }
+  document.querySelectorAll("table[data-kda-sortable]").forEach(sorting);
   document.querySelectorAll(".kda-tool").forEach(filters);
   document.querySelectorAll(".kda-compare").forEach(compare);
 });
