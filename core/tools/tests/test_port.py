@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from core.tools.tests.conftest import Kda
 from kda_judge.arms.upstream import cache_folder, obtain
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, all_tasks, checkout_root, find_task
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import provenance
-from kda_tools import cli
 from kda_tools.port import (
     check_port,
     dispatch_edit,
@@ -102,18 +102,6 @@ def hashes(folder: Path) -> dict[str, str]:
 def tree(request: pytest.FixtureRequest, releases: dict[Layout, Path]) -> Tree:
     """A release's tree. Nothing is left in it."""
     return find_tree(releases[request.param])
-
-
-def kda(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command in this process."""
-    monkeypatch.setattr(sys, "argv", ["kda", *arguments])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as left:
-        code = int(left.code or 0)
-    told = capsys.readouterr()
-    return code, told.out, told.err
 
 
 # ---- what is inserted, and taken back -----------------------------------------------------------
@@ -727,13 +715,11 @@ def test_upstreams_recorder_sees_launches_alone(
     assert done.returncode == 0, done.stderr
 
 
-def test_the_grid_runs_through_the_ported_function(
-    tree: Tree, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_grid_runs_through_the_ported_function(tree: Tree, monkeypatch: pytest.MonkeyPatch, kda: Kda) -> None:
     """The difference first, then what was checked; a kernel that is wrong is found, and nothing is written."""
     before = hashes(tree.root)
     command = ("port", "rotary_embedding", "--sglang", str(tree.root), "--rows", "ltx2-1x126x2048", "--device", "cpu")
-    code, out, err = kda(capsys, monkeypatch, *command)
+    code, out, err = kda(*command)
     assert (code, out.splitlines()[0][:16]) == (ExitCode.OK, "diff --git a/sgl")
     assert "grid: 1 rows on the CPU, in Triton's interpreter ...\n" in err
     assert "CPU, in Triton's interpreter: 1 of 1 rows right, done by the port's kernels\n" in err
@@ -746,7 +732,7 @@ def test_the_grid_runs_through_the_ported_function(
         return {**files, name: files[name].replace("tl.fma(-b", "tl.fma(b")}
 
     monkeypatch.setattr(port_task, "package_files", broken)
-    code, _, err = kda(capsys, monkeypatch, *command, "--write")
+    code, _, err = kda(*command, "--write")
     assert code == ExitCode.UNFIT_ROWS, err
     assert hashes(tree.root) == before
 
@@ -932,17 +918,17 @@ def test_what_sglangs_function_takes_at_aligned_addresses_only_is_checked_on_cop
 
 
 def test_checks_are_kept_for_the_same_patch_alone(
-    tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kda: Kda
 ) -> None:
     # The patch names the commit, and whether files were changed since: an edit while this runs makes it another patch.
     monkeypatch.setattr(provenance, "git_state", lambda _: provenance.GitState("0" * 40, dirty=False))
     file = tmp_path / "checks.json"
     command = ["port", "qknorm_rope", "--sglang", str(tree.root), "--rows", "qwen-19x*", "--checks", str(file)]
-    assert kda(capsys, monkeypatch, *command)[0] == ExitCode.OK
+    assert kda(*command)[0] == ExitCode.OK
     kept = Checks.model_validate_json(file.read_text())
     assert (kept.gpu, kept.grid_right, kept.grid_failed) == (None, 1, ())
     monkeypatch.setattr(check_port, "run_grid", None)  # it would fail if it were called
-    code, _, err = kda(capsys, monkeypatch, *command)
+    code, _, err = kda(*command)
     assert code == ExitCode.OK
     assert f"checked before: {file}" in err
     for spoil, words in (
@@ -950,7 +936,7 @@ def test_checks_are_kept_for_the_same_patch_alone(
         ({"grid_right": "many"}, "key 'grid_right': "),
     ):
         file.write_text(json.dumps({**json.loads(kept.model_dump_json()), **spoil}))
-        code, _, err = kda(capsys, monkeypatch, *command)
+        code, _, err = kda(*command)
         assert (code, words in err) == (ExitCode.USAGE, True), err
 
 
@@ -1165,7 +1151,7 @@ def test_what_a_port_brings_is_short_and_has_nothing_unused(tree: Tree) -> None:
 
 
 def test_a_solution_that_nobody_measured_is_written_with_a_note(
-    releases: dict[Layout, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    releases: dict[Layout, Path], monkeypatch: pytest.MonkeyPatch, kda: Kda
 ) -> None:
     """Undone, what was edited is told apart from what was removed; the task is named by how its folder begins."""
     tree = releases[Layout.FACADE]
@@ -1173,11 +1159,11 @@ def test_a_solution_that_nobody_measured_is_written_with_a_note(
     with monkeypatch.context() as empty:
         empty.setattr(port_record, "published_runs", lambda _: {})
         empty.setattr(port_record, "log", lambda task: task.path / "no ports")
-        code, _, err = kda(capsys, monkeypatch, *command, "--no-check", "--write")
+        code, _, err = kda(*command, "--no-check", "--write")
     assert code == ExitCode.OK
     assert "note: l02_fused_add_rmsnorm: no run on a GPU is published" in err
     assert err.startswith(f"l02_fused_add_rmsnorm for {tree}: making the patch ...\n")
-    code, out, _ = kda(capsys, monkeypatch, *command, "--undo")
+    code, out, _ = kda(*command, "--undo")
     assert "as before: sglang/kernels/ops/layernorm/norm.py\n" in out
     assert "removed: sglang/kernels/kda_kernels/fused_add_rmsnorm/__init__.py\n" in out
     assert "as before: sglang/kernels/kda_kernels/fused" not in out
@@ -1208,25 +1194,21 @@ def test_choices_that_were_not_measured_are_counted(tmp_path: Path, monkeypatch:
     ],
 )
 def test_wrong_options_are_refused_before_the_patch_is_made(
-    releases: dict[Layout, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    more: tuple[str, ...],
-    words: str,
+    releases: dict[Layout, Path], more: tuple[str, ...], words: str, kda: Kda
 ) -> None:
     tree = releases[Layout.JIT_KERNEL]
-    code, out, err = kda(capsys, monkeypatch, "port", "norm_infer", "--sglang", str(tree), *more)
+    code, out, err = kda("port", "norm_infer", "--sglang", str(tree), *more)
     assert (code, out) == (ExitCode.USAGE, "")
     assert words in err
     assert "making the patch" not in err
 
 
 def test_nothing_is_checked_for_a_record_that_needs_a_gpu(
-    releases: dict[Layout, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    releases: dict[Layout, Path], monkeypatch: pytest.MonkeyPatch, kda: Kda
 ) -> None:
     monkeypatch.setattr(port_record, "has_gpu", lambda: False)
     tree = releases[Layout.JIT_KERNEL]
-    code, out, err = kda(capsys, monkeypatch, "port", "norm_infer", "--sglang", str(tree), "--record")
+    code, out, err = kda("port", "norm_infer", "--sglang", str(tree), "--record")
     assert (code, out) == (ExitCode.REQUIREMENT, "")
     assert "--record: needs a GPU" in err
     assert "making the patch" not in err

@@ -161,7 +161,7 @@ def test_ratios_of_medians_over_the_latest_release(task: Task) -> None:
         assert float(speedup) == pytest.approx(float(theirs) / float(ours), rel=0.01)
     text = made.files["description.md"]
     assert text.startswith("# Faster `fake`\n")
-    assert "over upstream_latest (sglang 0.5.23), GPU time on NVIDIA H200: 1." in text
+    assert "over sglang 0.5.23, GPU time on NVIDIA H200: 1." in text
     assert "ran interleaved in one session" in text
     assert "was not counted in run" in made.files["numerics.md"]
     assert "|---|" not in made.files["numerics.md"], "a table without rows"

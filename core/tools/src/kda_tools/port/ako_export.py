@@ -13,6 +13,7 @@ from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_tools.port.row_source import makers, off, operands, rows_text, tensors_passed, tolerances
 from kda_tools.project.export.sources import collect
+from kda_tools.project.export.write import write_texts
 from kda_tools.publish.task_notes import HOW_TO_WORK
 
 MARK = ".kda-ako.json"
@@ -205,10 +206,7 @@ def export(task: Task, folder: Path) -> list[Path]:
         outside = log.read_text(encoding="utf-8").partition("<!--")[0]
         if "### Iter " in outside:
             raise UsageError(f"{log}: holds iterations already; export into a fresh checkout or an empty folder")
-    for name, text in texts.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write_texts(folder, texts)
     return [folder / name for name in texts]
 
 

@@ -17,8 +17,8 @@ from kda_tools.lab.profile.profile_record import log as profile_log
 from kda_tools.models import denoise_compare
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
 from kda_tools.models.task_share import share_of_steps
-from kda_tools.port.layouts import DIFFUSION, Layout, Tree
-from kda_tools.port.package_files import SWITCH, TIERS, is_gated_by_bits
+from kda_tools.port.layouts import DIFFUSION, Layout, Tree, called_from
+from kda_tools.port.package_files import SWITCH, TIERS, is_gated, is_gated_by_bits
 from kda_tools.port.package_files import tier as tier_of
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ports_page import section_md
@@ -296,7 +296,7 @@ def _speedups(measured: Measured) -> str:
     """One sentence about the speedups; the run must have some."""
     run, ratios = measured.run, measured.ratios
     subject = "the port" if measured.port else "the solution (not yet the port)"
-    over = arm_name(run, measured.opponent) if run else measured.opponent
+    over = (run and pin_name(run.provenance.pins.get(measured.opponent))) or measured.opponent
     gpu = run.machine.before.name if run and run.machine.before else "unknown GPU"
     return (
         f"Speedups of {subject} over {over}, GPU time on {gpu}: {min(ratios):.3f} to {max(ratios):.3f} over "
@@ -314,20 +314,24 @@ def _replaced(task: Task, measured: Measured) -> tuple[Layout, list[Replacement]
 
 def _modifications(task: Task, layout: Layout, replaced: list[Replacement]) -> str:
     """What the patch does, and who decides whether the kernels run."""
-    tree, tier = Tree(Path(), Path(), layout), _tier(task)
-    if not replaced:
-        who, text = "new", f"{PACKAGE} {layout.value} has no such functions; the patch adds them.\n\n"
-    else:
-        who = (
-            "bits" if is_gated_by_bits(tier, tree, task, new=False) else "level" if tree.has_levels(task) else "nobody"
-        )
+    tree, tier, new = Tree(Path(), Path(), layout), _tier(task), not replaced
+    calling = dict.fromkeys(f"- `{one.module}.{one.holder}`\n" for one in called_from(task, layout, tier))
+    who = "nobody" if replaced or calling else "new"
+    if is_gated(tier, tree, task, new):
+        who = "bits" if is_gated_by_bits(tier, tree, task, new) else "level"
+    text = f"{PACKAGE} {layout.value} has no such functions; the patch adds them.\n\n"
+    if replaced:
         text = (
             f"Kernels in front of these functions of {PACKAGE} {layout.value}:\n\n"
             + "".join(f"- `{one.module}.{one.function}`\n" for one in replaced)
             + "\nThe functions keep their names and arguments. Their bodies first ask the new kernels; a call that\n"
             "these do not take goes on as before. On NPU, ROCm and CPU nothing changes.\n\n"
         )
-    switch = f" `{SWITCH}=1` in the environment switches them off." if replaced else ""
+    if calling:
+        text += (
+            f"Lines at the head of these, which compute the same by statements, call the ops:\n\n{''.join(calling)}\n"
+        )
+    switch = f" `{SWITCH}=1` in the environment switches them off." if who != "new" else ""
     return text + WHO_DECIDES[who].format(tier=tier) + switch + "\n"
 
 

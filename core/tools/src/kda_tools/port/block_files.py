@@ -1,4 +1,4 @@
-"""What a port adds for classes of models that call a task's ops: lines at the head of `forward`, and their helper.
+"""What a port adds for models that call a task's ops: lines at the head of a `forward` or a function, and their helper.
 
 A class whose task keeps channels-last order (`layout` in `sites.toml`) gets the computation that `kda apply`
 puts there: the package holds what it needs of `deferred_layouts` as `layouts.py`.
@@ -59,7 +59,7 @@ def output_of(kind: str, block: Any, x: torch.Tensor, ops: Calls) -> torch.Tenso
 
 
 def lines(site: Site) -> str:
-    """The lines at the head of the `forward` of a site's class; empty if a port does not change the class."""
+    """The lines at the head of a site's function, or of its class's `forward`; empty if a port changes neither."""
     return site.ported or (LINES.format(layout=site.layout) if site.layout else "")
 
 

@@ -31,7 +31,7 @@ def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[
         UsageError: a function is missing, its parameters do not fit the solution's, or its launches are repeated
             without it; names it.
     """
-    tree = ast.parse(text, where.name)
+    tree = parsed(text, where)
     found = [Insertion(_after_imports(tree, text), _import(package, [*map(try_name, functions)]))]
     for function in functions:
         node = definition(tree, function.__name__, where)
@@ -39,6 +39,18 @@ def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[
             raise UsageError(f"{where}:{node.lineno}: {node.name}: expected a result, or no {REPLAYS}")
         found.append(Insertion(_head_of(node, text, where) - 1, _front(node, function, where)))
     return found
+
+
+def parsed(text: str, where: Path) -> ast.Module:
+    """The syntax tree of a module of SGLang.
+
+    Raises:
+        UsageError: it does not parse; names file and line.
+    """
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise UsageError(f"{where}:{error.lineno}: expected Python, got: {error.msg}") from None
 
 
 def _head_of(node: ast.FunctionDef, text: str, where: Path) -> int:
@@ -66,7 +78,7 @@ def into_models(text: str, where: Path, sites: Mapping[str, str], names: Mapping
     Raises:
         UsageError: a function, a class, or its `forward`, is missing; names it.
     """
-    tree = ast.parse(text, where.name)
+    tree = parsed(text, where)
     lines = "".join(sites.values())
     modules: dict[str, list[str]] = {}
     for name, module in names.items():
@@ -105,9 +117,9 @@ def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
 
 def lacking(text: str, where: Path, functions: Sequence[Callable[..., Any]]) -> dict[str, frozenset[str]]:
     """Name of each function -> the solution's arguments that the module's function of that name does not have."""
-    tree, found = ast.parse(text, where.name), {}
+    tree, found = parsed(text, where), {}
     for function in functions:
-        theirs = {name for name, _, _ in _parameters(definition(tree, function.__name__, where), where)}
+        theirs = {name for name, _, _ in _named(definition(tree, function.__name__, where), where)}
         found[function.__name__] = frozenset(inspect.signature(function).parameters.keys() - theirs)
     return found
 
@@ -172,7 +184,7 @@ def _passed(node: ast.FunctionDef, function: Callable[..., Any], where: Path) ->
     known = dict(inspect.signature(function).parameters)
     arguments: list[str] = []
     conditions = []
-    for name, keyword, default in _parameters(node, where):
+    for name, keyword, default in _named(node, where):
         if name not in known:
             if default is None:
                 raise UsageError(
@@ -198,11 +210,16 @@ def _passed(node: ast.FunctionDef, function: Callable[..., Any], where: Path) ->
     return arguments, conditions
 
 
-def _parameters(node: ast.FunctionDef, where: Path) -> Iterator[tuple[str, bool, ast.expr | None]]:
-    """For each parameter: its name, whether it is keyword-only, and its default."""
-    given = node.args
-    if given.vararg or given.kwarg:
+def _named(node: ast.FunctionDef, where: Path) -> Iterator[tuple[str, bool, ast.expr | None]]:
+    """`parameters` of a function that has no others."""
+    if node.args.vararg or node.args.kwarg:
         raise UsageError(f"{where}:{node.lineno}: {node.name}: expected named parameters, got * or **")
+    return parameters(node)
+
+
+def parameters(node: ast.FunctionDef) -> Iterator[tuple[str, bool, ast.expr | None]]:
+    """For each named parameter: its name, whether it is keyword-only, and its default."""
+    given = node.args
     plain = [*given.posonlyargs, *given.args]
     defaults: list[ast.expr | None] = [*([None] * (len(plain) - len(given.defaults))), *given.defaults]
     for argument, default in zip(plain, defaults, strict=True):

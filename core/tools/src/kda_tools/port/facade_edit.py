@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
+from kda_tools.port.dispatch_edit import parsed
 from kda_tools.port.insertions import Insertion, Patch
 from kda_tools.port.layouts import FACADE, Tree
 from kda_tools.port.package_files import gate_name
@@ -147,7 +148,7 @@ def _edit_readme(patch: Patch, prefix: str, task: Task, functions: Sequence[str]
 
 def _end_of(text: str, name: str, where: Path) -> int:
     """The line (from 0) after the last entry of the table `name`, a tuple or a dict on the module's top level."""
-    for node in ast.parse(text).body:
+    for node in parsed(text, where).body:
         if not isinstance(node, ast.AnnAssign | ast.Assign):
             continue
         target: ast.expr = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
@@ -162,7 +163,7 @@ def _end_of(text: str, name: str, where: Path) -> int:
 
 def _first_import(text: str, where: Path) -> int:
     """The line (from 0) after the first import from the facade."""
-    for node in ast.parse(text).body:
+    for node in parsed(text, where).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.kernels.ops.diffusion"):
             return int(node.end_lineno or 0)
     raise UsageError(f"{where}: expected an import from sglang.kernels.ops.diffusion on its top level, found none")

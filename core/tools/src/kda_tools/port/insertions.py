@@ -46,7 +46,7 @@ class Patch:
 
     def read(self, path: str) -> str:
         """A file's text, with its line ends unchanged."""
-        return (self.base / path).read_bytes().decode("utf-8")
+        return _text(self.base / path)
 
     def difference(self) -> str:
         """The patch in git's form."""
@@ -161,7 +161,7 @@ def undo(base: Path, op: str) -> list[str]:
 
 def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
     """The file without one port's insertions; unchanged if the port was interrupted before it reached this file."""
-    text = (base / path).read_bytes().decode("utf-8")
+    text = _text(base / path)
     counts = [text.count(part) for part in inserted]
     if any(counts) and set(counts) != {1}:
         part = next(part for part, count in zip(inserted, counts, strict=True) if count != 1)
@@ -173,11 +173,25 @@ def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
 
 def original(base: Path, path: str) -> bytes:
     """A file as it is without what ports have inserted into it."""
-    text = (base / path).read_bytes().decode("utf-8")
+    text = _text(base / path)
     for port in sorted((base / MEMORY).glob("*.json")):
         for part in read_json(Written, port).inserted.get(path, ()):
             text = text.replace(part, "")
     return text.encode()
+
+
+def _text(path: Path) -> str:
+    """A file of the tree, with its line ends unchanged.
+
+    Raises:
+        UsageError: it cannot be read, or is no text; names it.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: expected a file of SGLang, got: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: expected text in UTF-8, got: {error}") from None
 
 
 def _pristine(base: Path, path: str) -> str:

@@ -128,15 +128,19 @@ def classes(task: Task, tree: Tree, tier: str) -> list[Site]:
     A port of the tier `exact` leaves out those that would get other bits than their statements have.
 
     Raises:
-        UsageError: the module of such a class is not in the tree.
+        UsageError: the module of such a class or function is not in the tree.
     """
-    found = [one for one in sites_of(task) if one.release == tree.layout.value and lines(one)]
-    if tier == "exact":
-        found = [one for one in found if one.keeps_bits(task)]
+    found = called_from(task, tree.layout, tier)
     for one in found:
         if not (path := tree.root / tree.module_path(one.module)).is_file():
             raise UsageError(f"{path}: expected the module of {one.holder} as in {PACKAGE} {one.release}, got no file")
     return found
+
+
+def called_from(task: Task, layout: Layout, tier: str) -> list[Site]:
+    """The same for any tree of the release with this layout; no file is looked for."""
+    found = [one for one in sites_of(task) if one.release == layout.value and lines(one)]
+    return [one for one in found if tier != "exact" or one.keeps_bits(task)]
 
 
 def module_path(module: str, is_there: Callable[[str], bool]) -> str:

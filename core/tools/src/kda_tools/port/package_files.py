@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
@@ -16,7 +17,7 @@ from kda_tools.models.chain_sites import Site
 from kda_tools.port import tree_files
 from kda_tools.port.block_files import BLOCK, LAYOUTS, block_function, layouts_text
 from kda_tools.port.dispatch_edit import WIDTH, try_name
-from kda_tools.port.layouts import DIFFUSION, Tree, classes
+from kda_tools.port.layouts import DIFFUSION, Tree, called_from, classes
 from kda_tools.port.tree_format import formatted
 from kda_tools.project.export.prune import prune
 from kda_tools.project.export.readme import origin_json, port_readme
@@ -29,6 +30,8 @@ INVISIBLE = {f"{KERNEL}/{VENDORED}/cubin.py", f"{KERNEL}/{VENDORED}/cuda_cpp.py"
 SWITCH = "SGLANG_DISABLE_KDA_KERNELS"
 """The environment variable that turns the ports of a process off."""
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
+PLAIN = re.compile(r"take(\s+)(?:a\s+)?plain\s+PyTorch(?:\s+path)?(,[^:]*)?:\s+see\s+`why_not`")
+"""In docstrings of solutions: where the calls go that the kernels do not take."""
 TIERS = {
     "exact": "made to give the bits of SGLang's own kernels",
     "lossless": "SGLang's maths and precision of every operand and accumulator, rounded elsewhere",
@@ -71,7 +74,7 @@ ASKING = (
     "they are on in {classes}."
 )
 RUNS = "kda_runs"
-"""The function by which a model's class asks whether the kernels run at all."""
+"""The function by which lines in a model ask whether the kernels run at all."""
 ASK = f'''
 def {RUNS}(x: torch.Tensor) -> bool:
     """Whether a model calls the ops for this tensor: on an NVIDIA GPU, unless they are turned off."""
@@ -170,7 +173,7 @@ def package_files(
     exported = with_plain_tables(task, collect(task, runtime=False, exact=exact, only=names))
     exported["__init__.py"] = titled(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
-    files = {f"{KERNEL}/{name}": text for name, text in exported.items()}
+    files = {f"{KERNEL}/{name}": _told(text, new) for name, text in exported.items()}
     files["wrap_kernels.py"] = _template("wrap_kernels_recorded.py")
     if is_gated_by_bits(numerics, tree, task, new):
         files["exact.py"] = _template("exact.py")
@@ -189,6 +192,13 @@ def package_files(
     files["README.md"] = port_readme(task, package, names, _about(task, tree, names, new, numerics), exact)
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return {**files, "provenance.json": origin_json(task, hashes)}
+
+
+def _told(text: str, new: bool) -> str:
+    """A file of the export whose comments name what a port has: no `why_not`, and for old functions no plain path."""
+    end = r"take\1a plain PyTorch path\2" if new else r"are\1left to SGLang's own code\2"
+    text = PLAIN.sub(end, text).replace("so does a call", "so does a call" if new else "so is a call")
+    return text.replace("`kda_runtime", f"`{VENDORED}")
 
 
 def _template(name: str) -> str:
@@ -218,7 +228,7 @@ def is_gated_by_bits(numerics: str, tree: Tree, task: Task, new: bool) -> bool:
 
 def is_gated(numerics: str, tree: Tree, task: Task, new: bool) -> bool:
     """Whether a port of this tier has a gate: in front of SGLang's functions, or of new ops of other bits in models."""
-    calling = numerics != "exact" and bool(classes(task, tree, numerics))
+    calling = numerics != "exact" and bool(called_from(task, tree.layout, numerics))
     return tree.has_levels(task) and (not new or calling)
 
 
@@ -280,7 +290,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
 
 
 def _for_models(called: list[Site], ops: list[str], mounted: str) -> dict[str, str]:
-    """Name -> text of the functions that models' classes call besides the ops."""
+    """Name -> text of the functions that lines in models call besides the ops."""
     found = {RUNS: ASK.format(mounted=mounted)} if called else {}
     return found | ({BLOCK: block_function(RUNS, ops)} if any(site.layout for site in called) else {})
 

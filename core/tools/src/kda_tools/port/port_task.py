@@ -65,15 +65,16 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
             f"{task.folder}: expected a task of {' or '.join(FAMILIES)}, whose places in SGLang are known here, got "
             f"one of {task.family}; `kda export {task.op}` gives its kernels as files of their own"
         )
+    functions = {one.__name__: one for one in dispatched(task, exact)}
     found = hosts(task, tree)
     new = not found
     numerics = tier(task, exact)
     sites = classes(task, tree, numerics)
     if new and not (sites or tree.has_levels(task)):
         raise UsageError(
-            f"{task.folder}: sglang {tree.layout.value} has no function of it, and no class of a model would call it"
+            f"{task.folder}: sglang {tree.layout.value} has no function of it, and nothing in a model would call it"
+            f"{' with --exact' * exact}"
         )
-    functions = {one.__name__: one for one in dispatched(task, exact)}
     if task.family != DIFFUSION:  # other tasks' arms may have functions that the release lacks
         held = {one.function for one in found}
         functions = {name: function for name, function in functions.items() if name in held}

@@ -164,7 +164,7 @@ def main():
             if before:
                 setattr(host, name, lambda *args, **kwargs: None)
             try:
-                call = lambda: PORTED[op](*given, **scalars)
+                call = partial(PORTED[op], *given, **scalars)
                 call()
                 times.append(triton.testing.do_bench_cudagraph(call) * 1000)
             finally:
@@ -187,7 +187,7 @@ def main():
         given, scalars = arguments(row)
         times = []
         for side in (EAGER, PORTED):
-            call = lambda: side[row["op"]](*given, **scalars)
+            call = partial(side[row["op"]], *given, **scalars)
             call()
             times.append(triton.testing.do_bench_cudagraph(call) * 1000)
         old, new = times
@@ -264,6 +264,7 @@ class _Proof:
             "benchmark",
             [
                 "import sys",
+                "from functools import partial",
                 "import triton",
                 "from sglang.utils import is_in_ci",
                 *(self.eager_imports if self.new else ()),

@@ -127,7 +127,8 @@ ROWS = [row_of(line) for line in LINES.strip().split("\\n")]
 '''
 MOST_FURTHER = 24
 """Usual limit on the number of a test's rows beside those of production."""
-BY_POSITION, BY_NAME = re.compile(r"\(\*(given|expected_in), "), r'(**dict(zip(OPERANDS[row["op"]], \1)), '
+BY_POSITION = re.compile(r"\((\w+\[[^(]*\], )?\*(given|expected_in), ")
+BY_NAME = r'(\1**dict(zip(OPERANDS[row["op"]], \2)), '
 
 
 def operands(task: Task, ops: Iterable[str], outputs: bool = True) -> str:

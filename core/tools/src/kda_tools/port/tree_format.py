@@ -15,7 +15,7 @@ from kda_tools.port.dispatch_edit import WIDTH
 
 OPTIONS = ("--isolated", "--line-length", str(WIDTH))
 CONFIG = ('lint.isort.known-first-party = ["sglang"]', "lint.isort.split-on-trailing-comma = false")
-IMPORTS = ("--select", "I", "--fix", *(word for one in CONFIG for word in ("--config", one)))
+IMPORTS = ("--select", "I,RUF100", "--fix", *(word for one in CONFIG for word in ("--config", one)))
 
 
 def formatted(files: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_tools.models.apply_site import PACKAGE, replacements
-from kda_tools.port.dispatch_edit import REGISTERS, registered
+from kda_tools.port.dispatch_edit import REGISTERS, definition, parameters
 from kda_tools.port.layouts import module_path
 from kda_tools.port.ported_arm import write_files
 from kda_tools.project.lock_upstream import WITHOUT, Found, follow
@@ -233,23 +233,15 @@ def _function(
     now = was if was in places else next(iter(places), None)
     signature = "-"
     if now is not None:
-        then = _arguments(old.read(module_path(was, old.namelist().__contains__)).decode(), name)
-        place = module_path(now, new.namelist().__contains__)
-        signature = _difference(then, _arguments(new.read(place).decode(), name))
+        then = _arguments(old, module_path(was, old.namelist().__contains__), name)
+        signature = _difference(then, _arguments(new, module_path(now, new.namelist().__contains__), name))
     return Function(task, name, pin, was, now, signature)
 
 
-def _arguments(source: str, name: str) -> dict[str, str]:
+def _arguments(archive: zipfile.ZipFile, place: str, name: str) -> dict[str, str]:
     """Argument -> its default, or `required` if it has none."""
-    tree = ast.parse(source)
-    name = registered(tree, name) or name
-    node = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name)
-    plain = [*node.args.posonlyargs, *node.args.args]
-    defaults: list[ast.expr | None] = [*([None] * (len(plain) - len(node.args.defaults))), *node.args.defaults]
-    pairs: Iterator[tuple[ast.arg, ast.expr | None]] = iter(
-        [*zip(plain, defaults, strict=True), *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-    )
-    return {argument.arg: ast.unparse(default) if default else "required" for argument, default in pairs}
+    node = definition(ast.parse(archive.read(place)), name, Path(place))
+    return {one: ast.unparse(default) if default else "required" for one, _, default in parameters(node)}
 
 
 def _difference(then: dict[str, str], now: dict[str, str]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
+from kda_judge.evidence.provenance import library
 from kda_judge.evidence.run_record import Metric, RunRecord
-from kda_tools.project.export.sources import VENDORED, exact_ops
+from kda_tools.project.export.sources import VENDORED, exact_ops, switched
 from kda_tools.publish.report import (
     BASELINE,
     LATEST,
@@ -27,8 +28,10 @@ from kda_tools.publish.row_inputs import inputs
 LAUNCHERS = {
     "plain": f"It needs torch and triton; `{VENDORED}/` holds the little that its kernels share. Calls launch through "
     "Triton's own launcher.",
-    "runtime": "It needs torch, triton and the package kda-runtime, whose launcher costs the host less than Triton's.",
+    "runtime": "It needs torch, triton and kda-runtime, whose launcher costs the host less than Triton's: "
+    "`pip install core/runtime` in a checkout of KDA-Pilot.",
 }
+CUTE = "Kernels in the CuTe DSL also need nvidia-cutlass-dsl; without it they are off, and only `why_not` says so."
 PROVENANCE = "`provenance.json` says which files of which commit this is."
 BITS = "It gives upstream's bits, in {ops}: these round where upstream's own kernels do.{times}\n"
 MEASURED = "## Measured\n"
@@ -40,7 +43,7 @@ def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False)
     solution = task.load("solution")
     parts = [
         f"# {name}\n\n{task.config.task.title}. Exported from the task {task.folder} of KDA-Pilot, Apache-2.0.\n",
-        f"{LAUNCHERS[launcher]} {PROVENANCE}\n",
+        f"{LAUNCHERS[launcher]} {f'{CUTE} ' * ('cute_compile.py' in library(task.path / 'solution'))}{PROVENANCE}\n",
         *([_bits(task, exact_ops(task))] if exact else []),
         "## How to call it\n",
         f"```python\n{call}\n```\n",
@@ -83,7 +86,7 @@ def is_measured(task: Task) -> bool:
 
 
 def _bits(task: Task, ops: Sequence[str]) -> str:
-    times = " The times below were measured without that." if is_measured(task) else ""
+    times = " The times below were measured without that." if is_measured(task) and switched(task, ops) else ""
     return BITS.format(ops=", ".join(f"`{op}`" for op in ops), times=times)
 
 

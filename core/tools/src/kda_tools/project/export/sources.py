@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ for _function in ({names},):
 JSON = "tuned.json"
 UNMEASURED = ("not measured", "an unrecorded sweep")
 """Beginnings of a line's reason which say that no recorded measurement chose the line."""
-DOCSTRING = '"""The optimised arm: public callables with exactly the upstream signatures."""'
+DOCSTRING = re.compile(r'\A""".*?"""', re.DOTALL)
 """Docstring of the public functions' module. It is replaced, because it makes sense in this repository only."""
 LEFT_OUT = frozenset({"bound.py", "native.py", "native.c"})
 """Files of the C launcher. Without them calls use Triton's own launcher, as in a framework without the runtime."""
@@ -45,6 +46,13 @@ def exact_ops(task: Task) -> tuple[str, ...]:
     return found
 
 
+def switched(task: Task, ops: Sequence[str]) -> list[str]:
+    """Those of `ops` whose exact mode runs another plan or plain path than they have anyway."""
+    solution = task.load("solution")
+    held = {name: getattr(solution, name).kda_op for name in exact_ops(task) if name in ops}
+    return [name for name, op in held.items() if op.exact != op.own]
+
+
 def carried(task: Task, exact: bool = False) -> dict[str, str]:
     """Path -> text, without kda_runtime: only the parts of it that the solution uses, and tables without TOML."""
     files = with_plain_tables(task, collect(task, runtime=False, exact=exact))
@@ -54,7 +62,7 @@ def carried(task: Task, exact: bool = False) -> dict[str, str]:
 
 def titled(task: Task, text: str, about: str) -> str:
     """The public functions' module with a docstring for a reader without this repository."""
-    return text.replace(DOCSTRING, f'"""{task.config.task.title}.\n\n{about}\n"""', 1)
+    return DOCSTRING.sub(lambda _: f'"""{task.config.task.title}.\n\n{about}\n"""', text, count=1)
 
 
 def with_plain_tables(task: Task, files: Mapping[str, str]) -> dict[str, str]:
@@ -102,10 +110,8 @@ def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] 
             text = path.read_text(encoding="utf-8")
             depth = len(name.parts) - 1
             files[name.as_posix()] = text if runtime or path.suffix != ".py" else _relative(text, depth, VENDORED)
-    if exact:
-        files["__init__.py"] += EXACT.format(
-            names=", ".join(one for one in exact_ops(task) if only is None or one in only)
-        )
+    if exact and (names := switched(task, exact_ops(task) if only is None else only)):
+        files["__init__.py"] += EXACT.format(names=", ".join(names))
     if not runtime:
         (folder,) = map(Path, find_spec(RUNTIME).submodule_search_locations)  # type: ignore[union-attr,arg-type]
         for part in sorted({"__init__.py", *library(solution)} - LEFT_OUT):

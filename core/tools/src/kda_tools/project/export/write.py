@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from keyword import iskeyword
 from pathlib import Path
 
@@ -50,19 +51,19 @@ def export(task: Task, folder: Path, form: str, runtime: bool, exact: bool = Fal
     if form == "plain":
         call = f"from {name} import {ops}"
         files["README.md"] = readme(task, name, "runtime" if runtime else "plain", call, exact)
-        return _write(folder, files)
+        return write_texts(folder, files)
     call = f'from kernels import get_kernel\n\n{name} = get_kernel("{ORGANISATION}/{name}", version={VERSION})'
     text = readme(task, name, "plain", call, exact)
     head, steps = "---\ntags:\n- kernels\nlicense: apache-2.0\n---\n\n", next_steps(task, folder)
-    _write(folder, {"README.md": f"{head}{text}\n## How it comes to the Hub\n\n{steps}"})
-    built = _write(folder / "build" / f"torch-{BACKEND}", files)
+    write_texts(folder, {"README.md": f"{head}{text}\n## How it comes to the Hub\n\n{steps}"})
+    built = write_texts(folder / "build" / f"torch-{BACKEND}", files)
     (built / "metadata.json").write_text(json.dumps(_metadata(name), indent=2) + "\n", encoding="utf-8")
     return built
 
 
 def write_arm(task: Task, folder: Path) -> Path:
     """Write the plain export as an arm of a run: without README and provenance, whose tables take seconds to make."""
-    return _write(folder, hashed_files(task, runtime=False, exact=False))
+    return write_texts(folder, hashed_files(task, runtime=False, exact=False))
 
 
 def hashed_files(task: Task, runtime: bool, exact: bool) -> dict[str, str]:
@@ -95,7 +96,8 @@ def _metadata(name: str) -> dict[str, object]:
     }
 
 
-def _write(folder: Path, files: dict[str, str]) -> Path:
+def write_texts(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write files (path in the folder -> text), and the folders that they need; returns the folder."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
