@@ -784,7 +784,8 @@ def test_a_step_counts_what_a_server_would_call(tmp_path: Path, monkeypatch: pyt
         rope = calls["prefill-24", "rope_kv_store"]
         assert rope.tensors[0].strides == (128, 16, 1)  # q is a slice of the merged projection
         assert ("prefill-24", "topk_softmax") in calls or model == "tiny"
-    assert kda(monkeypatch, "llm", "capture", "tiny", tmp_path / "tiny") == 2  # a folder that holds a capture
+    assert kda(monkeypatch, "llm", "capture", "tiny", tmp_path / "tiny") == 2
+    assert "DIR " in capsys.readouterr().err  # a folder that holds a capture
     assert kda(monkeypatch, "llm", "capture", "kimi-k2", tmp_path / "k") == 2
     assert "expected a model whose step is built here" in capsys.readouterr().err
     from kda_tools.llm.step_ops import MoeRouting, PlainOps

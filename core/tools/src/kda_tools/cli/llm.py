@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Language models in serving: from a server to task cards.", no_args_is_help=True)
 kda.add_typer(app, name="llm")
-Url = Annotated[str, typer.Argument(metavar="URL", help="Of a running server: http://HOST:PORT.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="A running server: http://HOST:PORT.")]
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A name that `kda llm list` shows.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the record there.")]
 Record = Annotated[bool, typer.Option("--record", help="Append it to the checkout's records.")]
@@ -64,7 +64,7 @@ def list_llms() -> None:
 @app.command()
 def serve(
     model: ModelName = "tiny",
-    engine: Annotated[Engine, typer.Option("--engine", help="What serves.")] = Engine.TRANSFORMERS,
+    engine: Annotated[Engine, typer.Option("--engine", help="The server.")] = Engine.TRANSFORMERS,
     target: Annotated[
         Target | None, typer.Option("--target", help="GPUs that the command is for; without it: this machine's.")
     ] = None,
@@ -123,19 +123,23 @@ def bench(
         str, typer.Option("--data", metavar="random|FILE", help="Random tokens, or JSON lines with a key `prompt`.")
     ] = "random",
     model: Annotated[
-        str | None, typer.Option("--model", help="As the server names it; the first that it lists, or the tiny one.")
+        str | None, typer.Option("--model", help="Its name on the server; by default the first listed.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Folder or name on the Hub; the model's own.")
+        str | None, typer.Option("--tokenizer", help="Folder or Hub's name; by default the model's.")
     ] = None,
-    requests: Annotated[int | None, typer.Option("--requests", min=1, max=MOST, help="Instead of the load's.")] = None,
-    input_tokens: Annotated[int | None, typer.Option("--input-tokens", min=1, help="Of a random prompt.")] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, max=MOST, help="Requests to send, in place of the load's.")
+    ] = None,
+    input_tokens: Annotated[
+        int | None, typer.Option("--input-tokens", min=1, help="Tokens of a random prompt.")
+    ] = None,
     output_tokens: Annotated[
-        int | None, typer.Option("--output-tokens", min=1, help="Most that are asked for.")
+        int | None, typer.Option("--output-tokens", min=1, help="Tokens to ask for at most.")
     ] = None,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="Then the load ends, as partial."),
+        typer.Option("--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="End the load then, as partial."),
     ] = 3600.0,
     record: Record = False,
     json: JsonFile = None,
@@ -181,17 +185,17 @@ def bench(
 @app.command()
 def profile(
     url: Url,
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the server writes; of vLLM its own folder.")],
-    engine: Annotated[Profiled | None, typer.Option("--engine", help="As the server says, when left out.")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="Of SGLang.")] = 10,
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the server writes; for vLLM its own folder.")],
+    engine: Annotated[Profiled | None, typer.Option("--engine", help="By default as the server says.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="Steps to profile, of SGLang.")] = 10,
     duration: Annotated[
-        float, typer.Option("--seconds", callback=seconds, help="Of vLLM, which counts no steps.")
+        float, typer.Option("--seconds", callback=seconds, help="For vLLM, which counts no steps.")
     ] = 2.0,
     shapes: Annotated[
         bool, typer.Option("--shapes", help="With operators, shapes and frames, which slow the host down.")
     ] = False,
     wait: Annotated[
-        float, typer.Option("--wait", callback=seconds, help="For a steady load, and then for the trace; seconds.")
+        float, typer.Option("--wait", callback=seconds, help="Seconds to wait for a steady load, then for the trace.")
     ] = 60.0,
 ) -> None:
     """Have a loaded server of SGLang or vLLM write a trace, once its load is steady."""

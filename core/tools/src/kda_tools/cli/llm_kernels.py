@@ -16,14 +16,19 @@ if TYPE_CHECKING:
 
 LONGEST = 1 << 20
 """Most tokens of a sequence."""
-Layers = Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="All of them when left out.")]
+Layers = Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="Layers; by default all.")]
 Prefill = Annotated[
-    list[int] | None, typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated.")
+    list[int] | None,
+    typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated; by default 4096."),
 ]
 Decode = Annotated[
-    list[int] | None, typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated.")
+    list[int] | None,
+    typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated; by default 1, 16, 64."),
 ]
-Kv = Annotated[int | None, typer.Option("--kv", min=2, max=LONGEST, help="Tokens of each sequence in decode steps.")]
+Kv = Annotated[
+    int | None,
+    typer.Option("--kv", min=2, max=LONGEST, help="Tokens of each sequence in decode steps; by default 2048."),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=1 << 30)]
 Offline = Annotated[bool, typer.Option("--offline", help="Take the wheel from the cache only.")]
 AllowBusy = Annotated[bool, typer.Option("--allow-busy", help="Measure on a GPU that others use.")]
@@ -37,8 +42,8 @@ def capture(
     prefill: Prefill = None,
     decode: Decode = None,
     kv: Kv = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="In a trace.")] = 3,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Times of a step.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="Steps in a trace.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Samples of a step.")] = 20,
     seed: Seed = 0,
     offline: Offline = False,
     allow_busy: AllowBusy = False,
@@ -50,17 +55,17 @@ def capture(
 
     known = load_llms()
     known.model(model)
-    empty_folder(out)
+    empty_folder(out, "DIR")
     from kda_tools.llm import capture as capturing
     from kda_tools.llm.llm_views import capture_lines
 
-    gpu = gpu_state.has_gpu()
+    prefills, decodes, tokens = _asked(prefill, decode, kv, gpu=gpu_state.has_gpu())
     plan = capturing.CapturePlan(
         model=model,
         layers=layers,
-        prefill=tuple(prefill or ([4096] if gpu else [24])),
-        decode=tuple(decode or ([1, 16, 64] if gpu else [1, 4])),
-        kv=kv or (2048 if gpu else 32),
+        prefill=prefills,
+        decode=decodes,
+        kv=tokens,
         steps=steps,
         samples=samples,
         seed=seed,
@@ -83,8 +88,8 @@ def step(
     decode: Decode = None,
     kv: Kv = None,
     mode: Annotated[list[str] | None, typer.Option("--mode", help="graph, eager; may be repeated.")] = None,
-    processes: Annotated[int, typer.Option("--processes", min=1, max=MOST, help="Fresh ones, one by one.")] = 3,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Of each arm, process and mode.")] = 12,
+    processes: Annotated[int, typer.Option("--processes", min=1, max=MOST, help="Processes to time.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=MOST, help="Samples an arm, process, mode.")] = 12,
     seed: Seed = 0,
     offline: Offline = False,
     allow_busy: AllowBusy = False,
@@ -99,12 +104,10 @@ def step(
     from kda_tools.llm.served_phase import phases
 
     writable(json)
-    gpu = gpu_state.has_gpu()
-    asked = (prefill or [], decode or []) if prefill or decode else ([4096], [1, 16, 64]) if gpu else ([24], [1, 4])
     plan = run_step.StepPlan(
         model=model,
         layers=layers,
-        phases=phases(*asked, kv or (2048 if gpu else 32)),
+        phases=phases(*_asked(prefill, decode, kv, gpu=gpu_state.has_gpu())),
         modes=tuple(mode or run_step.MODES),
         processes=processes,
         samples=samples,
@@ -114,7 +117,7 @@ def step(
         command=command_line(),
     )
     found = run_step.run(plan, load_llms(), folder(), typer.echo)
-    if record and not gpu:
+    if record and not gpu_state.has_gpu():
         typer.echo("nothing is recorded: without a GPU nothing was timed")
     elif record:
         record_log.append(step_protocol.log(folder()), found)
@@ -128,11 +131,11 @@ def inventory(
     traces: Annotated[
         list[Path], typer.Argument(metavar="TRACE...", help="The folder of a capture, or a server's traces.")
     ],
-    model: Annotated[str | None, typer.Option("--model", help="Of a server's traces.")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="Of a server's traces: name and release.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST, help="In a server's trace.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model of a server's traces.")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="Name and release, for a server's traces.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST, help="Steps of a server's trace.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the inventory there.")] = None,
-    threshold: Annotated[float, typer.Option(min=0, max=100, help="Per cent of GPU time from which a line shows.")] = 1,
+    threshold: Annotated[float, typer.Option(min=0, max=100, help="Least share of GPU time to show, in per cent.")] = 1,
     record: Record = False,
 ) -> None:
     """Say what the steps of a model spend the GPU's time on, phase by phase."""
@@ -168,7 +171,7 @@ def inventory(
 def cards(
     file: Annotated[Path, typer.Argument(metavar="INVENTORY", help="A file of `kda llm inventory --out`.")],
     out: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    threshold: Annotated[float, typer.Option(min=0, max=100, help="Per cent of GPU time that a kernel needs.")] = 1,
+    threshold: Annotated[float, typer.Option(min=0, max=100, help="Least share of GPU time, in per cent.")] = 1,
 ) -> None:
     """Write a task card for every kernel of an inventory that is worth one; `kda new --from-trace` takes it."""
     from kda_tools.llm import inventory as inventories
@@ -179,7 +182,7 @@ def cards(
 
     found = inventories.read(file)
     made, lines = kernel_cards.cards(found, _catalogue(), _limits(found), threshold / 100)
-    drafts.empty_folder(out)
+    drafts.empty_folder(out, "DIR")
     paths = drafts.write(made, out)
     typer.echo("\n".join(worth_lines(lines)))
     typer.echo("")
@@ -189,13 +192,10 @@ def cards(
 
 
 def _catalogue() -> "tuple[Entry, ...]":
-    from kda_judge.contract.tasks import checkout_root
+    from kda_tools import checkout_folder
     from kda_tools.traces import catalogue
 
-    root = checkout_root()
-    if root is None:
-        raise UsageError("kda llm: expected a checkout, whose docs/catalogue it reads; there is none here")
-    return catalogue.load(root)
+    return catalogue.load(checkout_folder.root())
 
 
 def _limits(found: "Inventory") -> "dict[str, CopyLimit | None]":
@@ -219,3 +219,13 @@ def lock() -> None:
     path = folder() / kernels.pin.files
     count = write_lock(Patterns(take=kernels.take, without=kernels.without), wheel, path)
     typer.echo(f"{relative(path)}: {count} files")
+
+
+def _asked(
+    prefill: list[int] | None, decode: list[int] | None, kv: int | None, *, gpu: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Tokens of prefills, sequences of decodes, and tokens of each such sequence: those given, else the defaults."""
+    kv = kv or (2048 if gpu else 32)
+    if prefill or decode:
+        return tuple(prefill or ()), tuple(decode or ()), kv
+    return ((4096,), (1, 16, 64), kv) if gpu else ((24,), (1, 4), kv)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from kda_judge.contract.errors import UsageError
 from kda_tools.cli.base import MOST, relative, writable
 from kda_tools.cli.model import app
 
@@ -32,7 +31,8 @@ def trace(
     ] = False,
 ) -> None:
     """Show where the GPU's time in a trace went, which tasks cover it, and what is worth a new task."""
-    from kda_judge.contract.tasks import checkout_root, find_tasks
+    from kda_judge.contract.tasks import find_tasks
+    from kda_tools import checkout_folder
     from kda_tools.traces import cards as drafts
     from kda_tools.traces import catalogue, trace_view
     from kda_tools.traces.ceiling import ceiling as ceiling_of
@@ -44,11 +44,8 @@ def trace(
 
     writable(json)
     if cards is not None:
-        drafts.empty_folder(cards)
-    root = checkout_root()
-    if root is None:
-        raise UsageError("kda model trace: expected a checkout, whose docs/catalogue it reads; there is none here")
-    entries = catalogue.load(root)
+        drafts.empty_folder(cards, "--cards")
+    entries = catalogue.load(checkout_folder.root())
     found = profile(collect(TraceFile(file)), steps)
     judged = [(spot, catalogue.judge(spot, entries, found)) for spot in hotspots(found)]
     for line in trace_view.lines(found, judged, top):

@@ -61,8 +61,8 @@ def run(plan: LoadPlan, show: Callable[[str], None]) -> LoadRecord:
         UsageError: a model that the server does not have, or a data file without prompts.
         ArmFailed: guidellm ended without a report, or did not end.
     """
-    program = engines.find_program("guidellm", INSTALL)
     digest = None if plan.data is None else _checked(plan.data)
+    program = engines.find_program("guidellm", INSTALL)
     server_client.demand_tokens(plan.url, plan.model)
     engine = server_client.owner(plan.url)
     git = provenance.git_state(checkout_root())

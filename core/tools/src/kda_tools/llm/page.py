@@ -86,18 +86,14 @@ def page_md(
     known: KnownLlms, name: str, model: Llm, shown: Inventory | None, loads: Sequence[LoadRecord], stepped: str = ""
 ) -> str:
     """The whole page; `stepped` is its part about the step with our kernels."""
-    parts = [f"{HEADER}\n# {model.title}\n", "".join(_figures(model)), "".join(_serving(known, name, model))]
-    if shown is None:
-        parts.append(f"## What a step is made of\n\n{NOT_MEASURED}\n")
-    else:
-        parts.append("".join(_inventory(name, shown)))
-    parts += [stepped] if stepped else []
-    parts.append("".join(_loads(loads)))
+    parts = [f"{HEADER}\n# {model.title}\n", *([stepped] if stepped else [])]
+    parts.append("".join(_inventory(name, shown)) if shown else f"## What a step is made of\n\n{NOT_MEASURED}\n")
+    parts += ["".join(_loads(loads)), "".join(_figures(model)), "".join(_serving(known, name, model))]
     return "\n".join(parts)
 
 
 def _figures(model: Llm) -> Iterator[str]:
-    yield f"`{model.hub}`. Figures: {model.source}.\n\n| figure | value |\n|---|---|\n"
+    yield f"## Figures\n\nOf `{model.hub}`, from {model.source}.\n\n| figure | value |\n|---|---|\n"
     for key, value in model.config.model_dump(exclude_none=True).items():
         if value:
             shown = "yes" if value is True else f"{value:g}" if isinstance(value, float) else value

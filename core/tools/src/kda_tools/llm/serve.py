@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from kda_judge.contract.errors import ArmFailed, MissingRequirement
 from kda_tools.llm import server_client
+from kda_tools.models.denoise_run import end
 
 READY_S = 3600.0
 """Seconds for an engine to get ready, which may load a large model from the Hub."""
-GRACE_S = 10.0
 
 
 def demand_free(host: str, port: int) -> None:
@@ -57,12 +54,3 @@ def run(command: Sequence[str], env: dict[str, str], url: str, report: Callable[
             return 0
         finally:
             end(engine)
-
-
-def end(engine: subprocess.Popen[bytes]) -> None:
-    """End the engine and all processes that it started: they are one process group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(engine.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            engine.wait(GRACE_S)

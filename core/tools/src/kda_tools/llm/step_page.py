@@ -27,15 +27,16 @@ MOST_NAMES = 8
 """Most names of rows in one line."""
 INTRODUCTION = """One step with random weights, once with upstream's kernels and once with our solutions at the
 same calls. Both arms are interleaved in each of several processes; brackets hold 95% intervals. A/A is upstream against
-itself in the same processes.
+itself in the same processes. *By rows* is the sum of what every call saves by our recorded rows.
 
-- *By rows* is the sum of what every call saves by our recorded rows.
+"""
+HOW_TO_READ = """How to read these tables:
+
 - GPU times by operation come from profiles of single steps, launched one kernel after the other. In a CUDA graph a
   kernel may begin while the one before it ends, so a step can save more than the profiles say. Such a kernel's own time
   holds what it waits for, so in a profile it may look slower than upstream's.
 - With random weights a single rounding can send a token to other experts. So compare how far our probabilities are from
   upstream's with how far those of PyTorch's own norms, activations and rope are.
-
 """
 
 
@@ -86,22 +87,26 @@ def section(records: Sequence[LlmStepRecord], folder: Path) -> Iterator[str]:
     yield INTRODUCTION
     for record in shown:
         yield from _run(record, folder)
+    yield HOW_TO_READ
 
 
 def _run(record: LlmStepRecord, folder: Path) -> Iterator[str]:
     assert record.machine.before is not None
     gpu, tasks = record.machine.before.name, step_tasks()
-    yield f"{gpu}, {record.utc[:10]}, commit `{record.commit[:10]}`{CHANGES * record.dirty}, `{record.command}`\n\n"
+    yield f"{gpu}, {record.utc[:10]}, commit `{record.commit[:10]}`{CHANGES * record.dirty}, `{record.command}`\n"
     parts = outdated(record, folder)
-    if parts:
-        yield f"- **stale**: {', '.join(STALE.get(part, part) for part in parts)} changed since\n"
-    if is_lost(record.dirty, parts):
-        yield f"- {LOST}\n"
-    if record.layers != record.layers_of_model:
-        yield f"- **{record.layers} of {record.layers_of_model} layers**\n"
-    yield from (f"- **disturbed**: {reason}\n" for reason in record.noisy)
-    yield f"- stand-ins, the same in both arms: {', '.join(record.stand_ins)}\n"
+    flags = [f"**stale**: {', '.join(STALE.get(part, part) for part in parts)} changed since"] * bool(parts)
+    flags += [LOST] * is_lost(record.dirty, parts)
+    flags += [f"**{record.layers} of {record.layers_of_model} layers**"] * (record.layers != record.layers_of_model)
+    flags += [f"**disturbed**: {reason}" for reason in record.noisy]
+    yield "\n" * bool(flags) + "".join(f"- {flag}\n" for flag in flags)
     rows = RecordedRows(tasks, gpu, record.kernels)
+    yield "\n| phase | mode | upstream, us | ours, us | speedup | A/A | tokens/s | saved, us | by rows, us |\n"
+    yield "|---|---|---|---|---|---|---|---|---|\n"
+    for phase in record.phases:
+        yield from _times(phase, rows)
+    yield "\n"
+    yield f"- stand-ins, the same in both arms: {', '.join(record.stand_ins)}\n"
     unknown = [call for phase in record.phases if (found := saving(phase, rows)) for call in found.unknown]
     if unknown:
         names = dict.fromkeys(call.row or f"a new shape of {call.op}" for call in unknown)
@@ -109,10 +114,6 @@ def _run(record: LlmStepRecord, folder: Path) -> Iterator[str]:
         yield f"- not in the sums by rows, since no run on such a GPU has them: {listed}\n"
     for phase in record.phases:
         yield from (f"- {phase.name}: {line}\n" for line in _notes(phase, rows))
-    yield "\n| phase | mode | upstream, us | ours, us | speedup | A/A | tokens/s | saved, us | by rows, us |\n"
-    yield "|---|---|---|---|---|---|---|---|---|\n"
-    for phase in record.phases:
-        yield from _times(phase, rows)
     yield from _operations(record)
     yield from _numerics(record)
     yield "\n"

@@ -216,8 +216,8 @@ def bytes_moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None, driver: int = 
     return sum(sizes) + (sizes[0] if spot.name.endswith("_") else max(sizes))
 
 
-def empty_folder(folder: Path) -> None:
-    """Make the folder for `write`, or refuse one that is not empty; to be called before the trace is read.
+def empty_folder(folder: Path, argument: str) -> None:
+    """Make the folder for `write`, or refuse one that is not empty, by the name of its `argument`; call it first.
 
     Raises:
         UsageError: the folder holds something, or cannot be made.
@@ -225,14 +225,14 @@ def empty_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UsageError(f"--cards {folder}: expected a new or empty folder, got one that holds files")
+            raise UsageError(f"{argument} {folder}: expected a new or empty folder, got one that holds files")
     except OSError as error:
-        raise UsageError(f"--cards {folder}: expected a place for a folder, got: {error.strerror}") from None
+        raise UsageError(f"{argument} {folder}: expected a place for a folder, got: {error.strerror}") from None
 
 
 def write(made: Iterable[Card], folder: Path) -> list[Path]:
     """One file per card, named by rank and operator, in a folder as `empty_folder` asks for."""
-    empty_folder(folder)
+    empty_folder(folder, "--cards")
     paths = []
     for rank, draft in enumerate(made, start=1):
         name = re.sub(r"\W+", "_", f"{draft.operator}_{draft.module}").strip("_")
