@@ -464,7 +464,7 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     assert "summary-h200.svg" in screen
     assert len(screen.splitlines()) <= 18, "the picture, the means, four lines and the way to every row"
     assert "| not published: the checkout was dirty, and this one differs from it in " in text
-    assert "## b200\n\nCompiled (sm_100a), not measured" in text
+    assert "## b200\n\nCompiled (sm_100a). The ledger holds no run" in text
 
 
 def test_the_target_is_a_share_for_large_rows_and_a_distance_for_small_ones(task: Task, record: RunRecord) -> None:

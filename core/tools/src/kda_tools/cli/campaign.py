@@ -21,7 +21,7 @@ def _named(value: str | None) -> str | None:
     return value
 
 
-Given = Annotated[str | None, typer.Option("--command", metavar="TEXT", help="Of the agent `command`: a line of Bash.")]
+Given = Annotated[str | None, typer.Option("--command", metavar="TEXT", help="For --agent command: a line of Bash.")]
 
 
 @app.command()
@@ -40,13 +40,12 @@ def launch(
 
     KDA_BASE_BRANCH: the branch to begin from. KDA_NO_CLAUDE=1: start nothing. KDA_BASH_BIN: the Bash to use.
     """
-    from kda_judge.contract.tasks import checkout_root, find_task
+    from kda_judge.contract.tasks import find_task
+    from kda_tools import checkout_folder
     from kda_tools.campaign import launch as launcher
     from kda_tools.campaign.prompt import tokens
 
-    found, root = find_task(task), checkout_root()
-    if root is None:
-        raise UsageError("kda campaign launch: no checkout here; run it inside one")
+    found, root = find_task(task), checkout_folder.root()
     chosen = target or next(iter(found.config.targets), None)
     if chosen is None:
         raise UsageError(f"{found.path / 'config.toml'}: no [targets.NAME]: a campaign is for one kind of GPU")
@@ -156,7 +155,7 @@ def review(
 
 @app.command()
 def answer(
-    number: Annotated[int, typer.Argument(metavar="NUMBER", help="Of the finding.")],
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="The finding's number.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Why it is harmless, or what was changed.")],
     by: Annotated[str, typer.Option("--by", metavar="NAME", callback=_named, help="Who answers.")] = "agent",
 ) -> None:
@@ -193,7 +192,7 @@ def promote() -> None:
 @app.command()
 def simulate(
     campaigns: Annotated[
-        int, typer.Option("--campaigns", min=100, max=10 * MOST, help="Of each kind of noise.")
+        int, typer.Option("--campaigns", min=100, max=10 * MOST, help="Campaigns for each kind of noise.")
     ] = 4000,
     record: Annotated[
         bool, typer.Option("--record", help="Append it to docs/campaign_noise.jsonl; then: kda publish.")

@@ -107,7 +107,7 @@ def _wheels(tasks: "Iterable[Task]", given: Iterable[Path] | None) -> dict[str, 
 @app.command()
 def new(
     source: Annotated[str, typer.Argument(help="The task to copy; with --template the new op.")],
-    name: Annotated[str | None, typer.Argument(help="The new op, for example gelu or llm/k01_gelu.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The new op, for example gelu or llm/l20_gelu.")] = None,
     card: Annotated[
         Path | None, typer.Option("--from-trace", metavar="CARD", help="A draft card of `kda model trace --cards`.")
     ] = None,
@@ -182,15 +182,13 @@ def doctor(
 ) -> None:
     """Show what this machine has, what is missing, and how to get it."""
     if measure:
-        from kda_judge.contract.tasks import checkout_root
         from kda_judge.evidence import record_log
+        from kda_tools import checkout_folder
         from kda_tools.cli.base import command_line
         from kda_tools.lab.measure.hardware_record import LOG
         from kda_tools.lab.measure.run_measure import measure as run_measure
 
-        root = checkout_root()
-        if root is None:
-            raise UsageError("kda doctor --measure: expected a checkout, which keeps the record; run it inside one")
+        root = checkout_folder.root()
         record_log.append(root / LOG, run_measure(command_line(), typer.echo))
         typer.echo(f"appended to {relative(root / LOG)}; its table: kda publish")
         return

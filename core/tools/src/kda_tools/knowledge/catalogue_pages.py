@@ -79,7 +79,7 @@ def _gain(task: Task) -> str:
         ]
         if both:
             found.append(f"{' / '.join(both)} on {target}{STALE * bool(stale(task, record))}")
-    return "; ".join(found) or "not measured"
+    return "; ".join(found) or "no published run"
 
 
 def _ops_page(known: Iterable[Known], latest: Release, gains: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from kda_judge.contract.config import Pin
 from kda_judge.contract.tasks import Task
 from kda_tools.knowledge.extract_ops import extract
 from kda_tools.knowledge.op_facts import FACTS, to_toml
+from kda_tools.publish.write_pages import write_pages
 
 
 def pins(tasks: Iterable[Task]) -> dict[str, Pin]:
@@ -23,20 +24,14 @@ def pins(tasks: Iterable[Task]) -> dict[str, Pin]:
 
 
 def update(root: Path, tasks: Iterable[Task], check: bool, offline: bool) -> list[str]:
-    """Write the files; returns those that changed, or with `check` those that differ from what the wheel gives.
+    """Write the files; returns those that changed, or with `check` those that differ, with the first differing line.
 
     Raises:
         MissingRequirement: a wheel is not in the cache and cannot be downloaded.
     """
-    changed = []
+    wanted = {}
     for name, pin in sorted(pins(tasks).items()):
         wheel = obtain(pin, cache_folder(root), offline=offline)
         check_wheel(wheel, pin)
-        text, path = to_toml(extract(wheel, pin.package, pin.version)), root / FACTS / name
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            continue
-        changed.append(f"{path}: is not what the wheel gives; run `kda catalogue update`" if check else str(path))
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-    return changed
+        wanted[root / FACTS / name] = to_toml(extract(wheel, pin.package, pin.version))
+    return write_pages(wanted, check, "kda catalogue update")

@@ -48,19 +48,19 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     lines = [
         line(
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
-            record.release,
             gpu_of(record.machine),
+            *(_speedup(record, mode) for mode in ("eager", "graph")),
+            NOISY if record.modes["eager"].too_noisy else _before_and_after(record.modes["eager"]),
             layers_of(record.layers, record.layers_of_model),
             str(_replaced(record)),
-            NOISY if record.modes["eager"].too_noisy else _before_and_after(record.modes["eager"]),
-            *(_speedup(record, mode) for mode in ("eager", "graph")),
+            record.release,
         )
         for record in sorted(
             runs,
             key=lambda one: (not _replaced(one), id(one) in old, _newest(one), one.modes["eager"].too_noisy, one.model),
         )
     ]
-    head = line("model", "sglang", "GPU", "layers", "our calls", "ms, eager", "speedup, eager", "speedup, CUDA graph")
+    head = line("model", "GPU", "speedup, eager", "speedup, CUDA graph", "ms, eager", "layers", "our calls", "sglang")
     footnote = OLD_MEANS * any(STALE in one for one in lines) + NOISY_MEANS * any(NOISY in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * step_hotspots.log(folder).is_file()
     head += "|---" * 8 + "|\n"

@@ -4,12 +4,10 @@ from collections.abc import Iterable
 
 from kda_judge.contract.tasks import Task
 from kda_tools.publish.report import NONE, STALE, interval, line, stale
-from kda_tools.publish.tables import SHOWN, Runs, against_pins, all_pins
+from kda_tools.publish.tables import OWN, SHOWN, Runs, against_pins, shown_pins
 from kda_tools.publish.task_notes import leftovers
 
-NOT_MEASURED = "not measured"
-OWN = "own baseline"
-"""Heads the column of tasks that stand on no upstream release."""
+NOT_PUBLISHED = "no published run"
 
 
 def blocks(runs: Runs) -> dict[str, str]:
@@ -24,9 +22,7 @@ def blocks(runs: Runs) -> dict[str, str]:
 def _tasks(runs: Runs) -> str:
     """One line per task and measured GPU: what the task computes, and the headline; unmeasured tasks get one line."""
     records = [record for _, latest in runs for record in latest.values()]
-    pins = all_pins(records)
-    if any(not all_pins([record]) for record in records):
-        pins.append("")  # see `against_pins`
+    pins = shown_pins(records)
     head = [
         "task",
         "computes",
@@ -48,7 +44,7 @@ def _tasks(runs: Runs) -> str:
             gpu = record.machine.before.name + STALE * bool(stale(task, record))
             lines.append(line(*first, gpu, *against_pins(record, pins), interval(record.headline.attained)))
         if not latest:
-            lines.append(line(*first, NOT_MEASURED, *(NONE for _ in pins), NONE))
+            lines.append(line(*first, NOT_PUBLISHED, *(NONE for _ in pins), NONE))
     why = f" *{OWN.capitalize()}*: the arm that a task names for ops that no pinned release has." * ("" in pins)
     return f"Speedups are geometric means of {SHOWN}.{why}\n\n{''.join(lines)}"
 

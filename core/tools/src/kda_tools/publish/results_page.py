@@ -37,7 +37,7 @@ from kda_tools.publish.tables import bound_groups, folded, geometric_means_md, t
 
 NAMED = 3
 """Most rows named in a line; the folded table has all."""
-UNMEASURED = "Compiled ({capability}), not measured: the ledger holds no run on this GPU that can be published."
+UNMEASURED = "Compiled ({capability}). The ledger holds no run on this GPU that can be published."
 
 
 def results_md(task: Task, records: Sequence[RunRecord]) -> str:
