@@ -2,14 +2,40 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from core.judge.tests.conftest import checkout, toy
 from kda_runtime.op import Op
+from kda_tools import cli
 
 __all__ = ["checkout", "toy"]
+
+
+class Answer(NamedTuple):
+    """What a command left: exit code and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+Kda = Callable[..., Answer]
+
+
+@pytest.fixture
+def kda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kda:
+    """`kda(*arguments)` in this process."""
+
+    def run(*arguments: str) -> Answer:
+        monkeypatch.setattr("sys.argv", ["kda", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert isinstance(ended.value.code, int)
+        return Answer(ended.value.code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(autouse=True)

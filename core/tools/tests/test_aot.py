@@ -13,7 +13,6 @@ from kda_judge.contract.tasks import Task
 from kda_judge.contract.tensor_spec import TensorSpec
 from kda_judge.contract.workloads import Workload
 from kda_judge.judge.oracle import load_reference
-from kda_tools import cli
 from kda_tools.lab.inspect import aot
 from kda_tools.lab.inspect.aot import compile_task, meta_tensors
 from kda_tools.lab.inspect.occupancy import Occupancy, Resource
@@ -165,32 +164,23 @@ def test_unreadable_cubin_is_an_error():
         aot.resources(b"not a cubin")
 
 
-def test_the_command_takes_rows(toy, monkeypatch, capsys):
-    def kda(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kda", "compile", "axpy", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, capsys.readouterr()
-
+def test_the_command_takes_rows(toy, kda):
     every_op = SOLUTION.replace('assert op == "double"', "").replace('scalars["plain"]', "op == 'axpy_'")
     (toy.path / "solution" / "__init__.py").write_text(every_op)
-    code, said = kda("--rows", "out*")
-    assert code == ExitCode.OK, said.err
+    said = kda("compile", "axpy", "--rows", "out*")
+    assert said.code == ExitCode.OK, said.err
     assert "\n  out-64x16\n" in said.out
     assert re.findall(r"^    (sm_\w+)", said.out, re.MULTILINE) == ["sm_90a"]
-    code, said = kda("--rows", "inplace*")
-    assert code == ExitCode.OK, said.err
+    said = kda("compile", "axpy", "--rows", "inplace*")
+    assert said.code == ExitCode.OK, said.err
     assert "no kernel: these rows take the plain path" in said.out
-    code, said = kda("--rows", "none*")
-    assert code == ExitCode.USAGE
+    said = kda("compile", "axpy", "--rows", "none*")
+    assert said.code == ExitCode.USAGE
     assert "--rows 'none*': no such row" in said.err
 
 
-def test_the_command_says_that_plain_pytorch_has_nothing_to_compile(toy, monkeypatch, capsys):
+def test_the_command_says_that_plain_pytorch_has_nothing_to_compile(toy, kda):
     solution = toy.path / "solution" / "__init__.py"
     solution.write_text(solution.read_text().partition("def launches")[0])
-    monkeypatch.setattr(sys, "argv", ["kda", "compile", "axpy"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == ExitCode.OK
-    assert capsys.readouterr().out == "no kernels to compile: solution has no launches(op, inputs, scalars)\n"
+    expected = "no kernels to compile: solution has no launches(op, inputs, scalars)\n"
+    assert kda("compile", "axpy")[:2] == (ExitCode.OK, expected)

@@ -395,8 +395,10 @@ def test_bad_inputs(tmp_path) -> None:
         found_command([])
     with pytest.raises(UsageError, match="no-such-program: expected a program"):
         found_command(["no-such-program"])
-    with pytest.raises(UsageError, match=r"--ops k99: expected a task, nearest: .*k0"):
+    with pytest.raises(UsageError, match=r"--ops 'k99': expected a task, nearest: .*k0"):
         apply_site.chosen_tasks(TASKS, ["k03,k99"])
+    with pytest.raises(UsageError, match=r"--ops '': expected a task"):
+        apply_site.chosen_tasks(TASKS, [""])
     chosen = apply_site.chosen_tasks(TASKS, ["k03, norm_infer", "k05_norm_scale_shift"])
     assert [task.op for task in chosen] == ["norm_infer", "qknorm_rope", "norm_scale_shift"], "in the tasks' order"
     unmeasured = Task(tmp_path / "k97_qknorm_rope")

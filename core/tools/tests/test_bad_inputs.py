@@ -16,12 +16,12 @@ import pytest
 from core.judge.tests.conftest import listen_to_interrupts
 from core.judge.tests.processes import until, workers_of
 from core.judge.tests.records_factory import make_checkout, make_record
+from core.tools.tests.conftest import Kda
 from kda_judge.contract.config import Bench
 from kda_judge.contract.errors import ExitCode
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.ledger import append, read
-from kda_tools import cli
 from kda_tools.cli.base import MOST
 
 TASK = "toys/k90_axpy"
@@ -38,19 +38,16 @@ tried: list[str] = []
 
 
 @pytest.fixture
-def refuse(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuse:
+def refuse(checkout: Path, kda: Kda) -> Refuse:
     """`refuse(what, command, code)`: the command ends so and without a traceback; returns what it said on stderr."""
     (checkout / TASK / "docs").mkdir(exist_ok=True)
     (checkout / "README.md").write_text("# Toys\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n")
 
     def run(what: str, command: tuple[str, ...], *codes: int) -> str:
         tried.append(what)
-        monkeypatch.setattr(sys, "argv", ["kda", *command])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
+        code, out, err = kda(*command)
         assert "Traceback" not in out + err, f"{what}: {err[-3000:]}"
-        assert ended.value.code in codes, f"{what}: {out}{err}"
+        assert code in codes, f"{what}: {out}{err}"
         return err
 
     return run
@@ -95,6 +92,8 @@ READERS: dict[str, tuple[str, ...]] = {
     f"{TASK}/docs/profile.jsonl": ("publish", "--check"),
     f"{TASK}/docs/sanitize.jsonl": ("publish", "--check"),
     f"{TASK}/docs/tuning.jsonl": ("publish", "--check"),
+    f"{TASK}/docs/iterations.jsonl": ("publish", "--check"),
+    f"{TASK}/docs/ports.jsonl": ("publish", "--check"),
     f"{TASK}/docs/dispatch.md": ("validate", "axpy", "--static"),
     f"{TASK}/docs/results.md": ("publish",),
     f"{TASK}/prompt.md": ("validate", "axpy", "--static"),
@@ -224,6 +223,7 @@ ARGUMENTS = [
     ("compile", "axpy", "--arm", "x"),
     ("fetch", "axpy", "--wheel", "loop"),
     ("lock", "axpy", "--pin", "x"),
+    ("knowledge", "kernel", "--most", HUGE),
     ("unheard",),
 ]
 

@@ -12,12 +12,12 @@ import pytest
 
 from core.judge.tests.records_factory import make_checkout, make_record
 from core.tools.tests.campaign_toy import HYPOTHESIS, campaign, git, speed
+from core.tools.tests.conftest import Kda
 from core.tools.tests.test_grid_records import a_run
 from kda_judge.contract.errors import ArmFailed, ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import append_only
 from kda_judge.evidence.run_record import Verdict
-from kda_tools import cli
 from kda_tools.campaign import agents, confine, iterate, launch, promote, review, review_checks
 from kda_tools.campaign.events import Decision, Done, RowOutcome
 from kda_tools.campaign.history import recorded
@@ -187,14 +187,12 @@ def test_a_reviewing_agent_is_confined_and_has_its_environment(
     assert not campaign.repository.root.is_relative_to(findings)
 
 
-def test_one_command_at_a_time_writes_to_a_campaign(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_command_at_a_time_writes_to_a_campaign(campaign: Campaign, kda: Kda) -> None:
     keep(campaign)
     before = campaign.journal.content()
     for words in (["review", "--person", "Ada"], ["answer", "1", "it is harmless because"], ["promote"]):
-        monkeypatch.setattr(sys, "argv", ["kda", "campaign", *words])
-        with campaign.alone(), pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == ExitCode.USAGE, words
+        with campaign.alone():
+            assert kda("campaign", *words).code == ExitCode.USAGE, words
     assert campaign.journal.content() == before
 
 

@@ -10,8 +10,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ import kda_judge
 import kda_runtime
 import kda_tools
 from core.judge.tests.records_factory import cpu_record, gpu_reading, make_checkout, make_record
+from core.tools.tests.conftest import Answer, Kda
 from kda_judge.contract import tasks
 from kda_judge.contract.errors import ExitCode, KdaError
 from kda_judge.contract.task_import import import_path
@@ -59,33 +58,6 @@ COMMANDS = [
     "schema",
     "fleet",
 ]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command left: exit code and both streams."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kda = Callable[..., Answer]
-
-
-@pytest.fixture
-def kda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kda:
-    """`kda(*arguments)` in this process."""
-
-    def run(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["kda", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Answer(ended.value.code, captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Two runs side by side: what counts as moved, what cannot be compared, and `kda compare` and `kda rerun` around it."""
 
 import re
-from collections.abc import Callable
 from io import StringIO
 from math import exp, log
 from pathlib import Path
@@ -12,20 +11,18 @@ import torch
 from rich.console import Console
 
 from core.judge.tests.records_factory import COMMIT, ROWS, cpu_record, gpu_reading, make_checkout, make_record, make_row
+from core.tools.tests.conftest import Kda
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import gpu_state, provenance, stats
 from kda_judge.evidence.derive import recompute
 from kda_judge.evidence.ledger import append, read
 from kda_judge.evidence.run_record import Basis, Interval, RunRecord, Verdict
-from kda_tools import cli
 from kda_tools.cli import measure
 from kda_tools.lab.compare_runs import Change, compare, obstacles, ratio
 from kda_tools.project.rerun import find_run, notes, same_session
 from kda_tools.publish.comparison_view import outcome, print_comparison
 from kda_tools.publish.report import stale
-
-KDA = Callable[..., int]
 
 
 @pytest.fixture
@@ -296,60 +293,41 @@ def test_a_run_of_a_cpu_and_a_machine_without_a_gpu(
 # ---- the commands -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def kda(monkeypatch: pytest.MonkeyPatch) -> KDA:
-    """`kda(*arguments)` in this process: its exit code."""
-
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(cli.sys, "argv", ["kda", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
-
-    return run
-
-
-def test_compare_two_recorded_runs(task: Task, old: RunRecord, kda: KDA, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_two_recorded_runs(task: Task, old: RunRecord, kda: Kda) -> None:
     for record in (old, new_run(task), new_run(task, faster=1.2, seed=2).model_copy(update={"run_id": "third"})):
         append(task.ledger, record)
-    assert kda("compare", "20261120", "20261121") == ExitCode.OK
-    assert "the runs agree" in capsys.readouterr().out
-    assert kda("compare", "20261120", "third", "--task", "fake") == ExitCode.UNFIT_ROWS
-    assert "the speedup of 1 of 2 rows changed by more than 2% (small-4x8)" in capsys.readouterr().out
-    assert kda("compare", "20261120", "fourth") == ExitCode.USAGE
+    code, shown, _ = kda("compare", "20261120", "20261121")
+    assert code == ExitCode.OK
+    assert "the runs agree" in shown
+    code, shown, _ = kda("compare", "20261120", "third", "--task", "fake")
+    assert code == ExitCode.UNFIT_ROWS
+    assert "the speedup of 1 of 2 rows changed by more than 2% (small-4x8)" in shown
+    assert kda("compare", "20261120", "fourth").code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(("faster", "code"), [(1.0, ExitCode.OK), (1.2, ExitCode.UNFIT_ROWS)])
 def test_rerun_measures_compares_and_records(
-    task: Task,
-    old: RunRecord,
-    kda: KDA,
-    h200: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    faster: float,
-    code: ExitCode,
+    task: Task, old: RunRecord, kda: Kda, h200: None, monkeypatch: pytest.MonkeyPatch, faster: float, code: ExitCode
 ) -> None:
     """All but the measuring itself, which takes a GPU."""
     append(task.ledger, old)
     made = new_run(task, faster=faster)
     monkeypatch.setattr(measure, "_measure", lambda session: made)
-    assert kda("rerun", "2026") == code
-    shown = capsys.readouterr().out
-    assert ("the runs agree" in shown) == (code is ExitCode.OK)
+    answer = kda("rerun", "2026")
+    assert answer.code == code
+    assert ("the runs agree" in answer.out) == (code is ExitCode.OK)
     assert read(task.ledger) == [old], "nothing is recorded without --record"
-    assert kda("rerun", "2026", "--record") == code
+    assert kda("rerun", "2026", "--record").code == code
     assert read(task.ledger)[1] == made.model_copy(update={"rerun_of": old.run_id})
 
 
 def test_a_rerun_with_a_failed_row_says_so_by_its_exit_code(
-    task: Task, old: RunRecord, kda: KDA, h200: None, monkeypatch: pytest.MonkeyPatch
+    task: Task, old: RunRecord, kda: Kda, h200: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(task.ledger, old)
     rows = tuple(row.model_copy(update={"verdict": Verdict.TIMEOUT, "reason": "no answer"}) for row in old.rows)
     failed = new_run(task).model_copy(update={"rows": rows})
     monkeypatch.setattr(measure, "_measure", lambda session: failed)
-    assert kda("rerun", "2026") == ExitCode.ARM_FAILED
+    assert kda("rerun", "2026").code == ExitCode.ARM_FAILED
     monkeypatch.setattr(measure, "_measure", lambda _: new_run(task).model_copy(update={"partial": True}))
-    assert kda("rerun", "2026") == ExitCode.INTERRUPTED
+    assert kda("rerun", "2026").code == ExitCode.INTERRUPTED

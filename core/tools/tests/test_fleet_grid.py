@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from core.tools.tests.conftest import Kda
 from kda_judge.arms.process_tree import trees
 from kda_judge.contract.errors import ExitCode, KdaError, MissingRequirement, UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.run_record import RunRecord, Verdict
-from kda_tools import cli
 from kda_tools.fleet import ray_pool
 from kda_tools.fleet.checkout import SOURCES as CHECKOUT_SOURCES
 from kda_tools.fleet.open_run import Wish
@@ -181,19 +181,13 @@ def test_a_cluster_that_is_reached_by_rays_client_gets_the_commit(checkout: Path
     ],
 )
 def test_what_makes_no_sense_is_told_before_ray_is_started(
-    toy: Task,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    words: str,
+    toy: Task, monkeypatch: pytest.MonkeyPatch, kda: Kda, arguments: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.setattr(ray_pool, "cluster", lambda *_: pytest.fail("started"))
-    monkeypatch.setattr(sys, "argv", ["kda", "fleet", "run", *arguments])
     Path("pyproject.toml").touch()
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == ExitCode.USAGE
-    assert f"kda: {words}" in capsys.readouterr().err
+    code, _, err = kda("fleet", "run", *arguments)
+    assert code == ExitCode.USAGE
+    assert f"kda: {words}" in err
 
 
 @pytest.mark.parametrize(

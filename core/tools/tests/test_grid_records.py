@@ -1,7 +1,5 @@
 """Recorded regression grids: runs that add up and runs that do not, from `kda validate --record` to the page."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 
 from core.judge.tests.records_factory import cpu_record, gpu_reading, make_checkout, make_record
+from core.tools.tests.conftest import Kda
 from core.tools.tests.test_cli import GRID
 from kda_judge import bench
 from kda_judge.bench import CHANGED
@@ -16,7 +15,6 @@ from kda_judge.contract.errors import ExitCode, LedgerError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import gpu_state, record_log
 from kda_judge.evidence.run_record import RunRecord, Verdict
-from kda_tools import cli
 from kda_tools.lab.grid import run_grid as grid_run
 from kda_tools.lab.grid.grid_record import (
     FailedRow,
@@ -37,26 +35,12 @@ from kda_tools.publish.grid_page import SHOWN, digest_md, full_md
 
 IDS = [f"row-{number}" for number in range(10)]
 README = "<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
-Kda = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
     monkeypatch.setenv("KDA_ROOT", str(tmp_path))
     return make_checkout(tmp_path)
-
-
-@pytest.fixture
-def kda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kda:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kda", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 def a_run(task: Task, hour: int, *checked: tuple[int, int], **changes: Any) -> GridRecord:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import tomli
 
 from core.judge.tests.records_factory import make_checkout, make_record
 from core.judge.tests.test_gpu_watch import QUIET
+from core.tools.tests.conftest import Kda
 from kda_judge.contract.config import Arm
 from kda_judge.contract.errors import ExitCode, UsageError
 from kda_judge.contract.strict_models import validate
@@ -22,7 +24,6 @@ from kda_judge.evidence.gpu_watch import completed
 from kda_judge.evidence.ledger import encode
 from kda_judge.evidence.ledger_migrations import MIGRATIONS
 from kda_judge.evidence.run_record import SCHEMA_VERSION
-from kda_tools import cli
 from kda_tools.project import json_schemas
 from kda_tools.project.json_schemas import FOLDER, MODELS, attribute_docstrings, ledger_file, text
 
@@ -166,47 +167,30 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / FOLDER
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(cli.sys, "argv", ["kda", "schema", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def test_writing_and_checking(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "--check") == ExitCode.UNFIT_ROWS
-    assert capsys.readouterr().out.splitlines() == [
-        f"{checkout / name}: file not found; run `kda schema`" for name in MODELS
-    ]
+def test_writing_and_checking(checkout: Path, kda: Kda) -> None:
+    code, out, _ = kda("schema", "--check")
+    assert code == ExitCode.UNFIT_ROWS
+    assert out.splitlines() == [f"{checkout / name}: file not found; run `kda schema`" for name in MODELS]
     assert not checkout.exists()
-    assert run(monkeypatch) == ExitCode.OK
-    assert capsys.readouterr().out.splitlines() == [str(checkout / name) for name in MODELS]
+    assert kda("schema") == (ExitCode.OK, "".join(f"{checkout / name}\n" for name in MODELS), "")
     old = checkout / ledger_file(1)
     old.write_text("frozen")
-    assert run(monkeypatch) == ExitCode.OK
-    assert run(monkeypatch, "--check") == ExitCode.OK
-    assert capsys.readouterr().out == ""
+    assert kda("schema") == kda("schema", "--check") == (ExitCode.OK, "", "")
     assert old.read_text() == "frozen"
 
 
-def test_a_stale_schema_is_shown_with_the_difference(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stale_schema_is_shown_with_the_first_difference(checkout: Path, kda: Kda) -> None:
     json_schemas.write(check=False)
     path = checkout / "config.schema.json"
     data = json.loads(path.read_text())
     spoiled = copy.deepcopy(data)
     spoiled["$defs"]["Bench"]["properties"]["samples"]["default"] = 13
     path.write_text(json.dumps(spoiled, indent=2, ensure_ascii=False) + "\n")
-    assert run(monkeypatch, "--check") == ExitCode.UNFIT_ROWS
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == f"{path}: not what the models say; run `kda schema`:"
+    code, out, _ = kda("schema", "--check")
+    assert code == ExitCode.UNFIT_ROWS
     samples = data["$defs"]["Bench"]["properties"]["samples"]["default"]
-    wanted = ['-"default":13,', f'+"default":{samples},']
-    assert [line.replace(" ", "") for line in rest if line[0] in "+-"][2:] == wanted
+    told = re.sub(r":\d+: |  +", " ", out)
+    assert told == f"{path} expected ' \"default\": {samples},', got ' \"default\": 13,'; run `kda schema`\n"
     path.write_text(path.read_text().replace("\n", "\r\n"), newline="")
     assert json_schemas.write(check=False) == [str(path)]
     assert json.loads(path.read_text()) == data
@@ -215,5 +199,5 @@ def test_a_stale_schema_is_shown_with_the_difference(
 def test_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KDA_ROOT", raising=False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="kda schema: expected a checkout"):
+    with pytest.raises(UsageError, match="expected a checkout here"):
         json_schemas.write(check=True)

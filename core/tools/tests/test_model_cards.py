@@ -10,15 +10,15 @@ import pytest
 import tomli
 
 from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record
+from core.tools.tests.conftest import Kda
 from core.tools.tests.every_task import every_task
 from core.tools.tests.trace_factory import BF16, CAT, GELU, GEMM, Trace, two_steps
-from kda_judge.contract.errors import UsageError
+from kda_judge.contract.errors import ExitCode, UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.contract.workloads import load_workloads
 from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Basis, Limit, RunRecord
 from kda_runtime.launch import Launch
-from kda_tools import cli
 from kda_tools.knowledge.catalogue_find import known_entries
 from kda_tools.lab.inspect.aot import launched, meta_tensors
 from kda_tools.project import new_task
@@ -391,21 +391,11 @@ def test_cards_are_files_that_are_read_again_and_never_overwritten(tmp_path: Pat
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def kda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    monkeypatch.setattr("sys.argv", ["kda", *arguments])
+def test_the_command_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kda: Kda) -> None:
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    out, err = capsys.readouterr()
-    return out, f"{err}exit {end.value.code}"
-
-
-def test_the_command_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     path = two_steps().write(tmp_path / "t.json.gz")
     told = tmp_path / "out.json"
-    out, _ = kda(monkeypatch, capsys, "model", "trace", str(path), "--json", str(told), "--cards", str(tmp_path / "c"))
+    _, out, _ = kda("model", "trace", str(path), "--json", str(told), "--cards", str(tmp_path / "c"))
     assert "idle 44.0% of the step: host-bound 43.2%" in out
     assert "unattributed 5.0% (CUDA graph 5.0%" in out
     assert "3 cards in" in out
@@ -413,37 +403,37 @@ def test_the_command_end_to_end(
     assert (data["gpu_us"], data["idle_share"], data["unattributed_share"]) == (1200, 0.44, 0.05)
     assert sum(source["us"] for source in data["sources"]) == data["gpu_us"]
     assert data["cards"][0]["operator"] == "aten::cat"
-    again, _ = kda(monkeypatch, capsys, "model", "trace", str(path))
+    _, again, _ = kda("model", "trace", str(path))
     assert out.startswith(again)
 
 
-def test_the_command_refuses_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, err = kda(monkeypatch, capsys, "model", "trace", str(tmp_path / "none.json"))
-    assert err == f"kda: {tmp_path / 'none.json'}: expected a trace to read, got: No such file or directory\nexit 2"
+def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kda: Kda) -> None:
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    expected = f"kda: {tmp_path / 'none.json'}: expected a trace to read, got: No such file or directory\n"
+    assert kda("model", "trace", str(tmp_path / "none.json")) == (ExitCode.USAGE, "", expected)
     path = two_steps().write(tmp_path / "t.json")
-    _, err = kda(monkeypatch, capsys, "model", "trace", str(path), "--json", str(tmp_path / "no" / "t.json"))
+    code, _, err = kda("model", "trace", str(path), "--json", str(tmp_path / "no" / "t.json"))
+    assert code == ExitCode.USAGE
     assert "--json" in err
-    assert err.endswith("exit 2")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "card.toml").write_text("")
-    out, err = kda(monkeypatch, capsys, "model", "trace", str(path), "--cards", str(tmp_path / "full"))
+    _, out, err = kda("model", "trace", str(path), "--cards", str(tmp_path / "full"))
     assert "expected a new or empty folder" in err
     assert out == ""  # before the trace is read
-    _, err = kda(monkeypatch, capsys, "model", "trace", str(path), "--steps", "0")
+    _, _, err = kda("model", "trace", str(path), "--steps", "0")
     assert "--steps" in err
 
 
 def test_the_example_in_the_documentation_is_what_the_command_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kda: Kda
 ) -> None:
     two_steps().write(tmp_path / "step.json.gz")
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    out, _ = kda(monkeypatch, capsys, "model", "trace", "step.json.gz")
+    _, out, _ = kda("model", "trace", "step.json.gz")
     page = (ROOT / "docs" / "model_trace.md").read_text(encoding="utf-8")
     assert f"```text\n{out}```" in page
-    more, _ = kda(monkeypatch, capsys, "model", "trace", "step.json.gz", "--ceiling", "--json", "step.json")
+    _, more, _ = kda("model", "trace", "step.json.gz", "--ceiling", "--json", "step.json")
     assert more.startswith(out)
     assert "\nceiling: GPU time 600.0 -> " in more
     assert json.loads((tmp_path / "step.json").read_text())["ceiling"]["unknown_us"] == 80

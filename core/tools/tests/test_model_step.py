@@ -25,7 +25,6 @@ from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, find_tasks
 from kda_judge.evidence import gpu_sampler, gpu_watch, provenance, record_log
 from kda_judge.evidence.run_record import Interval
-from kda_tools import cli
 from kda_tools.models import (
     boot,
     census,
@@ -61,19 +60,12 @@ def known(monkeypatch) -> known_models.KnownModels:
     return known_models.load_models()
 
 
-def run(monkeypatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["kda", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 # ---- the known models
 
 
-def test_list_shows_every_model(known, monkeypatch, capsys):
-    assert run(monkeypatch, "model", "list") == 0
-    shown = capsys.readouterr().out
+def test_list_shows_every_model(known, kda):
+    code, shown, _ = kda("model", "list")
+    assert code == 0
     assert all(name in shown for name in known.models)
     assert {"qwen-image", "hunyuanvideo", "wan-t2v", "wan-ti2v", "zimage", "ltx2", "flux", "hunyuan-vae"} <= set(
         known.models
@@ -94,9 +86,10 @@ def test_tokens_are_what_the_sizes_give(known):
         assert model.tokens == tokens * (2 if model.build in ("qwen_edit", "joyimage_edit") else 1), name
 
 
-def test_an_unknown_model_and_release_are_named(known, monkeypatch, capsys):
-    assert run(monkeypatch, "model", "step", "qwen-imag") == 2
-    assert "unknown model 'qwen-imag'; nearest: qwen-image" in capsys.readouterr().err
+def test_an_unknown_model_and_release_are_named(known, kda):
+    code, _, err = kda("model", "step", "qwen-imag")
+    assert code == 2
+    assert "unknown model 'qwen-imag'; nearest: qwen-image" in err
     with pytest.raises(UsageError, match=r"--release 0\.5\.1: expected 0\.5\.12\.post1 or 0\.5\.23 for flux"):
         known.pin("flux", "0.5.1")
 
@@ -502,7 +495,7 @@ def test_modes_and_processes_are_checked_before_the_run(known):
         run_step.run(replace(plan, modes=(), processes=2), known, ROOT / known_models.FOLDER)
 
 
-def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys, tmp_path):
+def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, tmp_path, kda):
     def interrupted(*_):
         yield Answer()
         raise KeyboardInterrupt
@@ -511,9 +504,9 @@ def test_an_interrupted_run_keeps_nothing_and_says_so(known, monkeypatch, capsys
     monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
     monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: False)
     monkeypatch.setattr("kda_tools.models.step_record.log", lambda _: tmp_path / "steps.jsonl")
-    words = ("model", "step", "flux", "--record", "--json", str(tmp_path / "run.json"))
-    assert run(monkeypatch, *words) == ExitCode.INTERRUPTED
-    assert "interrupted: nothing is kept of a run that did not end\n" in capsys.readouterr().err
+    code, _, err = kda("model", "step", "flux", "--record", "--json", str(tmp_path / "run.json"))
+    assert code == ExitCode.INTERRUPTED
+    assert "interrupted: nothing is kept of a run that did not end\n" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -539,10 +532,11 @@ def test_a_trace_is_kept_by_the_last_process_and_asked_for_with_a_gpu(known, mon
 
 
 @pytest.mark.parametrize("name", ["step.txt", "there.json.gz"])
-def test_a_trace_needs_a_new_file_of_its_kind(name, tmp_path, monkeypatch, capsys):
+def test_a_trace_needs_a_new_file_of_its_kind(name, tmp_path, kda):
     (tmp_path / "there.json.gz").write_bytes(b"")
-    assert run(monkeypatch, "model", "step", "flux", "--trace", str(tmp_path / name)) == ExitCode.USAGE
-    assert f"{name}: expected a new file, named NAME.json or NAME.json.gz" in capsys.readouterr().err
+    code, _, err = kda("model", "step", "flux", "--trace", str(tmp_path / name))
+    assert code == ExitCode.USAGE
+    assert f"{name}: expected a new file, named NAME.json or NAME.json.gz" in err
 
 
 # ---- records and pages

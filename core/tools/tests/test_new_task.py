@@ -234,7 +234,7 @@ def test_outside_a_checkout(source: Task, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     (tmp_path / "noxfile.py").unlink()
-    with pytest.raises(UsageError, match="no checkout here"):
+    with pytest.raises(UsageError, match="expected a checkout here"):
         new_task(source, "other")
 
 

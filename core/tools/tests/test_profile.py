@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from kda_judge.contract.errors import ArmFailed, ExitCode, LedgerError, MissingR
 from kda_judge.evidence import gpu_state, record_log
 from kda_judge.evidence.gpu_state import GpuProcess
 from kda_judge.session import open_session
-from kda_tools import cli
 from kda_tools.lab.inspect import cuda_tools
 from kda_tools.lab.profile import nsight, run_profile
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord, log
@@ -148,18 +146,6 @@ def on_cpu(monkeypatch):
         run_profile, "open_session", lambda request: open_session(replace(request, against=["eager"], device="cpu"))
     )
     monkeypatch.setattr(profile_page, "contradicted", lambda *_: [])  # the rows are shrunken, which no GPU's are
-
-
-@pytest.fixture
-def kda(monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kda", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 def faster() -> dict[str, tuple[str, str]]:

@@ -1,7 +1,6 @@
 """`kda sanitize` with a fake compute-sanitizer, from the command to the page; its log; and which rows it gets."""
 
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from kda_judge.contract.tensor_spec import TensorSpec
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import gpu_state, record_log
 from kda_judge.session import Request, open_session
-from kda_tools import cli
 from kda_tools.lab.inspect import cuda_tools
 from kda_tools.lab.sanitize import run_sanitize as run
 from kda_tools.lab.sanitize.choose_rows import FROZEN_ROWS, GRID_ROWS, LARGEST_FROZEN, choose, representative
@@ -160,18 +158,6 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(gpu_state, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu_state, "read_state", lambda *_: gpu_reading())
     monkeypatch.setattr(run, "open_session", lambda request: open_session(replace(request, device="cpu")))
-
-
-@pytest.fixture
-def kda(monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kda", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 def use(monkeypatch, folder, **how):

@@ -1,17 +1,16 @@
 """`kda upstream check`: between the pinned wheels, and against releases made for the test."""
 
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from core.judge.tests.records_factory import make_checkout, make_record
+from core.tools.tests.conftest import Kda
 from kda_judge.arms.upstream import cache_folder, obtain, read_lock
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
 from kda_judge.evidence.run_record import Correctness, Interval
-from kda_tools import cli
 from kda_tools.port import upstream_check
 from kda_tools.port.upstream_check import Checked, check, find_wheel, older_pin, table
 from kda_tools.port.upstream_wins import ARM, Fate, fate, wins
@@ -32,19 +31,14 @@ def wheels() -> dict[str, Path]:
 
 
 def test_from_the_first_pinned_release_to_the_second(
-    wheels: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wheels: dict[str, Path], kda: Kda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     del wheels
     out = tmp_path / "table.md"
-    asked = ["kda", "upstream", "check", "0.5.23", "--out", str(out)]
-    for op in ("qknorm_rope", "norm_tanh_mul_add"):
-        asked += ["--task", op]
-    monkeypatch.setattr(sys, "argv", asked)
+    asked = ("--task", "qknorm_rope", "--task", "norm_tanh_mul_add")
     monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda: False)
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == ExitCode.UNFIT_ROWS, "k04's ops are gone"
-    told, steps = capsys.readouterr()
+    code, told, steps = kda("upstream", "check", "0.5.23", "--out", str(out), *asked)
+    assert code == ExitCode.UNFIT_ROWS, "k04's ops are gone"
     assert out.read_text() == told
     assert steps.splitlines()[0] == "the wheel of 0.5.23 ..."
     assert [line for line in steps.splitlines() if line.startswith("2 of 2: norm_tanh_mul_add")]

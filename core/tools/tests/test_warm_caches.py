@@ -14,7 +14,6 @@ from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.task_import import import_path
 from kda_judge.evidence import gpu_state
 from kda_judge.session import Request, frozen_rows, open_session
-from kda_tools import cli
 from kda_tools.lab import warm_caches
 from kda_tools.lab.inspect.cuda_tools import Ran
 
@@ -144,23 +143,18 @@ def test_processes_end_with_who_started_them(toy, hanging):
     assert until(lambda: not left(hanging))
 
 
-def test_without_a_gpu_nothing_is_begun(toy, monkeypatch, capsys):
+def test_without_a_gpu_nothing_is_begun(toy, monkeypatch, kda):
     monkeypatch.setattr(gpu_state, "has_gpu", lambda: False)
-    monkeypatch.setattr("sys.argv", ["kda", "warm", "axpy"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == MissingRequirement.exit_code
-    assert "kda: needs a GPU; without one `kda compile`" in capsys.readouterr().err
+    code, _, err = kda("warm", "axpy")
+    assert code == MissingRequirement.exit_code
+    assert "kda: needs a GPU; without one `kda compile`" in err
 
 
-def test_rows_are_chosen_by_pattern(toy, monkeypatch):
+def test_rows_are_chosen_by_pattern(toy, monkeypatch, kda):
     chosen = []
     monkeypatch.setattr(gpu_state, "has_gpu", lambda: True)
     monkeypatch.setattr("kda_judge.session._gpu", lambda _: None)
     monkeypatch.setattr("kda_tools.project.export.portable.portable", lambda *_: nullcontext({}))
     monkeypatch.setattr(warm_caches, "fill", lambda sessions, *_: chosen.extend(map(frozen_rows, sessions)) or 0)
-    monkeypatch.setattr("sys.argv", ["kda", "warm", "axpy", "--rows", "out*"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
+    assert kda("warm", "axpy", "--rows", "out*").code == 0
     assert [[row.id for row in rows] for rows in chosen] == [["out-64x16"]]

@@ -1,4 +1,4 @@
-"""Find the folders of a checkout that list known models in a `models.toml`."""
+"""Find the checkout, and its folders that list known models in a `models.toml`."""
 
 from pathlib import Path
 
@@ -8,10 +8,17 @@ from kda_judge.contract.tasks import checkout_root
 FILE = "models.toml"
 
 
+def root() -> Path:
+    """The checkout, or a UsageError outside of one."""
+    if (found := checkout_root()) is None:
+        raise UsageError("expected a checkout here or above, found none: run inside one, or set KDA_ROOT")
+    return found
+
+
 def find(place: Path) -> Path | None:
     """The folder at `place` in the checkout; None outside a checkout, or if the folder has no `models.toml`."""
-    root = checkout_root()
-    return root / place if root is not None and (root / place / FILE).is_file() else None
+    above = checkout_root()
+    return above / place if above is not None and (above / place / FILE).is_file() else None
 
 
 def demand(place: Path) -> Path:

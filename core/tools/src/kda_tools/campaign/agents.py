@@ -110,7 +110,10 @@ def started_by(agent: Agent, words: dict[str, str], prompt: str) -> list[str]:
         try:
             filled.append(part.format_map(words))
         except KeyError as error:
-            raise UsageError(f"agents: command {part!r}: {error} is not known here: --command gives it") from None
+            if error.args == ("command",):
+                raise UsageError("--command: expected TEXT, the line of Bash that the agent runs, got none") from None
+            known = ", ".join(f"{{{word}}}" for word in words)
+            raise UsageError(f"agents: command {part!r}: expected words of {known}, got {{{error.args[0]}}}") from None
     return [*filled, prompt] if agent.prompt == "argument" else filled
 
 

@@ -25,6 +25,7 @@ from kda_tools.campaign.repository import Repository, readable
 from kda_tools.campaign.rules import read_rules
 from kda_tools.port.ako_export import MARK, Exported, package_name
 from kda_tools.project.export.sources import VENDORED
+from kda_tools.project.export.write import write_texts
 
 ROW = re.compile(r"^\|\s*(\d+)\s*\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|\s*$")
 FIELD = re.compile(r"^- \*\*(Hypothesis|Changes|Analysis|Next):\*\*\s*(.*)$")
@@ -239,7 +240,4 @@ def _replace(task: Task, texts: Mapping[str, str]) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts and path.relative_to(folder).as_posix() not in texts:
             path.unlink()
-    for name, text in texts.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write_texts(folder, texts)

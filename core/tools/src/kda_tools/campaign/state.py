@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import pairwise
 
 from kda_tools.campaign.events import (
     Answered,
@@ -164,4 +165,4 @@ def current(entries: Sequence[Entry]) -> State | None:
 def campaigns(entries: Sequence[Entry]) -> list[State]:
     """Every campaign of a file, oldest first."""
     starts = [place for place, entry in enumerate(entries) if entry.event.kind == "launched"]
-    return [State(tuple(entries[one:end])) for one, end in zip(starts, [*starts[1:], len(entries)], strict=True)]
+    return [State(tuple(entries[one:end])) for one, end in pairwise([*starts, len(entries)])]

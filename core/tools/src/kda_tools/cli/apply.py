@@ -28,7 +28,7 @@ def apply(
     form: Annotated[
         str,
         typer.Option(
-            "--form", help="portable: the plain export, with torch and triton only. runtime: with kda-runtime."
+            "--form", help="portable: the plain export, without a package of ours. runtime: with kda-runtime."
         ),
     ] = "portable",
     exact: Exact = False,

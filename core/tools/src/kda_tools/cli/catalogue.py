@@ -69,11 +69,6 @@ def update(
 
 
 def _root() -> Path:
-    from kda_judge.contract.tasks import checkout_root
+    from kda_tools import checkout_folder
 
-    root = checkout_root()
-    if root is None:
-        raise UsageError(
-            "kda catalogue: expected a checkout, whose docs/catalogue it reads; run it inside one, or set KDA_ROOT"
-        )
-    return root
+    return checkout_folder.root()

@@ -70,7 +70,7 @@ def _refused(error: BaseException) -> KdaError | None:
     file = error.filename if isinstance(error.filename, str) else _file_at_hand(error)
     where = f"{file}: " if file else ""
     if error.errno in NO_FILES:
-        return UsageError(f"{where}expected a file, or a place for one, got: {error.strerror}")
+        return UsageError(f"{where}expected a file or folder, or a place for one, got: {error.strerror}")
     return MissingRequirement(f"{where}{error.strerror}") if error.errno in REFUSALS else None
 
 

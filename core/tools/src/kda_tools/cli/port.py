@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from kda_judge.contract.errors import ExitCode, UsageError
-from kda_tools.cli.base import DeviceName, Exact, Rows, TaskName, command_line, relative, writable
+from kda_tools.cli.base import DeviceName, Exact, Rows, TaskName, command_line, relative, seconds, writable
 from kda_tools.cli.base import app as kda
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ def tree(
     exact: Exact = False,
     quick: Annotated[bool, typer.Option("--quick", help="A thinned grid, and a first look at the times.")] = False,
     limit_s: Annotated[
-        float | None, typer.Option("--limit-s", min=1, metavar="SECONDS", help="Begin no row of the grid after these.")
+        float | None,
+        typer.Option(
+            "--limit-s", min=1, callback=seconds, metavar="SECONDS", help="Begin no row of the grid after these."
+        ),
     ] = None,
     rows: Rows = None,
     device: DeviceName = "auto",

@@ -3,7 +3,7 @@
 The plan is derived from the tasks. A task's upstream arm imports the public functions from the modules of one release,
 and the task's lock file has the sha256 of these modules. So a task that is measured against a release can be applied to
 it without further data. A model may run several statements instead of one function that the op replaces: then
-`sites.toml` of the task names the class (`chain_sites.py`).
+`sites.toml` of the task names the class or function (`chain_sites.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kda_judge.contract.tasks import Task
 from kda_tools.models import apply_counts, apply_hook, deferred_ways
 from kda_tools.models.chain_sites import sites_of
 from kda_tools.project.export.sources import exact_ops
+from kda_tools.project.export.write import write_texts
 
 PACKAGE = "sglang"
 """The framework whose functions are replaced."""
@@ -78,7 +79,7 @@ def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
     Raises:
         UsageError: a name is no task; the message has the nearest names.
     """
-    names = [name.strip() for some in wanted for name in some.split(",") if name.strip()]
+    names = [name.strip() for some in wanted for name in some.split(",")]
     if not names:
         return [task for task in tasks if task.ledger.is_file()]
     chosen: set[str] = set()
@@ -86,7 +87,7 @@ def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
         found = [task for task in tasks if name in (task.op, task.folder, task.folder.partition("_")[0])]
         if not found:
             near = nearest(name, [known for task in tasks for known in (task.op, task.folder.partition("_")[0])])
-            raise UsageError(f"--ops {name}: expected a task, nearest: {', '.join(near)}")
+            raise UsageError(f"--ops {name!r}: expected a task, nearest: {', '.join(near)}")
         chosen |= {task.folder for task in found}
     return [task for task in tasks if task.folder in chosen]
 
@@ -111,7 +112,7 @@ def replacements(tasks: Iterable[Task]) -> list[Replacement]:
 
 
 def sites(tasks: Iterable[Task]) -> list[Replacement]:
-    """One entry for each class whose blocks run, as several statements, what a task has a solution for."""
+    """One entry for each class or function that runs, as several statements, what a task has a solution for."""
     return [
         Replacement(
             *(task.op, site.release, site.module, site.op, site.sha256),
@@ -169,10 +170,7 @@ def write(folder: Path, plan: Iterable[Replacement], solutions: Mapping[str, Map
     for module in (apply_hook, apply_counts, deferred_ways, *deferred_ways.WAYS.values()):
         shutil.copy(str(module.__file__), package)
     for op, files in solutions.items():
-        for name, text in files.items():
-            path = package / op / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+        write_texts(package / op, files)
     if runtime:
         spec = find_spec("kda_runtime")
         assert spec is not None

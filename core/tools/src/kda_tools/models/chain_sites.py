@@ -35,7 +35,7 @@ FILE = "sites.toml"
 
 
 class Site(Strict):
-    """One class of one release."""
+    """One class, or one function, of one release."""
 
     op: str
     """Public function of the task."""

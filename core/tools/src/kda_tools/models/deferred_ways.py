@@ -1,4 +1,4 @@
-"""How an op gets into a class that runs it as statements: one module for each key of `sites.toml`.
+"""How an op gets into a class or function that runs it as statements: one module for each key of `sites.toml`.
 
 Each module has `put(module, name, blocks, op, call)`, which puts an op into blocks of a class, `take_back(module, name,
 blocks)`, which undoes it, `defer(block, name, op, call)`, which is `put` for a block made later, and `ORIGINAL`, what

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from kda_judge.contract.errors import ArmFailed, UsageError
 from kda_tools.models import denoise_presets
@@ -40,7 +41,7 @@ LOADED = re.compile(r"loaded transformer\S*: \S+ \(sgl-diffusion version\)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"
 GRACE_S = 20
-"""Seconds to wait for SGLang to end after SIGTERM, and again after SIGKILL."""
+"""Seconds to wait for a command to end after SIGTERM, and again after SIGKILL."""
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
@@ -186,12 +187,12 @@ def _watched(
                 if stop := stopped(line):
                     raise ArmFailed(f"{log}: SGLang said {stop!r}; no number of this run is kept")
         except BaseException:
-            _end(child)
+            end(child)
             raise
     return lines, child.returncode
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def end(child: subprocess.Popen[Any]) -> None:
     """End the command and its workers: they are one process group and hold the GPU."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

@@ -11,6 +11,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import read_toml
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_tools.project import launch_scripts
+from kda_tools.project.export.write import write_texts
 from kda_tools.project.new_task import Name, claim, removed_on_failure
 from kda_tools.publish.generate import publish
 
@@ -105,9 +106,7 @@ def from_template(template: str, name: str) -> Path:
     draft = root / f".{folder.name}.new"
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        for place, text in _files(data, target, template, language, tasks[0]).items():
-            (draft / place).parent.mkdir(parents=True, exist_ok=True)
-            (draft / place).write_text(text, encoding="utf-8")
+        write_texts(draft, _files(data, target, template, language, tasks[0]))
         folder.parent.mkdir(exist_ok=True)
         draft.rename(folder)
     finally:

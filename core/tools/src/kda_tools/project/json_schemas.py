@@ -9,7 +9,6 @@ schemas of earlier versions stay as they were checked in.
 """
 
 import ast
-import difflib
 import inspect
 import json
 import textwrap
@@ -23,18 +22,16 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
 from kda_judge.contract.config import Config
-from kda_judge.contract.errors import UsageError
-from kda_judge.contract.tasks import checkout_root
 from kda_judge.contract.workloads import WorkloadFile
 from kda_judge.evidence.run_record import SCHEMA_VERSION, RunRecord
+from kda_tools import checkout_folder
+from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces.catalogue import CatalogueFile
 
 COMMAND = "kda schema"
 """The command that writes every schema."""
 FOLDER = Path("docs") / "schema"
 """Folder of the schemas in the checkout."""
-SHOWN_LINES = 12
-"""Most lines shown of a difference; the first ones show what kind of change it is."""
 
 
 def ledger_file(version: int) -> str:
@@ -53,25 +50,13 @@ MODELS: dict[str, type[BaseModel]] = {
 def write(check: bool) -> list[str]:
     """Write the schemas that differ from the models, and return their paths.
 
-    With `check` nothing is written, and each such file is returned with the difference.
+    With `check` nothing is written, and each such file is returned with its first differing line.
 
     Raises:
         UsageError: not inside a checkout, which is where the schemas are kept.
     """
-    root = checkout_root()
-    if root is None:
-        raise UsageError(f"{COMMAND}: expected a checkout, where {FOLDER} is; there is none here or above")
-    found = []
-    for name, model in MODELS.items():
-        path, new = root / FOLDER / name, text(model)
-        old = path.read_text(encoding="utf-8") if path.is_file() else None
-        if old == new:
-            continue
-        found.append(_difference(path, old, new) if check else str(path))
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(new, encoding="utf-8", newline="\n")
-    return found
+    root = checkout_folder.root()
+    return write_pages({root / FOLDER / name: text(model) for name, model in MODELS.items()}, check, COMMAND)
 
 
 def text(model: type[BaseModel]) -> str:
@@ -110,12 +95,3 @@ class _Documented(GenerateJsonSchema):
             if name in made["properties"]:
                 made["properties"][name]["description"] = docstring
         return made
-
-
-def _difference(path: Path, old: str | None, new: str) -> str:
-    if old is None:
-        return f"{path}: file not found; run `{COMMAND}`"
-    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), "the file", "the models", n=0, lineterm=""))
-    shown = lines[:SHOWN_LINES] or ["line endings, or the newline at the end"]
-    more = [f"... and {len(lines) - len(shown)} more lines"] if len(lines) > len(shown) else []
-    return "\n".join([f"{path}: not what the models say; run `{COMMAND}`:", *shown, *more])

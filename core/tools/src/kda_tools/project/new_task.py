@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.tasks import Task, checkout_root, find_tasks
+from kda_judge.contract.tasks import Task, find_tasks
 from kda_runtime import tuned_table
+from kda_tools import checkout_folder
 from kda_tools.lab.tune import tuning_files as tune
 from kda_tools.project import launch_scripts
 from kda_tools.publish.generate import publish
@@ -76,9 +77,7 @@ def new_task(source: Task, name: str, card: Path | None = None) -> Path:
     keeps it, its prompt gets the trace's shapes, and `bench/from_trace.toml` gets drafts of rows.
     """
     traced = cards.read(card) if card is not None else None
-    root = checkout_root()
-    if root is None:
-        raise UsageError("kda new: no checkout here; run it inside one, or set KDA_ROOT")
+    root = checkout_folder.root()
     target = claim(source.family, name, root)
     folder = root / target.family / target.folder
     # The draft is renamed only when complete: a half-made task would appear in every listing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,8 +116,9 @@ def demand_release(program: str, known: Sequence[str], absent_ok: bool = False) 
 
 
 def remedy(known: Sequence[str]) -> str:
-    """The command that installs a known release."""
-    return f"pip install 'sglang[diffusion]=={known[0]}'" if known else "no task is pinned to a release"
+    """The command that installs the newest of the known releases."""
+    newest = max(known, key=lambda one: [int(number) for number in re.findall(r"\d+", one)], default=None)
+    return f"pip install 'sglang[diffusion]=={newest}'" if newest else "no task is pinned to a release"
 
 
 def releases() -> list[str]:

@@ -17,9 +17,6 @@ from kda_tools.publish.task_notes import dead_links, leftovers, unrecorded
 
 FILES = ("prompt.md", "config.toml", "bench/workloads.toml", "bench/reference.py", "docs", "pyproject.toml")
 """Files and folders that every task has, besides the modules of its arms."""
-STALE_IS_A_REMARK = True
-"""True while the harness is rebuilt: published results were measured with the old harness. They are recorded again when
-the new one is complete; then stale results are a fault again."""
 
 
 def problems(task: Task) -> list[str]:
@@ -50,7 +47,7 @@ def problems(task: Task) -> list[str]:
 def remarks(task: Task) -> list[str]:
     """What is not a fault but worth knowing, one line each: reasons not to publish, and stale results."""
     left = [f"{line}; not published until then" for line in leftovers(task)]
-    return [*left, *(_stale(task) if STALE_IS_A_REMARK else ())]
+    return [*left, *_stale(task)]
 
 
 def uncompared(task: Task) -> str | None:
@@ -97,7 +94,6 @@ def _published(task: Task) -> list[str]:
         if record.task == task.op  # `generate` and `leftovers` report runs of other tasks
         for line in task_claims.problems(task, record)
     ]
-    found += [] if STALE_IS_A_REMARK else _stale(task)
     found += [line for record in _current(task) for line in _unkept(task, record)]
     return found + generate.publish([task], check=True, draw=plots.missing() is None, shared=False)
 

@@ -158,7 +158,7 @@ class TraceFile:
             fits = not tail if self._array else tail[:1] in b",}" and self._around(b"{" + tail.removeprefix(b","))
             if fits and (events := self._decode(text[:at])) is not None:
                 return events
-        raise self._unreadable("the file ends inside of its events: it was cut off")
+        raise self._unreadable("it was cut off, or holds what is not JSON")
 
     def _around(self, text: bytes) -> bool:
         """Whether `text` is the document's part before or after the events; keeps the devices that it names."""
