@@ -42,6 +42,7 @@ from kda_tools.models import (
 )
 from kda_tools.models.calls import Call, Log, Rows
 from kda_tools.models.deferred_ways import WAYS
+from kda_tools.models.fastest_modes import fastest
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
 from kda_tools.models.protocol import Answer, Request, Timed
@@ -805,20 +806,21 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     there = "diffusion/models/docs/steps.md#flux-sglang-0523-solution-h200"
     record = measured()
     calls = sum(call.count for call in record.calls)
-    place = f"{record.release} | H200 | {record.layers} of {record.layers_of_model} | {calls}"
-    assert line == f"| [flux]({there}) | {place} | 0.10 → 0.05 | 2.000 [2.000, 2.000] | - |"
+    place = f"{record.layers} of {record.layers_of_model} | {calls} | {record.release} |"
+    twice, times = "2.000 [2.000, 2.000]", "0.10 eager → 0.05 eager"
+    assert line == f"| [flux]({there}) | H200 | {twice} | {times} | {twice} | - | {place}"
     assert (
         "[what a step is made of](diffusion/models/docs/steps.md) and "
         "[what faster kernels could give it](diffusion/models/docs/ceilings.md)."
     ) in where
     whole = measured(layers=0, layers_of_model=0)
-    assert f"| {record.release} | H200 | whole |" in readme_block.steps_md([whole], folder)
+    assert f"| whole | {calls} | {record.release} |" in readme_block.steps_md([whole], folder)
     none = measured(model="zimage", calls=())
     *_, first, second, _, _ = readme_block.steps_md([none, measured()], folder).splitlines()
     assert first.startswith("| [flux]"), "a model with calls of ours comes first"
     boards = [on_board(measured(), name) for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200")]
     lines = readme_block.steps_md(boards, folder).splitlines()[2:4]
-    assert [line.split(" | ")[2] for line in lines] == ["H200", "H100"], "a line for each kind of GPU"
+    assert [line.split(" | ")[1] for line in lines] == ["H200", "H100"], "a line for each kind of GPU"
     less = on_board(measured(calls=(), utc="2026-01-01T00:00:00Z"), "NVIDIA H200")
     changed = boards[1].model_copy(update={"hashes": {"k05_norm_scale_shift": "0" * 64}})
     for more, marks in ((boards[1], [0, 1]), (changed, [1, 1])):
@@ -826,16 +828,18 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
         assert [line.count("(stale)") for line in lines] == marks, "a later run has calls of more tasks"
     after = less.model_copy(update={"utc": "2999-01-01T00:00:00Z"})
     assert readme_block.steps_md([boards[1], after], folder).count("(stale)") == 0
-    assert second.endswith(" | 0 | 0.10 → 0.05 | - | - |")
+    assert second.endswith(f" | - | - | - | - | 3 of 57 | 0 | {record.release} |")
     far = {"estimate": 1.0, "low": 0.97, "high": 1.11, "level": 0.95}
     noisy = record.modes["eager"].model_copy(update={"noise": Interval(**far)})
     text = readme_block.steps_md([record.model_copy(update={"modes": {**record.modes, "eager": noisy}})], folder)
-    assert f"| {place} | too noisy | too noisy | - |" in text, "a mean of such times tells nobody anything"
+    assert f"| too noisy | too noisy | too noisy | - | {place}" in text, "a mean of such times tells nobody anything"
     assert "*Too noisy*: upstream's step differs by more than 10% from itself." in text
     disturbed = record.model_copy(update={"model": "zimage", "modes": {**record.modes, "eager": noisy}})
     assert readme_block.steps_md([disturbed, record], folder).splitlines()[2].startswith("| [flux]")
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
-    assert f"| [flux]({there}) (stale) | {place} | 0.10" in readme_block.steps_md([old], folder)
+    assert f"| [flux]({there}) (stale) | H200 | {twice} | {times} | {twice} | - | {place}" in readme_block.steps_md(
+        [old], folder
+    )
     assert readme_block.steps_md([old], folder).endswith(
         "*Stale*: measured before the code, the shapes or a pin changed, or before a task was added.\n"
     )
@@ -854,13 +858,54 @@ def test_a_run_of_other_modes_alone_stands_beside_an_earlier_one(monkeypatch):
         "flux, sglang 0.5.23, solution, H200, compile, graph",
     ]
     assert [row.split(" | ")[5] for row in shown.splitlines() if row.startswith("| flux |")] == [
-        *("eager", "compile", "graph"),
+        *("eager", "**fastest**", "compile", "graph"),
     ]
     assert found["plots/shares.svg"].count("flux 0.5.23") == 1
     again = measured(command="kda again", modes={"eager": eager}, utc="2026-01-03T00:00:00Z")
     assert "kda whole" not in page.contents([whole, later, again], folder)["steps.md"]
     old = measured(command="kda old", hashes={"models": "0" * 64}, utc="2026-01-01T00:00:00Z")
     assert "kda old" not in page.contents([old, later], folder)["steps.md"]
+
+
+def times(us: float, ours: float) -> dict[str, object]:
+    """A mode of this many microseconds a step, upstream's and ours."""
+    samples = {"upstream": (us, us), "subject": (ours, ours), "again": (us, us)}
+    return joined([Timed(samples=samples)] * 3).model_dump()
+
+
+def test_each_arm_counts_in_its_fastest_mode_of_runs_of_the_same_step():
+    record = measured(modes={"eager": times(100, 60), "graph": times(90, 80)}, utc="2026-01-02T00:00:00Z")
+    alone = fastest(record, [], [])
+    assert (alone.mode_before, alone.before, alone.mode_after, alone.after) == ("graph", 0.09, "eager", 0.06)
+    assert alone.speedup.estimate == pytest.approx(1.5)
+    assert str(alone) == "0.090 ms (graph) -> 0.060 ms (eager), 1.500 [1.500, 1.500]"
+    assert f"each arm in its fastest mode: {alone}" in views.timings(record)
+    compiled = measured(modes={"compile": times(50, 40)}, utc="2026-01-01T00:00:00Z")
+    both = fastest(record, [compiled], [compiled])
+    assert (both.mode_before, both.mode_after, both.speedup.estimate) == ("compile", "compile", pytest.approx(1.25))
+    theirs = fastest(record, [compiled], [])
+    assert (theirs.before, theirs.after) == (0.05, 0.06), "a stale run tells upstream's time alone"
+    older = measured(modes={"eager": times(10, 10)}, utc="2026-01-01T00:00:00Z")
+    assert fastest(record, [older], [older]) == alone, "the later run of a mode counts"
+    assert fastest(record, [], [compiled.model_copy(update={"arm": "exact"})]) == alone
+    for other in ({"wheel": "sglang 0.5.23 1"}, {"layers": 4}, {"model": "ltx2"}):
+        assert fastest(record, [compiled.model_copy(update=other)], [compiled.model_copy(update=other)]) == alone
+    assert fastest(record, [on_board(compiled, "NVIDIA H100 80GB HBM3")], []) == alone
+    assert fastest(measured(modes={"graph": joined([Timed(refused="no capture")]).model_dump()}), [], []) is None
+
+
+def test_a_stale_run_does_not_make_the_arm_faster_on_the_page(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    folder = ROOT / known_models.FOLDER
+    record = measured(modes={"eager": times(100, 60)})
+    stale = measured(modes={"compile": times(50, 10)}, hashes={"models": "0" * 64}, utc="2026-01-01T00:00:00Z")
+    disturbed = measured(modes={"graph": times(10, 5)}, noisy=("busy",), utc="2026-01-01T00:00:00Z")
+    (best,) = page.fastest_of([record], [stale, disturbed, record], folder).values()
+    assert (best.mode_before, best.before, best.mode_after, best.after) == ("compile", 0.05, "eager", 0.06)
+    assert (
+        "| **fastest** | 0.050 ms (compile) -> 0.060 ms (eager), 0.833 "
+        in page.contents([stale, disturbed, record], folder)["steps.md"]
+    )
 
 
 def on_board(record: StepRecord, name: str) -> StepRecord:

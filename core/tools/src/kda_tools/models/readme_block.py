@@ -3,13 +3,13 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
+from kda_tools.models.fastest_modes import Fastest
 from kda_tools.models.known_models import FOLDER, layers_of
-from kda_tools.models.page import anchor, stale, unfit
-from kda_tools.models.step_record import MOST_NOISE, Mode, Samples, StepRecord, log
+from kda_tools.models.page import anchor, fastest_of, stale, unfit
+from kda_tools.models.step_record import MOST_NOISE, StepRecord, log
 from kda_tools.publish.report import NONE, STALE, gpu_of, interval, line
 
 NAME = "steps"
@@ -18,6 +18,8 @@ PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
 """The page of all recorded steps, with a section for each run."""
 CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
 """The page of what faster kernels could give, if a profile is recorded."""
+REST = ("layers", "our calls", "sglang")
+"""Heads of the last columns."""
 SHOWN = 4
 """Lines before the fold, so that the README's first screen holds its three questions."""
 OLD_MEANS = " *Stale*: measured before the code, the shapes or a pin changed, or before a task was added."
@@ -44,13 +46,14 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     if not latest:
         return NOTHING
     runs = [*latest.values()]
+    best = fastest_of(runs, records, folder)
     old = {id(record) for record in runs if stale(record, folder) or _lacks(record, runs)}
     lines = [
         line(
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
             gpu_of(record.machine),
+            *_fastest(best[id(record)] if _replaced(record) else None),
             *(_speedup(record, mode) for mode in ("eager", "graph")),
-            NOISY if record.modes["eager"].too_noisy else _before_and_after(record.modes["eager"]),
             layers_of(record.layers, record.layers_of_model),
             str(_replaced(record)),
             record.release,
@@ -60,16 +63,17 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             key=lambda one: (not _replaced(one), id(one) in old, _newest(one), one.modes["eager"].too_noisy, one.model),
         )
     ]
-    head = line("model", "GPU", "speedup, eager", "speedup, CUDA graph", "ms, eager", "layers", "our calls", "sglang")
+    head = line("model", "GPU", "speedup, fastest", "ms, fastest", "speedup, eager", "speedup, CUDA graph", *REST)
     footnote = OLD_MEANS * any(STALE in one for one in lines) + NOISY_MEANS * any(NOISY in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * step_hotspots.log(folder).is_file()
-    head += "|---" * 8 + "|\n"
+    head += "|---" * 9 + "|\n"
     shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
     folded = f"<details><summary>More models and GPUs</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
         f"{head}{shown}\n"
         "Steps of SGLang's own models, each with the layers named; a VAE's step is a decode: "
         f"[what a step is made of]({PAGE}){more}. "
+        "*Fastest*: each arm in its own fastest mode, eager, as a CUDA graph or under torch.compile. "
         "*Our calls*: how many calls of a step go to our ops; without any, nothing can change."
         f"{footnote}\n{folded}"
     )
@@ -106,11 +110,11 @@ def _numbers(release: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", release)]
 
 
-def _before_and_after(timed: Mode) -> str:
-    return f"{_milliseconds(timed.upstream)} → {_milliseconds(timed.subject)}"
-
-
-def _milliseconds(samples: Samples) -> str:
-    """The median of samples in microseconds."""
-    samples_us = [value for process in samples for value in process]
-    return f"{median(samples_us) / 1000:.2f}" if samples_us else "-"
+def _fastest(best: Fastest | None) -> tuple[str, str]:
+    """Speedup and milliseconds."""
+    if best is None or best.noisy:
+        word = NONE if best is None else NOISY
+        return word, word
+    words = {"graph": "CUDA graph", "compile": "compiled"}
+    before, after = (words.get(mode, mode) for mode in (best.mode_before, best.mode_after))
+    return interval(best.speedup), f"{best.before:.2f} {before} → {best.after:.2f} {after}"

@@ -111,7 +111,11 @@ def timings(record: StepRecord) -> list[str]:
     """The steps' times; without a GPU the one line that says there are none."""
     if not record.modes:
         return [UNTIMED]
+    from kda_tools.models.fastest_modes import fastest
+
     lines = [f"{name}: {timing(mode)}" for name, mode in record.modes.items()]
+    if len(record.modes) > 1 and (best := fastest(record, [], [])):
+        lines.append(f"each arm in its fastest mode: {best}")
     return lines + on_gpu(record)
 
 
