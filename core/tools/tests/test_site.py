@@ -19,6 +19,7 @@ from kda_tools.publish import plots, report
 from kda_tools.publish.generate import publish
 from kda_tools.publish.report import by_age, interval, microseconds, ratio
 from kda_tools.publish.site import build
+from kda_tools.publish.site.overview_pages import step_tables
 from kda_tools.publish.site.row_pages import row_html
 from kda_tools.publish.site.strips import strips
 from kda_tools.publish.site.task_page import task_page
@@ -148,7 +149,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
         patch.setenv("KDA_ROOT", str(root))
         task = make_checkout(root)
         fill(root, task)
-        build(root / "_site")
+        build(root / "_site", {})
     return root / "_site", read(task.ledger)[0]
 
 
@@ -158,7 +159,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("real") / "_site"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KDA_ROOT", str(ROOT))
-        build(out)
+        build(out, {})
     return out
 
 
@@ -603,7 +604,7 @@ def test_a_chart_has_every_sample_in_its_place() -> None:
 def test_a_link_to_nothing_is_named(checkout: Path) -> None:
     (checkout / "docs" / "method.md").write_text("# Method\n\n[gone](gone.md)\n")
     with pytest.raises(KdaError, match=r"docs/method.md:3: .*'gone.md'"):
-        build(checkout / "_site")
+        build(checkout / "_site", {})
     assert not (checkout / "_site").exists()
 
 
@@ -612,13 +613,13 @@ def test_only_an_earlier_site_is_replaced(checkout: Path) -> None:
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="_site: expected an earlier site or nothing there"):
-        build(out)
+        build(out, {})
     assert (out / "mine.txt").read_text() == "mine"
     shutil.rmtree(out)
     out.mkdir()
     for name in ("searchindex.js", "old.html"):
         (out / name).touch()
-    build(out)
+    build(out, {})
     assert not (out / "old.html").exists()
     assert (out / ".nojekyll").exists()
 
@@ -626,9 +627,21 @@ def test_only_an_earlier_site_is_replaced(checkout: Path) -> None:
 def test_what_is_missing_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kda_tools.publish.site.builder.MODULES", ("sphinx", "no_such_module"))
     with pytest.raises(MissingRequirement, match=r"needs no_such_module: pip install -e 'core/tools\[plots,site\]'"):
-        build(checkout / "_site")
+        build(checkout / "_site", {})
     monkeypatch.undo()
     monkeypatch.setenv("KDA_ROOT", str(checkout))
     monkeypatch.setattr(plots, "MATPLOTLIB", "0.1")
     with pytest.raises(MissingRequirement, match=r"kda site: plots need matplotlib 0\.1,"):
-        build(checkout / "_site")
+        build(checkout / "_site", {})
+
+
+def test_a_models_page_has_the_step_of_each_of_its_parts() -> None:
+    head = "| model | GPU |\n|---|---|\n"
+    clip, sound, other = (f"| [{name}](page.md#{name}) | H200 |\n" for name in ("clip", "sound", "other"))
+    found = step_tables(
+        f"{head}{clip}{other}\nwords\n\n{head}{sound}{clip}", {"film": ("clip", "sound"), "none": ("gone",)}
+    )
+    there = [line.replace("](", "](../") for line in (clip, sound, other)]
+    assert found["film"] == head + there[0] * 2 + there[1]
+    assert found["other"] == head + there[2]
+    assert "none" not in found

@@ -266,6 +266,7 @@ def site(
     ] = Path("_site"),
 ) -> None:
     """Build the static site from the ledgers and the documents; it works offline, from files."""
+    from kda_tools.models.denoise_presets import presets
     from kda_tools.publish.site import build
 
     try:  # before building, which takes a minute
@@ -274,7 +275,8 @@ def site(
             out.rmdir()
     except OSError as error:
         raise UsageError(f"--out {out}: expected a place for a folder, got: {error.strerror}") from None
-    typer.echo(f"{build(out)} pages: {relative(out.absolute() / 'index.html')}")
+    parts = {name: preset.timed for name, preset in presets().items() if preset.timed}
+    typer.echo(f"{build(out, parts)} pages: {relative(out.absolute() / 'index.html')}")
 
 
 @ledger_app.command("merge")

@@ -44,7 +44,7 @@ class Preset(Strict):
     """What only a configuration file can say."""
     options: tuple[str, ...] = ()
     timed: tuple[str, ...] = ()
-    """The request's models in `kda model step`; empty: the model with the preset's name."""
+    """The request's models in `kda model step`; empty: that of the preset's name, if there is one."""
 
 
 class Choice(Strict):

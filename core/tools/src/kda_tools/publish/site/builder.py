@@ -3,6 +3,7 @@
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -78,8 +79,10 @@ Pages = dict[Path, str]
 """Place in the repository -> Markdown."""
 
 
-def build(out: Path) -> int:
+def build(out: Path, step_names: Mapping[str, Sequence[str]]) -> int:
     """Make the whole site in `out`, which it replaces; returns the number of pages.
+
+    `step_names`: a serving model -> the names of its parts whose step is timed, if it has others than its own.
 
     Raises:
         MissingRequirement: Sphinx, its theme, or the matplotlib release that makes the plots is not installed.
@@ -98,7 +101,7 @@ def build(out: Path) -> int:
     with unchanged_files(), tempfile.TemporaryDirectory(prefix="kda-site-") as scratch:
         source, html = Path(scratch) / "source", Path(scratch) / "html"
         runs = [(task, report.published(task, records)) for task, records in ledgers]
-        staged = _staged(root, ledgers, runs)
+        staged = _staged(root, ledgers, runs, step_names)
         _write(root, source, staged)
         _sphinx(source, html, Path(scratch) / "doctrees")
         rows = 0
@@ -112,7 +115,7 @@ def build(out: Path) -> int:
     return len(staged) + rows
 
 
-def _staged(root: Path, ledgers: Ledgers, runs: Runs) -> Pages:
+def _staged(root: Path, ledgers: Ledgers, runs: Runs, step_names: Mapping[str, Sequence[str]]) -> Pages:
     """Every page, at the path of its document in the repository so that links between documents hold."""
     guides, skills, llms = (
         list(dict.fromkeys(path.relative_to(root) for one in patterns for path in sorted(root.glob(one))))
@@ -143,7 +146,7 @@ def _staged(root: Path, ledgers: Ledgers, runs: Runs) -> Pages:
     steps_pages = [path for path in (STEPS, CEILINGS) if (root / path).is_file()]
     staged |= {path: wide(_text(root / path)) for path in steps_pages}
     known = {path.stem: f"[What its step is made of](../{path})." for path in llms}
-    found = overview_pages.model_pages(runs, steps, known, overview_pages.step_tables(_text(root / START)))
+    found = overview_pages.model_pages(runs, steps, known, overview_pages.step_tables(_text(root / START), step_names))
     models = {Path("models") / f"{name}.md": text for name, text in found.items()}
     staged |= {**models, ROWS: overview_pages.rows_page(runs)}
     start = replace_block(_text(root / START), "results", overview_pages.TASKS_LINK)

@@ -1,12 +1,11 @@
 """Make the pages across tasks: the table of headlines, every row with filters, and a page for each serving model."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult, RunRecord
-from kda_tools.models.denoise_presets import presets
 from kda_tools.publish import plots, report, tables
 from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, median
 from kda_tools.publish.rows_data import dtype_of
@@ -105,22 +104,25 @@ def rows_page(runs: Runs) -> str:
     )
 
 
-def step_tables(readme: str) -> dict[str, str]:
-    """Name of a model -> the README's lines about its step with their head, with links from a page in `models/`."""
+def step_tables(readme: str, names: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Name of a model -> the README's lines about its step with their head, with links from a page in `models/`.
+
+    `names` has, for models of which the README has parts by other names, these names.
+    """
     found: dict[str, str] = {}
+    heads: dict[str, str] = {}
     head = ""
     for before, one in pairwise(readme.splitlines()):
         if one.startswith("|---"):
             head = f"{before}\n{one}\n"
         elif named := STEP_LINE.match(one):
-            found[named[1]] = found.get(named[1], head) + one.replace("](", "](../") + "\n"
-    return found
-
-
-def _step_of(model: str, timed: Mapping[str, str]) -> str:
-    preset = presets().get(model)
-    found = [timed[name] for name in (preset.timed if preset and preset.timed else (model,)) if name in timed]
-    return "".join([*found[:1], *(one.split("\n", 2)[2] for one in found[1:])]) or NO_STEP
+            heads[named[1]] = head
+            found[named[1]] = found.get(named[1], "") + one.replace("](", "](../") + "\n"
+    tables = {name: head + found[name] for name, head in heads.items()}
+    for model, parts in names.items():
+        if there := [part for part in parts if part in found]:
+            tables[model] = heads[there[0]] + "".join(found[part] for part in there)
+    return tables
 
 
 def model_pages(runs: Runs, steps: str, known: Mapping[str, str], timed: Mapping[str, str]) -> dict[str, str]:
@@ -151,7 +153,7 @@ def model_pages(runs: Runs, steps: str, known: Mapping[str, str], timed: Mapping
             rows += raw(table(f"Rows of {model}", ROW_HEAD, found[model]))
         pages[model] = wide(
             f"# {model}\n\nKernels of this model that have a task: {', '.join(tasks[model])}.\n\n"
-            f"{_step_of(model, timed)}\n{known.get(model, steps)}\n\n## Rows of its traffic\n\n{rows}"
+            f"{timed.get(model, NO_STEP)}\n{known.get(model, steps)}\n\n## Rows of its traffic\n\n{rows}"
         )
     return pages
 
