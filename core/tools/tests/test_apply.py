@@ -395,7 +395,7 @@ def test_bad_inputs(tmp_path) -> None:
         found_command([])
     with pytest.raises(UsageError, match="no-such-program: expected a program"):
         found_command(["no-such-program"])
-    with pytest.raises(UsageError, match=r"--ops 'k99': expected a task, nearest: .*k0"):
+    with pytest.raises(UsageError, match=r"--ops k99: expected a task, nearest: .*k0"):
         apply_site.chosen_tasks(TASKS, ["k03,k99"])
     with pytest.raises(UsageError, match=r"--ops '': expected a task"):
         apply_site.chosen_tasks(TASKS, [""])

@@ -534,7 +534,7 @@ def test_this_repositorys_pages_show_their_ledgers(real: Path, browser: "Browser
     for task in find_tasks():
         tab.goto((real / task.family / task.folder / "docs" / "results.html").as_uri())
         latest = report.published(task, read(task.ledger))
-        unmeasured = tab.locator("text=not measured: the ledger holds no run").count()
+        unmeasured = tab.locator("text=The ledger holds no run on this GPU").count()
         assert tab.locator("svg.kda-plot").count() == 3 * len(latest)
         assert unmeasured == len(task.config.targets) - len(latest)
         for record in list(latest.values())[:1]:
@@ -567,7 +567,7 @@ def test_a_stale_run_says_so_and_a_task_without_a_run_shows_no_plot(checkout: Pa
     assert "<li>solution has changed since run" in task_page(task, read(task.ledger))
     empty = task_page(task, [])
     assert "svg" not in empty
-    assert "not measured: the ledger holds no run" in empty
+    assert "The ledger holds no run on this GPU" in empty
     assert "The ledger is empty." in empty
 
 

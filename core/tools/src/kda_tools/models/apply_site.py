@@ -87,7 +87,7 @@ def chosen_tasks(tasks: Sequence[Task], wanted: Iterable[str]) -> list[Task]:
         found = [task for task in tasks if name in (task.op, task.folder, task.folder.partition("_")[0])]
         if not found:
             near = nearest(name, [known for task in tasks for known in (task.op, task.folder.partition("_")[0])])
-            raise UsageError(f"--ops {name!r}: expected a task, nearest: {', '.join(near)}")
+            raise UsageError(f"--ops {name or repr(name)}: expected a task, nearest: {', '.join(near)}")
         chosen |= {task.folder for task in found}
     return [task for task in tasks if task.folder in chosen]
 
