@@ -18,8 +18,6 @@ PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
 """The page of all recorded steps, with a section for each run."""
 CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
 """The page of what faster kernels could give, if a profile is recorded."""
-REST = ("layers", "our calls", "sglang")
-"""Heads of the last columns."""
 SHOWN = 4
 """Lines before the fold, so that the README's first screen holds its three questions."""
 OLD_MEANS = " *Stale*: measured before the code, the shapes or a pin changed, or before a task was added."
@@ -53,7 +51,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
             gpu_of(record.machine),
             *_fastest(best[id(record)] if _replaced(record) else None),
-            *(_speedup(record, mode) for mode in ("eager", "graph")),
+            _speedup(record, "eager"),
             layers_of(record.layers, record.layers_of_model),
             str(_replaced(record)),
             record.release,
@@ -63,10 +61,10 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             key=lambda one: (not _replaced(one), id(one) in old, _newest(one), one.modes["eager"].too_noisy, one.model),
         )
     ]
-    head = line("model", "GPU", "speedup, fastest", "ms, fastest", "speedup, eager", "speedup, CUDA graph", *REST)
+    head = line("model", "GPU", "speedup, fastest", "ms, fastest", "speedup, eager", "layers", "our calls", "sglang")
     footnote = OLD_MEANS * any(STALE in one for one in lines) + NOISY_MEANS * any(NOISY in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * step_hotspots.log(folder).is_file()
-    head += "|---" * 9 + "|\n"
+    head += "|---" * 8 + "|\n"
     shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
     folded = f"<details><summary>More models and GPUs</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
@@ -117,4 +115,5 @@ def _fastest(best: Fastest | None) -> tuple[str, str]:
         return word, word
     words = {"graph": "CUDA graph", "compile": "compiled"}
     before, after = (words.get(mode, mode) for mode in (best.mode_before, best.mode_after))
-    return interval(best.speedup), f"{best.before:.2f} {before} → {best.after:.2f} {after}"
+    first = "" if before == after else f" {before}"
+    return interval(best.speedup), f"{best.before:.2f}{first} → {best.after:.2f} {after}"
