@@ -752,7 +752,8 @@ def test_a_recorded_inventory_makes_the_page(tmp_path: Path) -> None:
     record_log.append(load_record.log(tmp_path), loaded(model="Qwen/Qwen3-8B", gpu="NVIDIA H200"))
     made = page.contents(tmp_path)
     text = made["qwen3-8b.md"]
-    assert "| `fused_add_rmsnorm` | norm | 10.0% | decode-b64 | covered by l02_fused_add_rmsnorm |" in text
+    covered = "[l02_fused_add_rmsnorm](../../llm/l02_fused_add_rmsnorm/docs/results.md)"
+    assert f"| `fused_add_rmsnorm` | norm | 10.0% | decode-b64 | covered by {covered} |" in text
     assert "| decode-b64 | NVIDIA H200 | 2000.0 | 2000 [1990, 2010] | 0.0% |" in text
     assert "stand-ins, which no server runs like this: stand-in multinomial" in text
     assert "10 of 10" in text
@@ -858,8 +859,12 @@ def test_what_a_task_or_upstream_covers_gets_no_card(tmp_path: Path) -> None:
     missed = catalogue.CatalogueFile.model_validate_json(
         json.dumps({"entry": [{**plain, "replaces": [{"operator": "^fused_add_rmsnorm$"}], "upstream": has_it}]})
     )
+    untasked = catalogue.CatalogueFile.model_validate_json(
+        json.dumps({"entry": [{**plain, "id": "b", "fast": ["fused_add_rmsnorm"], "upstream": has_it}]})
+    )
     for entries, what in (
         (covered.entry, "covered by l02_norm"),
+        ((*untasked.entry, *covered.entry), "covered by l02_norm"),
         (missed.entry, "no card, upstream has it: fused (sglang 0.5.23): every listed constraint holds"),
     ):
         made, lines = kernel_cards.cards(found, entries, LIMITS, 0.01)

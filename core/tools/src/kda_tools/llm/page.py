@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kda_judge.contract.tasks import checkout_root
+from kda_judge.contract.tasks import checkout_root, find_tasks
 from kda_judge.evidence import record_log
 from kda_tools.llm import inventory as inventories
 from kda_tools.llm import known_llms, load_record, step_page
@@ -124,14 +124,18 @@ def _inventory(name: str, shown: Inventory) -> Iterator[str]:
     for phase in shown.phases:
         graph = load_record.interval_text(load_record.median(phase.graph_us))
         yield f"| {phase.name} | {phase.gpu} | {phase.gpu_us:.1f} | {graph} | {phase.unattributed:.1%} |\n"
+    yield "\n*Card*: worth a task of its own, of which `kda llm cards` writes a draft.\n"
     yield "\n| operation | class | largest share | in | what becomes of it |\n|---|---|---|---|---|\n"
-    yield from map(_line, lines)
+    families = {task.folder: task.family for task in find_tasks()}
+    yield from (_line(one, families) for one in lines)
 
 
-def _line(one: Worth) -> str:
+def _line(one: Worth, families: Mapping[str, str]) -> str:
     where = f"`{one.name}`" + (f" in `{one.module}`" if one.module else "")
-    best = one.largest
-    return f"| {where} | {best.spot.kind.value} | {best.share:.1%} | {best.phase.name} | {one.what} |\n"
+    best, what = one.largest, one.what
+    if family := families.get(best.found.why):
+        what = what.replace(best.found.why, f"[{best.found.why}](../../{family}/{best.found.why}/docs/results.md)")
+    return f"| {where} | {best.spot.kind.value} | {best.share:.1%} | {best.phase.name} | {what} |\n"
 
 
 def _loads(loads: Sequence[LoadRecord]) -> Iterator[str]:

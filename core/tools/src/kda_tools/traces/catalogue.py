@@ -168,10 +168,14 @@ def load(root: Path) -> tuple[Entry, ...]:
 
 
 def judge(spot: Hotspot, entries: tuple[Entry, ...], profile: Profile) -> Finding:
-    """What covers this hotspot: the first entry whose own kernels it runs, else the first one that could replace it."""
+    """What covers this hotspot: an entry whose own kernels it runs, else the first one that could replace it.
+
+    Of several entries whose kernels it runs the first one with a task counts, else the first one.
+    """
     names = (spot.costs[0].source.kernel, spot.name)
-    fast = next((e for e in entries if any(re.search(p, name) for p in e.fast for name in names)), None)
-    if fast is not None:
+    running = [e for e in entries if any(re.search(p, name) for p in e.fast for name in names)]
+    if running:
+        fast = next((e for e in running if e.task is not None), running[0])
         if fast.task is not None:
             return Finding(Status.TASK, fast.task, fast)
         return Finding(Status.NEW, f"runs upstream's {fast.id}; no task here", fast)
