@@ -29,6 +29,7 @@ from kda_tools.models.protocol import Answer, Census, Request, Timed
 from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_record import Mode, StepArm, StepRecord
 from kda_tools.models.worker_process import answers_of
+from kda_tools.publish import staleness
 
 FEWEST_PROCESSES = 3
 """Fewest processes of a measurement: processes differ from their start on, which is part of the noise."""
@@ -281,7 +282,7 @@ def solution_hashes(
     found = {}
     for task in tasks:
         if task.folder in called:
-            parts = provenance.hashes(task)
+            parts = staleness.hashes(task)
             sites = _site_hashes([site for site in sites_of(task) if used(site)])
             text = " ".join((parts["solution"], parts.get("library", ""), *sites))
             found[task.folder] = hashlib.sha256(text.encode()).hexdigest()
