@@ -778,3 +778,15 @@ def test_an_arm_of_the_command_line_is_judged_like_any_other(checkout: Path, kda
     ):
         refused = kda("bench", "axpy", "--device", "cpu", *arguments)
         assert (refused.code, told in refused.err) == (ExitCode.USAGE, True), refused.err
+
+
+@pytest.mark.parametrize(("value", "came"), [("x", "'x'"), ("-1", "'-1'")])
+def test_an_option_of_a_wrong_value_says_what_came(kda, value: str, came: str) -> None:
+    found = kda("bench", "norm_infer", f"--samples={value}")
+    assert found.code == 2
+    assert found.err.splitlines()[-1].startswith("Error: Invalid value for '--samples': Input should be ")
+    assert found.err.count(came) == 1
+
+
+def test_a_message_that_has_the_value_does_not_get_it_again(kda) -> None:
+    assert kda("model", "step", "flux", "--arm", "foo").err.count("'foo'") == 1

@@ -5,15 +5,32 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 import kda_judge
 from kda_judge import __version__
 
+
+class Commands(typer.core.TyperGroup):
+    """Commands whose errors on an option say what came; Typer only says what was expected."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            for fault in getattr(error.__cause__, "errors", list)():
+                came = repr(fault["input"])
+                error.message += f", got {came}" * (came not in error.message)
+            raise
+
+
 app = typer.Typer(
     name="kda",
+    cls=Commands,
     help="Measure, check and improve the GPU kernels that serving frameworks run.",
     epilog="Exit codes: 0 every row verified; 1 incorrect or invalid rows, wrong files or published numbers, or rows "
     "that changed; 2 bad usage; 3 something is missing (GPU, network, pinned file); 4 a broken or refused ledger line; "
