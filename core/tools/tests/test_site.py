@@ -565,6 +565,9 @@ def test_a_stale_run_says_so_and_a_task_without_a_run_shows_no_plot(checkout: Pa
     assert "has changed since run" not in task_page(task, read(task.ledger))
     (task.path / "solution" / "__init__.py").write_text("def fake(x):\n    return x + 0\n")
     assert "<li>solution has changed since run" in task_page(task, read(task.ledger))
+    run = read(task.ledger)[-1]
+    there = row_html(task, [run], run, run.rows[0], "a row")
+    assert f"run: {run.run_id}, {run.utc[:10]}, H200, commit {run.provenance.commit[:10]} (stale)" in there
     empty = task_page(task, [])
     assert "svg" not in empty
     assert "The ledger holds no run on this GPU" in empty

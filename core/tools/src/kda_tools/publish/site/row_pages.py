@@ -35,12 +35,15 @@ def row_html(task: Task, records: Sequence[RunRecord], record: RunRecord, row: R
     settings = record.settings
     arms = tuple(arm for arm in (*settings.against, settings.subject, *settings.beside, "limit") if arm in row.arms)
     frozen = next((one for one in task.workloads if one.id == row.id), None)
+    gpu, commit = report.gpu_of(record.machine), record.provenance.commit[:10]
+    stale = report.STALE if report.stale(task, record) else ""
     drawn = (strips(metric, {arm: row.arms[arm].samples.get(metric, ()) for arm in arms}) for metric in STRIPS)
     return str(
         template("row.html").render(
             title=title,
             task=task,
             row=row,
+            run=f"{record.run_id}, {record.utc[:10]}, {gpu}, commit {commit}{stale}",
             inputs=inputs(frozen) if frozen else "",
             models=", ".join(frozen.models) if frozen else "",
             charts=[chart for chart in drawn if chart],
