@@ -12,6 +12,7 @@ from kda_tools.campaign.events import Begun, Decision, Done, Finding
 from kda_tools.campaign.history import gain
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.state import State
+from kda_tools.publish.report import interval
 from kda_tools.terminal import console
 
 COLOUR = {Decision.KEEP: "green", Decision.REVERT: "yellow", Decision.CHECKED: "cyan", Decision.FAILED: "red"}
@@ -76,7 +77,7 @@ def lines(state: State) -> Iterator[str]:
     if kept:
         number, done = kept[-1]
         mean = done.against_baseline
-        words = f": {mean.estimate:.3f} [{mean.low:.3f}, {mean.high:.3f}] against the baseline" if mean else ""
+        words = f": {interval(mean)} against the baseline" if mean else ""
         yield f"best so far: iteration {number}{words}; commit {state.best[:10]}"
     else:
         yield f"best so far: the base, commit {state.best[:10]}"

@@ -11,6 +11,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.evidence.run_record import Interval
 from kda_judge.evidence.stats import speedup
 from kda_tools.models.perf_dumps import Dump, Run, Settings, read_run
+from kda_tools.publish.report import interval
 
 FEWEST = 3
 """Fewest repeats of a run: an interval is over several processes, as the judge's is over several generations."""
@@ -112,8 +113,7 @@ def text(one: Run, other: Run, lines: Sequence[Line]) -> list[str]:
         f"{'':{wide}}  {'A ms':>12}  {'B ms':>12}  A/B with its 95% interval; above 1 B is faster",
     ]
     for line in lines:
-        ratio = f"{line.ratio.estimate:.3f} [{line.ratio.low:.3f}, {line.ratio.high:.3f}]" if line.ratio else "-"
-        out.append(f"{line.name:{wide}}  {line.a_ms:12.2f}  {line.b_ms:12.2f}  {ratio}")
+        out.append(f"{line.name:{wide}}  {line.a_ms:12.2f}  {line.b_ms:12.2f}  {interval(line.ratio)}")
     if not settings.choice.sync_steps:
         out.append("steps and stages are the host's times: SGLang was not asked to wait for the GPU (--sync-steps)")
     return out

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kda_judge.evidence import stats
 from kda_judge.evidence.run_record import Interval
 from kda_tools.models.step_record import Mode, Samples, StepRecord
+from kda_tools.publish.report import interval
 
 
 class Fastest(NamedTuple):
@@ -18,14 +19,14 @@ class Fastest(NamedTuple):
     after: float
     mode_after: str
     speedup: Interval
-    """The samples of two modes were not measured beside each other, so the interval is wider than within one mode."""
+    """Samples of two modes were not measured beside each other, so the interval also holds what changed in between."""
     noisy: bool
     """Whether one of these modes is `Mode.too_noisy`."""
 
     def __str__(self) -> str:
         """For example `14.235 ms (compile) -> 13.386 ms (graph), 1.063 [1.049, 1.080]`."""
-        ratio = f"{self.speedup.estimate:.3f} [{self.speedup.low:.3f}, {self.speedup.high:.3f}]"
-        return f"{self.before:.3f} ms ({self.mode_before}) -> {self.after:.3f} ms ({self.mode_after}), {ratio}"
+        times = f"{self.before:.3f} ms ({self.mode_before}) -> {self.after:.3f} ms ({self.mode_after})"
+        return f"{times}, {interval(self.speedup)}"
 
 
 def fastest(record: StepRecord, of_upstream: Iterable[StepRecord], of_arm: Iterable[StepRecord]) -> Fastest | None:
@@ -34,25 +35,19 @@ def fastest(record: StepRecord, of_upstream: Iterable[StepRecord], of_arm: Itera
     Further modes come from other runs of the same step: upstream's from `of_upstream`, the arm's from `of_arm`. If runs
     share a mode, the last one counts.
     """
-    theirs = {name: (mode, mode.upstream) for name, mode in _modes(record, of_upstream).items()}
-    ours = [one for one in of_arm if one.arm == record.arm]
-    before, after = _least(theirs), _least({name: (mode, mode.subject) for name, mode in _modes(record, ours).items()})
-    if before is None or after is None:
+    theirs = _modes(record, of_upstream)
+    ours = _modes(record, [one for one in of_arm if one.arm == record.arm])
+    if not theirs or not ours:
         return None
-    noisy = before.mode.too_noisy or after.mode.too_noisy
-    return Fastest(before.ms, before.name, after.ms, after.name, stats.speedup(before.samples, after.samples), noisy)
+    before = min(theirs, key=lambda name: _ms(theirs[name].upstream))
+    after = min(ours, key=lambda name: _ms(ours[name].subject))
+    first, last = theirs[before].upstream, ours[after].subject
+    noisy = theirs[before].too_noisy or ours[after].too_noisy
+    return Fastest(_ms(first), before, _ms(last), after, stats.speedup(first, last), noisy)
 
 
-class _Timed(NamedTuple):
-    ms: float
-    name: str
-    mode: Mode
-    samples: Samples
-
-
-def _least(modes: dict[str, tuple[Mode, Samples]]) -> _Timed | None:
-    found = (_Timed(stats.summarise(of).median / 1e3, name, mode, of) for name, (mode, of) in modes.items())
-    return min(found, key=lambda one: one.ms, default=None)
+def _ms(samples: Samples) -> float:
+    return stats.summarise(samples).median / 1e3
 
 
 def _modes(record: StepRecord, others: Iterable[StepRecord]) -> dict[str, Mode]:

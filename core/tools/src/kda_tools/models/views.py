@@ -138,13 +138,12 @@ def on_gpu(record: StepRecord) -> list[str]:
 def timing(mode: Mode) -> str:
     """Medians of both arms, the speedup and A/A, each with its interval."""
     from kda_judge.evidence.stats import summarise
+    from kda_tools.publish.report import interval
 
     if mode.refused is not None or mode.speedup is None or mode.noise is None:
         return f"does not run: {mode.refused}"
     before, after = (summarise(samples).median / 1e3 for samples in (mode.upstream, mode.subject))
-    ratios = (f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in (mode.speedup, mode.noise))
-    speedup, noise = ratios
-    return f"{before:.3f} ms -> {after:.3f} ms, {speedup}; A/A {noise}"
+    return f"{before:.3f} ms -> {after:.3f} ms, {interval(mode.speedup)}; A/A {interval(mode.noise)}"
 
 
 def _error(value: float | None) -> str:

@@ -9,7 +9,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
-from kda_tools.publish.report import arm_name, gpu_of, line, median, microseconds
+from kda_tools.publish.report import arm_name, gpu_of, interval, line, median, microseconds
 from kda_tools.publish.write_pages import write_pages
 
 LONGEST = 300
@@ -67,5 +67,4 @@ def section_md(record: PortRecord) -> str:
 
 
 def _ratios(row: RowResult, arms: list[str]) -> list[str]:
-    found = [row.speedup.get(Basis.DEVICE, {}).get(arm) for arm in arms]
-    return [f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]" if one else "-" for one in found]
+    return [interval(row.speedup.get(Basis.DEVICE, {}).get(arm)) for arm in arms]

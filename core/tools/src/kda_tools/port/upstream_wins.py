@@ -12,7 +12,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Interval, RowResult, RunRecord
 from kda_judge.session import Request, open_session
 from kda_tools.port.upstream_check import Checked, write_arm
-from kda_tools.publish.report import published_runs
+from kda_tools.publish.report import interval, published_runs
 
 ARM = "upstream_other"
 """Name of the release's arm in a run's record."""
@@ -61,8 +61,8 @@ def wins(checked: Checked, now: RunRecord) -> str:
         cells = (
             checked.task.op,
             row.id,
-            _interval_text(then),
-            _interval_text(here),
+            interval(then),
+            interval(here),
             fate(then, here).value,
             _right(row),
         )
@@ -89,7 +89,3 @@ def _published(task: Task, now: RunRecord) -> dict[str, dict[str, Interval]]:
         if record.machine.before is not None and record.machine.before.name == gpu:
             return {row.id: row.speedup.get(Basis.DEVICE, {}) for row in record.rows}
     return {}
-
-
-def _interval_text(one: Interval | None) -> str:
-    return "-" if one is None else f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]"
