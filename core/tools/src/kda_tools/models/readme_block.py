@@ -1,6 +1,5 @@
 """What the README says under "Is my model faster?": a step of each measured model before and after."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from kda_tools.models.fastest_modes import Fastest
 from kda_tools.models.known_models import FOLDER, layers_of
 from kda_tools.models.page import anchor, fastest_of, stale, unfit
 from kda_tools.models.step_record import MOST_NOISE, StepRecord, log
+from kda_tools.project.preflight import numbers
 from kda_tools.publish.report import NONE, STALE, gpu_of, interval, line
 
 NAME = "steps"
@@ -38,8 +38,8 @@ def block(folder: Path) -> dict[str, str]:
 
 def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     """A line for each model and kind of GPU: the latest run that nothing disturbed, of the latest release."""
-    fit = [r for r in records if not unfit(r, folder) and not r.tiny and r.arm == "solution" and _ran(r, "eager")]
-    by_release = sorted(fit, key=lambda one: _numbers(one.release))
+    fit = [r for r in records if not unfit(r, folder) and not r.tiny and r.arm == "solution" and _ran(r)]
+    by_release = sorted(fit, key=lambda one: numbers(one.release))
     latest = {(record.model, gpu_of(record.machine)): record for record in by_release}
     if not latest:
         return NOTHING
@@ -51,7 +51,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
             gpu_of(record.machine),
             *_fastest(best[id(record)] if _replaced(record) else None),
-            _speedup(record, "eager"),
+            _eager(record),
             layers_of(record.layers, record.layers_of_model),
             str(_replaced(record)),
             record.release,
@@ -87,25 +87,22 @@ def _lacks(record: StepRecord, others: Sequence[StepRecord]) -> bool:
 
 def _newest(record: StepRecord) -> list[int]:
     """Sorts newer releases first."""
-    return [-number for number in _numbers(record.release)]
+    return [-number for number in numbers(record.release)]
 
 
 def _replaced(record: StepRecord) -> int:
     return sum(call.count for call in record.calls)
 
 
-def _speedup(record: StepRecord, mode: str) -> str:
-    if not _ran(record, mode) or not _replaced(record):
+def _eager(record: StepRecord) -> str:
+    """The speedup of the eager step."""
+    if not _replaced(record):
         return NONE
-    return NOISY if record.modes[mode].too_noisy else interval(record.modes[mode].speedup)
+    return NOISY if record.modes["eager"].too_noisy else interval(record.modes["eager"].speedup)
 
 
-def _ran(record: StepRecord, mode: str) -> bool:
-    return mode in record.modes and record.modes[mode].refused is None
-
-
-def _numbers(release: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", release)]
+def _ran(record: StepRecord) -> bool:
+    return "eager" in record.modes and record.modes["eager"].refused is None
 
 
 def _fastest(best: Fastest | None) -> tuple[str, str]:

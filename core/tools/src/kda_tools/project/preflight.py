@@ -117,8 +117,13 @@ def demand_release(program: str, known: Sequence[str], absent_ok: bool = False) 
 
 def remedy(known: Sequence[str]) -> str:
     """The command that installs the newest of the known releases."""
-    newest = max(known, key=lambda one: [int(number) for number in re.findall(r"\d+", one)], default=None)
+    newest = max(known, key=numbers, default=None)
     return f"pip install 'sglang[diffusion]=={newest}'" if newest else "no task is pinned to a release"
+
+
+def numbers(release: str) -> list[int]:
+    """The numbers in a release, by which releases are ordered."""
+    return [int(number) for number in re.findall(r"\d+", release)]
 
 
 def releases() -> list[str]:
