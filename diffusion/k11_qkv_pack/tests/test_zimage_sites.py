@@ -11,18 +11,15 @@ from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.upstream_source import assert_lines_ask, counted, module_of
 
 from .. import solution
+from . import layers
 from .layers import STEP, Linear, Lines, RMSNorm, assert_equal, normal, normed_and_rotated
 
 (SITE,) = [site for site in sites_of(find_task("qkv_pack")) if site.module.endswith("zimage")]
 SIZE, HEADS, TOKENS = 64, 3, 5
 
 
-class Attention(torch.nn.Module):
-    """It keeps what it is given. Of several ranks, it gets the last tokens of q, k and v by themselves."""
-
-    def __init__(self, **_):
-        super().__init__()
-        self.given = []
+class Attention(layers.Attention):
+    """Of several ranks, it gets the last tokens of q, k and v by themselves."""
 
     def forward(self, q, k, v, **others):
         self.given.append((q, k, v, others))

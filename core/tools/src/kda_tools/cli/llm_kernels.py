@@ -19,11 +19,18 @@ LONGEST = 1 << 20
 Layers = Annotated[int | None, typer.Option("--layers", min=1, max=MOST, help="Layers; by default all.")]
 Prefill = Annotated[
     list[int] | None,
-    typer.Option("--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated; by default 4096."),
+    typer.Option(
+        "--prefill", min=1, max=LONGEST, help="Tokens of a prompt; may be repeated. 4096 if --decode is left out, too."
+    ),
 ]
 Decode = Annotated[
     list[int] | None,
-    typer.Option("--decode", min=1, max=MOST, help="Sequences in a step; may be repeated; by default 1, 16, 64."),
+    typer.Option(
+        "--decode",
+        min=1,
+        max=MOST,
+        help="Sequences in a step; may be repeated. 1, 16, 64 if --prefill is left out, too.",
+    ),
 ]
 Kv = Annotated[
     int | None,
