@@ -124,7 +124,7 @@ def _inventory(name: str, shown: Inventory) -> Iterator[str]:
     for phase in shown.phases:
         graph = load_record.interval_text(load_record.median(phase.graph_us))
         yield f"| {phase.name} | {phase.gpu} | {phase.gpu_us:.1f} | {graph} | {phase.unattributed:.1%} |\n"
-    yield "\n*Card*: worth a task of its own, of which `kda llm cards` writes a draft.\n"
+    yield "\nWhat is marked *card* is worth a task of its own; `kda llm cards` drafts it.\n"
     yield "\n| operation | class | largest share | in | what becomes of it |\n|---|---|---|---|---|\n"
     families = {task.folder: task.family for task in find_tasks()}
     yield from (_line(one, families) for one in lines)
