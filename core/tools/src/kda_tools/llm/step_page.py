@@ -15,7 +15,7 @@ from kda_tools.llm.run_step import hashes
 from kda_tools.llm.served_names import SAME_IN_BOTH
 from kda_tools.llm.solution_ops import step_tasks
 from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
-from kda_tools.llm.step_worth import RecordedRows, saving
+from kda_tools.llm.step_worth import OPERATIONS, RecordedRows, Saving, saving
 from kda_tools.publish import report
 from kda_tools.publish.staleness import CHANGES, LOST, is_lost
 
@@ -143,17 +143,27 @@ def _notes(phase: PhaseStep, rows: RecordedRows) -> Iterator[str]:
     found = saving(phase, rows)
     if found is not None and found.agrees is False:
         apart = "more" if found.low > found.by_rows else "less"
-        yield f"the step saves {apart} than the sum by rows{_elsewhere(phase)}"
+        yield f"the step saves {apart} than the sum by rows{_elsewhere(phase, found)}"
 
 
-def _elsewhere(phase: PhaseStep) -> str:
-    """Text from the profiles: what all kernels save, and which operation that no task replaces changes most."""
+def _elsewhere(phase: PhaseStep, found: Saving) -> str:
+    """Text from the profiles: what all kernels save, and which operation that no task replaces changes most.
+
+    Between them stands the op that differs most from its rows, more or less as the step does.
+    """
     profile = phase.checked.profile
     if profile is None:
         return ""
     before, after = profile.upstream.by_kind, profile.subject.by_kind
     changes = {kind: after[kind] - before[kind] for kind in SAME_IN_BOTH if kind in before and kind in after}
     text = f"; by the profiles, all kernels together save {profile.upstream.total_us - profile.subject.total_us:.1f} us"
+    saved = {
+        op: sum(before.get(kind, 0.0) - after.get(kind, 0.0) for kind in OPERATIONS.get(op, (op,)))
+        for op in found.by_op
+    }
+    sign = 1 if found.low > found.by_rows else -1
+    far = max(saved, key=lambda op: sign * (saved[op] - found.by_op[op]), default=None)
+    text += "" if far is None else f", `{far}` {saved[far]:.1f} us where its rows say {found.by_op[far]:.1f} us"
     worst = max(changes, key=lambda kind: abs(changes[kind]), default=None)
     return text if worst is None else f"{text}, and `{worst}` changes by {changes[worst]:+.1f} us"
 
