@@ -154,6 +154,9 @@ def inventory(
 
     writable(out, "--out")
     now = (provenance.run_id(), provenance.utc(), command_line())
+    for path in traces:
+        if not path.exists():
+            raise UsageError(f"TRACE {path}: expected the folder of a capture, or a server's trace, got nothing there")
     folders = [path for path in traces if path.is_dir()]
     if folders:
         if len(traces) > 1:

@@ -20,7 +20,7 @@ UNTIMED = "without a GPU nothing was timed: what follows is what operations are 
 def list_lines(known: KnownLlms) -> Iterator[str]:
     """One line for each model, and where its figures come from."""
     for name, model in known.models.items():
-        gpus = ", ".join(f"{target} x {count}" for target, count in model.gpus.items()) or "not served by a recipe"
+        gpus = ", ".join(f"{target} x {count}" for target, count in model.gpus.items()) or "made on this machine"
         sizes = f"{model.config.layers} layers of {model.config.hidden_size}"
         experts = f", {model.config.experts} experts" if model.config.experts else ""
         yield f"{name}: {model.title}, {sizes}{experts}; {gpus}{'; captured here' if model.captured else ''}"

@@ -57,9 +57,9 @@ def run(plan: ProfilePlan, engine: Engine, report: Callable[[str], None]) -> lis
     """
     if engine.running is None or engine.waiting is None:
         raise UsageError(f"--engine {plan.engine}: expected one with a profiler")
+    running = _steady(plan, engine)
     plan.folder.mkdir(parents=True, exist_ok=True)
     before = set(traces(plan.folder))
-    running = _steady(plan, engine)
     report(f"steady: {running:g} requests at work; profiling")
     if plan.engine == "sglang":
         body = {
