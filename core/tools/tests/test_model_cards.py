@@ -195,6 +195,27 @@ def test_the_constraint_that_failed_is_named(tmp_path: Path, constraint: dict[st
     assert one(trace, tmp_path, entry).why == f"fused (sglang 0.5.23): {words}"
 
 
+@pytest.mark.parametrize(
+    ("operator", "module", "task"),
+    [
+        ("aten::mul", "HeliosSelfAttention", "k02_rotary_embedding"),
+        ("aten::mul", "FluxTransformerBlock", "k06_fuse_scale_shift"),
+        ("aten::add", "WanTransformerBlock", "k09_temb_modulation"),
+        ("aten::add", "AdaLayerNormZeroSingle", "k10_layernorm_modulate"),
+        ("aten::cat", "MMDoubleStreamBlock", "k11_qkv_pack"),
+        ("aten::add", "HunyuanVideoResnetBlockCausal3D", "k13_group_norm_silu_pad"),
+        ("sglang::flashinfer_apply_rope_with_cos_sin_cache_inplace", "ZImageAttention", "k14_rounded_qknorm_rope"),
+        ("sglang::triton_fused_rmsnorm_scale_shift_bitexact", "", "k15_rounded_rmsnorm_modulate"),
+        ("aten::_fused_rms_norm", "LTX2TransformerBlock", "k15_rounded_rmsnorm_modulate"),
+    ],
+)
+def test_no_entry_hides_what_a_task_does_in_a_model(operator: str, module: str, task: str) -> None:
+    """Of entries that fit, the first one counts."""
+    status, entry = catalogue.match("", operator, module, catalogue.load(ROOT))
+    assert entry is not None
+    assert (status, entry.task) == (Status.TASK, task)
+
+
 def test_communication_that_nothing_covers_is_named(tmp_path: Path) -> None:
     trace = Trace()
     trace.call("c10d::allreduce_", "ncclDevKernel_AllReduce", 10, 50, 100, ([4096], BF16))

@@ -168,33 +168,37 @@ def load(root: Path) -> tuple[Entry, ...]:
 
 
 def judge(spot: Hotspot, entries: tuple[Entry, ...], profile: Profile) -> Finding:
-    """What covers this hotspot: an entry whose own kernels it runs, else the first one that could replace it.
+    """What covers this hotspot, and why, as `match` finds it."""
+    status, entry = match(spot.costs[0].source.kernel, spot.name, spot.module, entries)
+    if entry is None:
+        return Finding(status, "nothing in the catalogue")
+    if status is Status.NOT_HIT:
+        last = entry.upstream[-1]
+        return Finding(status, f"{last.op} ({last.release}): {_hindrance(entry, spot, profile)}", entry)
+    return Finding(status, entry.task or f"runs upstream's {entry.id}; no task here", entry)
 
-    Of several entries whose kernels it runs the first one with a task counts, else the first one.
+
+def match(kernel: str, name: str, module: str, entries: tuple[Entry, ...]) -> tuple[Status, Entry | None]:
+    """The status, and the entry: one whose own kernels a hotspot runs, else the first one that could replace it.
+
+    Of several entries whose kernels it runs the first one with a task counts, else the first one. `name` and `module`
+    are those of the hotspot; `kernel` is its largest kernel, "" if that is not known.
     """
-    names = (spot.costs[0].source.kernel, spot.name)
-    running = [e for e in entries if any(re.search(p, name) for p in e.fast for name in names)]
+    running = [e for e in entries if any(re.search(p, one) for p in e.fast for one in (kernel, name))]
     if running:
         fast = next((e for e in running if e.task is not None), running[0])
-        if fast.task is not None:
-            return Finding(Status.TASK, fast.task, fast)
-        return Finding(Status.NEW, f"runs upstream's {fast.id}; no task here", fast)
+        return Status.NEW if fast.task is None else Status.TASK, fast
     for entry in entries:
-        if any(_fits(replaced, spot) for replaced in entry.replaces):
+        if any(_fits(replaced, kernel, name, module) for replaced in entry.replaces):
             if entry.upstream:
-                last = entry.upstream[-1]
-                return Finding(Status.NOT_HIT, f"{last.op} ({last.release}): {_hindrance(entry, spot, profile)}", entry)
+                return Status.NOT_HIT, entry
             if entry.task is not None:
-                return Finding(Status.TASK, entry.task, entry)
-    return Finding(Status.NEW, "nothing in the catalogue")
+                return Status.TASK, entry
+    return Status.NEW, None
 
 
-def _fits(replaced: Replaced, spot: Hotspot) -> bool:
-    asked = (
-        (replaced.kernel, spot.costs[0].source.kernel),
-        (replaced.operator, spot.name),
-        (replaced.module, spot.module),
-    )
+def _fits(replaced: Replaced, kernel: str, name: str, module: str) -> bool:
+    asked = ((replaced.kernel, kernel), (replaced.operator, name), (replaced.module, module))
     return any(p is not None for p, _ in asked) and all(p is None or re.search(p, text) for p, text in asked)
 
 
