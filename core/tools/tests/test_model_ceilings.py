@@ -12,7 +12,7 @@ from kda_judge.evidence import provenance, record_log
 from kda_tools.models import ceilings_page, step_flow, step_hotspots
 from kda_tools.models.known_models import load_models
 from kda_tools.models.step_flow import StepFlow
-from kda_tools.traces.catalogue import Status
+from kda_tools.traces.catalogue import Entry, Replaced, Status, Upstream
 from kda_tools.traces.ceiling import Spot, SpotRow, ceiling
 from kda_tools.traces.kernel_classes import KernelClass
 from kda_tools.traces.trace_events import collect
@@ -113,6 +113,25 @@ def test_large_hotspots_without_a_limit_are_named(tmp_path: Path) -> None:
     assert f"`pack.py(7): pack` of Block (18.0 us, {18 / record.gpu_us:.2%})" in text
     assert "(1.0 us" not in text, "too small"
     assert "/where" not in text
+
+
+def test_the_page_says_what_the_catalogue_knows_now() -> None:
+    """A task that was added since a profile covers its hotspots, unless the trace's kernels showed another one."""
+    upstream = (Upstream(release="sglang 0.5.23", path="a.py", op="mul"),)
+    plain = {"pattern": "x", "kind": KernelClass.OTHER}
+    either = Replaced(operator="^aten::(mul|add)$")
+    task = Entry(id="a", task="k01_mul", replaces=(Replaced(operator="^aten::mul$", module="^Block$"),), **plain)
+    missed = Entry(id="b", task="k02_add", upstream=upstream, replaces=(either,), **plain)
+    runs = Entry(id="c", upstream=upstream, fast=("^sglang::mul$",), **plain)
+    for name, module, recorded_status, expected in (
+        ("aten::mul", "Block", Status.NOT_HIT, "task here: k01_mul"),
+        ("aten::mul", "Norm", Status.NEW, "upstream, not hit: b"),
+        ("aten::add", "Block", Status.TASK, "task here"),
+        ("sglang::mul", "Block", Status.NEW, "new: runs upstream's c"),
+        ("aten::cat", "Block", Status.NEW, "new"),
+    ):
+        spot = Spot(name=name, module=module, kind=KernelClass.OTHER, status=recorded_status, rows=())
+        assert ceilings_page.known(spot, (task, missed, runs)) == expected
 
 
 def share(**by_kind: float) -> SimpleNamespace:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kda_judge.contract.tasks import find_tasks
 from kda_judge.evidence import record_log
+from kda_tools import checkout_folder
 from kda_tools.models import step_flow, step_record
 from kda_tools.models.known_models import layers_of
 from kda_tools.models.page import HEADER, unfit
@@ -15,6 +16,8 @@ from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspot
 from kda_tools.models.step_record import StepRecord
 from kda_tools.publish.report import NONE, STALE, line
 from kda_tools.publish.write_pages import write_pages
+from kda_tools.traces import catalogue
+from kda_tools.traces.catalogue import Entry, Status
 from kda_tools.traces.ceiling import Spot
 from kda_tools.traces.copy_limit import CopyLimit, copy_limit
 
@@ -37,6 +40,9 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
   GEMM do not count: both arms launch the same. A kernel that a step launches only once weighs more in a step of few
   layers.
 
+*Known* is what [the catalogue](../../../docs/catalogue.md) says now of an operator in a module. If a trace's kernel was
+of a task, that stays.
+
 *Stale*: the trace was read by a version that could credit an operator with launches after its end. Hotspots may be
 wrong there, and with them what they gain at the limit.
 
@@ -53,7 +59,8 @@ def publish(folder: Path, check: bool) -> list[str]:
     flows = record_log.read(step_flow.log(folder), StepFlow)
     steps = record_log.read(step_record.log(folder), StepRecord)
     fit = {one.run_id: one for one in steps if not unfit(one, folder)}
-    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits, flows, fit)}, check)
+    entries = catalogue.load(checkout_folder.root())
+    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits, flows, fit, entries)}, check)
 
 
 def page_md(
@@ -61,11 +68,12 @@ def page_md(
     limits: dict[str, CopyLimit],
     flows: Sequence[StepFlow],
     fit_steps: Mapping[str, StepRecord] = {},
+    entries: tuple[Entry, ...] = (),
 ) -> str:
     """A line for each model, release and GPU, then the hotspots of each: of its newest undisturbed profile.
 
     `fit_steps`: the undisturbed runs whose files are here, for profiles of a checkout with changes, and for what our
-    kernels saved in a profile's run.
+    kernels saved in a profile's run. `entries`: the catalogue.
     """
     fit = [one for one in records if not one.noisy and (not one.dirty or one.run_id in fit_steps)] or records
     newest = {(one.model, one.release, one.gpu): one for one in fit}
@@ -90,7 +98,7 @@ def page_md(
         *(_source(gpu, limits.get(gpu)) for gpu in sorted({one.gpu for one in latest})),
     ]
     for one in latest:
-        parts += _section(one, limits.get(one.gpu))
+        parts += _section(one, limits.get(one.gpu), entries)
     return "".join(parts)
 
 
@@ -129,7 +137,7 @@ def _source(gpu: str, limit: CopyLimit | None) -> str:
     return f"\nLimits of the {gpu}: {runs}.\n"
 
 
-def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
+def _section(one: StepHotspots, limit: CopyLimit | None, entries: tuple[Entry, ...]) -> Iterator[str]:
     yield f"\n## {one.model}, sglang {one.release}, {one.gpu}\n\n"
     yield f"{'**Stale.** ' * _old(one)}Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
@@ -138,7 +146,7 @@ def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     gains = [(spot, at_limit.gain_us if at_limit else 0.0) for spot, at_limit in found]
     for spot, gain in sorted(gains, key=lambda pair: (-pair[1], -pair[0].us))[:MOST_SPOTS]:
         numbers = (f"{spot.us:.1f}", f"{gain:.1f}" if limit else NONE, f"{gain / one.gpu_us:.2%}" if limit else NONE)
-        yield line(_name(spot), spot.module or NONE, spot.kind.value, spot.status.value, *numbers)
+        yield line(_name(spot), spot.module or NONE, spot.kind.value, known(spot, entries), *numbers)
     unknown = [(spot, at_limit.unknown_us) for spot, at_limit in found if at_limit]
     named = [
         f"{_name(spot)} of {spot.module or 'no module'} ({us:.1f} us, {us / one.gpu_us:.2%})"
@@ -147,6 +155,15 @@ def _section(one: StepHotspots, limit: CopyLimit | None) -> Iterator[str]:
     ]
     if named:
         yield f"\nThese have no limit, since the trace does not say what a call reads and writes: {', '.join(named)}.\n"
+
+
+def known(spot: Spot, entries: tuple[Entry, ...]) -> str:
+    """What the catalogue says now, and which task or entry. Kernels are not recorded: a task that they showed stays."""
+    status, entry = catalogue.match("", spot.name, spot.module, entries)
+    if entry is None or (spot.status is Status.TASK and status is not Status.TASK):
+        return spot.status.value
+    words = {Status.TASK: entry.task, Status.NOT_HIT: entry.id, Status.NEW: f"runs upstream's {entry.id}"}
+    return f"{status.value}: {words[status]}"
 
 
 def _name(spot: Spot) -> str:
