@@ -580,12 +580,14 @@ def test_without_a_gpu_a_decoder_is_float32_and_denoising_short(known, monkeypat
     monkeypatch.setattr(run_step, "answers_of", lambda _w, _a, requests, _s: asked.extend(requests) or iter([Answer()]))
     monkeypatch.setattr(boot, "obtain", lambda *_, **__: Path("nowhere"))
     asked, shown = [], []
-    for gpu in (False, True):
+    for gpu, steps in ((False, None), (True, None), (False, 1)):
         monkeypatch.setattr("kda_judge.evidence.gpu_state.has_gpu", lambda gpu=gpu: gpu)
         monkeypatch.setattr("kda_judge.evidence.gpu_state.read_state", lambda _: None)
-        run_step.run(Plan("hunyuan-vae", "0.5.23", modes=()), known, ROOT / known_models.FOLDER, shown.append)
+        plan = Plan("hunyuan-vae", "0.5.23", denoise=steps, modes=())
+        run_step.run(plan, known, ROOT / known_models.FOLDER, shown.append)
     assert (asked[0].denoise, asked[1].denoise) == (2, 50)
     assert shown[0] == "no GPU: computed on the CPU in float32, 2 steps for the drift"
+    assert "no GPU: computed on the CPU in float32, 1 step for the drift" in shown
     assert known.model("flux").dtype_on_cpu == "bfloat16"
 
 

@@ -117,7 +117,8 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
             requests[-1] = requests[-1].model_copy(update={"trace": str(plan.trace.absolute())})
         answers = []
         if not gpu:
-            show(f"no GPU: computed on the CPU in {model.dtype_on_cpu}, {request.denoise} steps for the drift")
+            steps = f"{request.denoise} step{'s'[: request.denoise != 1]}"
+            show(f"no GPU: computed on the CPU in {model.dtype_on_cpu}, {steps} for the drift")
         for number, found in enumerate(answers_of(WORKER, Answer, requests, show), start=1):
             answers.append(found)
             spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in found.seconds.items())
