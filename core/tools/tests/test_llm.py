@@ -384,6 +384,11 @@ def test_failures_are_counted_whatever_the_exit_code(
         )
 
 
+def test_a_tokenizer_that_is_no_folder_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert kda(monkeypatch, "llm", "bench", "http://127.0.0.1:1", "--tokenizer", "./none") == 2
+    assert "--tokenizer ./none: expected a folder or a name on the Hub" in capsys.readouterr().err
+
+
 def test_a_load_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     program(tmp_path, "guidellm", f'echo "$@" > {tmp_path}/words; exec sleep 600')
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -681,6 +686,8 @@ def test_inventories_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(UsageError, match=r"broken\.json: not valid JSON"):
         inventory.read(tmp_path / "broken.json")
+    with pytest.raises(UsageError, match="expected an inventory, got a capture: first run kda llm inventory"):
+        inventory.read(folder / "capture.json")
 
 
 def test_phases_of_a_server_are_named_by_rank_and_stage(tmp_path: Path) -> None:

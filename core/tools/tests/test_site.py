@@ -33,7 +33,7 @@ BROWSERS = ("google-chrome", "google-chrome-stable", "chromium", "chromium-brows
 """Chrome first: Ubuntu's chromium is a snap, which may not read temporary folders."""
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 LOCAL = ("file:", "data:")
-WIDTHS = (320, 390, 1280)
+WIDTHS = (320, 390, 1280, 1920)
 """CSS pixels of a small phone, the narrowest that a page has to fit, of a usual phone, and of a small laptop."""
 ALIKE = ("row", "baseline_source.html", "grid.html", "profile.html", "sanitize.html", "tuning.html")
 PAGE = "fam/k99_fake/docs/results.html"

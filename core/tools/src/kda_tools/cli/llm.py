@@ -151,6 +151,8 @@ def bench(
     from kda_tools.llm.llm_views import load_lines
 
     writable(json)
+    if tokenizer is not None and tokenizer.startswith(("/", ".", "~")) and not Path(tokenizer).is_dir():
+        raise UsageError(f"--tokenizer {tokenizer}: expected a folder or a name on the Hub, got no folder there")
     known = load_llms()
     url = server_client.check_url(url)
     listed = server_client.served_models(url) if model is None else []

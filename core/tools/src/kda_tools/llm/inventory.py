@@ -93,6 +93,10 @@ def log(folder: Path) -> Path:
 
 def read(path: Path) -> Inventory:
     """The inventory of a file; a broken one is a UsageError that names file and key."""
+    if path.name == capture_record.FILE:
+        raise UsageError(
+            f"{path}: expected an inventory, got a capture: first run kda llm inventory {path.parent} --out FILE"
+        )
     return read_json(Inventory, path)
 
 
