@@ -34,7 +34,7 @@ BROWSERS = ("google-chrome", "google-chrome-stable", "chromium", "chromium-brows
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 LOCAL = ("file:", "data:")
 WIDTHS = (320, 390, 1280, 1920)
-"""CSS pixels of a small phone, the narrowest that a page has to fit, of a usual phone, and of a small laptop."""
+"""CSS pixels of a small phone, the narrowest that a page has to fit, of a usual phone, of a small laptop, and of a large screen."""
 ALIKE = ("row", "baseline_source.html", "grid.html", "profile.html", "sanitize.html", "tuning.html")
 PAGE = "fam/k99_fake/docs/results.html"
 BLOCKS = ("tasks", "models")
@@ -196,7 +196,9 @@ def followed(tab: "Page", link: "Locator") -> None:
 
 
 def column(tab: "Page", label: str) -> list[str]:
-    return tab.locator(f'table[data-kda-sortable] >> nth=0 >> [data-label="{label}"]').all_inner_texts()
+    sorts = tab.locator("table[data-kda-sortable]").first
+    heads = [head.removesuffix("\n") for head in sorts.locator("thead th").all_inner_texts()]
+    return sorts.locator(f"tbody tr > :nth-child({heads.index(label) + 1})").all_inner_texts()
 
 
 def shown_rows(tab: "Page") -> list[str]:
@@ -420,6 +422,18 @@ def test_the_numbers_are_the_ledgers(made: tuple[Path, RunRecord], browser: "Bro
     assert "not published: interrupted" in words
     assert start.locator("svg.kda-plot").count() == 3
     assert start.complaints == []
+
+
+def test_a_phone_labels_every_cell_with_its_head(real: Path, browser: "Browser") -> None:
+    task = find_tasks()[0]
+    for page in ("index.html", "rows.html", f"{task.family}/{task.folder}/docs/tuning.html"):
+        tab = opened(browser, real / page, viewport={"width": 390, "height": 800})
+        heads, labels = tab.locator("table[data-kda-sortable]").first.evaluate(
+            """table => [[...table.tHead.rows[0].cells].slice(1).map(one => one.textContent),
+                [...table.tBodies[0].rows[0].cells].slice(1).map(one => getComputedStyle(one, "::before").content)]"""
+        )
+        assert len(heads) > 2
+        assert labels == [f'"{head}"' for head in heads], page
 
 
 @pytest.mark.parametrize("which", ["made", "real"])
