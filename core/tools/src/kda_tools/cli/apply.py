@@ -22,7 +22,7 @@ def apply(
         typer.Option(
             "--ops",
             metavar="NAMES",
-            help="Only these tasks, such as k03,k05 or their ops; may be repeated. Else all measured ones.",
+            help="Only these tasks, such as k03,k05 or their ops; may be repeated. By default all measured ones.",
         ),
     ] = None,
     form: Annotated[
@@ -33,14 +33,14 @@ def apply(
     ] = "portable",
     exact: Exact = False,
     gpus: Annotated[
-        int, typer.Option(min=0, help="How many idle GPUs to choose; 0, or a CUDA_VISIBLE_DEVICES that is set: none.")
+        int, typer.Option(min=0, help="How many idle GPUs to choose; none if 0, or if CUDA_VISIBLE_DEVICES is set.")
     ] = 1,
     json: Json = None,
 ) -> None:
     """Run COMMAND with our kernels in place of the installed SGLang's functions; no file of SGLang is changed.
 
-    At its end it says, on standard error, which calls were taken, which fell back to SGLang's own function, and why.
-    The exit code is the command's, 3 where nothing could be replaced.
+    A report on standard error says which calls our kernels did, which fell back to SGLang's own function, and why.
+    The exit code is the command's, or 3 if nothing could be replaced.
     """
     from kda_judge.contract.tasks import all_tasks
     from kda_tools.models import apply_run, apply_site

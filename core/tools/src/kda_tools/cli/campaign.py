@@ -36,7 +36,7 @@ def launch(
     ] = "claude",
     command: Given = None,
 ) -> None:
-    """Make a worktree and a branch, look at the machine, write the prompt, and start the agent; again: go on.
+    """Make a worktree and a branch, check the machine, write the prompt, and start the agent; or continue.
 
     KDA_BASE_BRANCH: the branch to begin from. KDA_NO_CLAUDE=1: start nothing. KDA_BASH_BIN: the Bash to use.
     """
@@ -73,11 +73,9 @@ def iterate(
     message: Annotated[
         str, typer.Option("-m", "--message", metavar="TEXT", help="What is changed, and why it should be faster.")
     ],
-    rows: Annotated[
-        list[str] | None, typer.Option("--rows", metavar="PATTERN", help="The rows that it is about: they decide.")
-    ] = None,
+    rows: Annotated[list[str] | None, typer.Option("--rows", metavar="PATTERN", help="Only these rows decide.")] = None,
     direction: Annotated[
-        str | None, typer.Option("--direction", metavar="TEXT", help="The change of direction, where one is due.")
+        str | None, typer.Option("--direction", metavar="TEXT", help="The new direction, if a change is due.")
     ] = None,
 ) -> None:
     """Verify and measure what the worktree holds, keep or revert it, and record that: one iteration."""
@@ -126,7 +124,7 @@ def review(
     ] = None,
     command: Given = None,
 ) -> None:
-    """Look at the best version: a program first, then an agent or a person. Findings block promotion until answered."""
+    """Review the best version: a program first, then an agent or a person. Findings block promotion until answered."""
     from kda_tools.campaign import review as reviews
     from kda_tools.campaign.place import here
     from kda_tools.campaign.views import finding as words

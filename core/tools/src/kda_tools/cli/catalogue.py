@@ -18,8 +18,8 @@ kda.add_typer(app, name="catalogue")
 @app.command()
 def find(
     terms: Annotated[list[str], typer.Argument(metavar="WORDS...", help="For example: norm scale shift.")],
-    most: Annotated[int, typer.Option("--most", min=1, help="So many entries.")] = 5,
-    whole: Annotated[bool, typer.Option("--whole", help="With every condition, fallback and caller.")] = False,
+    most: Annotated[int, typer.Option("--most", min=1, help="How many entries at most.")] = 5,
+    whole: Annotated[bool, typer.Option("--whole", help="Show every condition, fallback and caller.")] = False,
 ) -> None:
     """Find fused ops by words: pattern, op, kernel, model, condition."""
     from kda_tools.knowledge import catalogue_find
@@ -52,10 +52,10 @@ def diff(
 
 @app.command()
 def update(
-    check: Annotated[bool, typer.Option("--check", help="Only say what is not what the wheels give.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; list what differs from the wheels.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Take the wheels from the cache only.")] = False,
 ) -> None:
-    """Read the facts of every pinned release out of its wheel again, and make the pages."""
+    """Read the facts of every pinned release from its wheel again, and make the pages."""
     from kda_judge.contract.tasks import all_tasks
     from kda_tools.knowledge import catalogue_pages, update_facts
 

@@ -40,11 +40,12 @@ def run(
         typer.Option("--address", help="auto, HOST:PORT or ray://HOST:PORT of a cluster; else a Ray on this machine."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, max=MOST, help="At most so many; without any, workers on the CPU.")
+        int | None,
+        typer.Option("--gpus", min=1, max=MOST, help="GPUs to use at most; if there is none, workers run on the CPU."),
     ] = None,
     per_node: Annotated[
         int | None,
-        typer.Option("--per-node", min=1, max=MOST, help="At most so many a machine; 1: no two pieces share one."),
+        typer.Option("--per-node", min=1, max=MOST, help="Workers on a machine at most; 1: pieces never share one."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="validate: the whole grid also without a GPU.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="bench: a first look; never published.")] = False,
@@ -71,7 +72,7 @@ def run(
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="For a piece; then it counts as hung."
+            "--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="After this time a piece counts as hung."
         ),
     ] = 3600.0,
     limit_s: Annotated[
@@ -81,7 +82,7 @@ def run(
             metavar="SECONDS",
             min=1,
             callback=seconds,
-            help="Begin no piece that would probably end later, and keep what came.",
+            help="Begin no piece that would probably end after this time.",
         ),
     ] = None,
     out: Annotated[

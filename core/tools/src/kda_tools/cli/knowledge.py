@@ -10,7 +10,7 @@ from kda_tools.cli.base import MOST, app
 @app.command()
 def knowledge(
     terms: Annotated[list[str], typer.Argument(metavar="TERMS...", help="For example: register spills triton.")],
-    most: Annotated[int, typer.Option("--most", min=1, max=MOST, help="So many passages.")] = 8,
+    most: Annotated[int, typer.Option("--most", min=1, max=MOST, help="How many passages at most.")] = 8,
 ) -> None:
     """Search skills, guides, notes and external/: ranked passages with file and line."""
     from kda_tools import checkout_folder

@@ -139,7 +139,13 @@ def bench(
     ] = None,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout-s", metavar="SECONDS", min=1, callback=seconds, help="End the load then, as partial."),
+        typer.Option(
+            "--timeout-s",
+            metavar="SECONDS",
+            min=1,
+            callback=seconds,
+            help="Time after which the load ends, as partial.",
+        ),
     ] = 3600.0,
     record: Record = False,
     json: JsonFile = None,
@@ -188,10 +194,10 @@ def bench(
 def profile(
     url: Url,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the server writes; for vLLM its own folder.")],
-    engine: Annotated[Profiled | None, typer.Option("--engine", help="By default as the server says.")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="Steps to profile, of SGLang.")] = 10,
+    engine: Annotated[Profiled | None, typer.Option("--engine", help="By default what the server says it is.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST, help="Steps to profile with SGLang.")] = 10,
     duration: Annotated[
-        float, typer.Option("--seconds", callback=seconds, help="For vLLM, which counts no steps.")
+        float, typer.Option("--seconds", callback=seconds, help="Seconds to profile with vLLM, which counts no steps.")
     ] = 2.0,
     shapes: Annotated[
         bool, typer.Option("--shapes", help="With operators, shapes and frames, which slow the host down.")

@@ -144,7 +144,7 @@ def calls(
     ] = None,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Write the calls of the latest release that calls a row into it: `calls_a_step`."),
+        typer.Option("--write", help="Write `calls_a_step` into each row, from the latest release that calls it."),
     ] = False,
 ) -> None:
     """Count a step's calls of the tasks' ops, at real sizes with all layers. Computes nothing and needs no GPU."""
@@ -183,7 +183,7 @@ def flow(
     ] = None,
     record: Annotated[bool, typer.Option("--record", help="Append it to the models' ledger of flows.")] = False,
 ) -> None:
-    """Say what a step would move if it were fused as far as its dataflow allows. Computes nothing and needs no GPU."""
+    """Say how many bytes a step must move if it is fused as far as its dataflow allows. Needs no GPU."""
     from kda_judge.evidence.record_log import append
     from kda_tools.models import step_flow
     from kda_tools.models.known_models import folder, layers_of, load_models

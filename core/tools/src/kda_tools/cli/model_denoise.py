@@ -23,7 +23,9 @@ def denoise(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="One of `kda model presets`.")],
     label: Annotated[str, typer.Option("--label", help="Names the run, beside the preset.")] = "baseline",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the folders of runs are.")] = Path("denoise"),
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="Processes of SGLang; three give intervals.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=100, help="How often SGLang runs; three or more give intervals.")
+    ] = 3,
     model: Annotated[
         Text, typer.Option("--model", help="A folder (then the Hub is not asked), or another name.")
     ] = None,
@@ -39,7 +41,7 @@ def denoise(
 ) -> None:
     """Run `sglang generate` with a preset, and keep its perf dumps, its log, and one image or clip.
 
-    No number is kept where SGLang fell back to diffusers, be it for one component, failed, or wrote no dump.
+    No number is kept if SGLang used diffusers for any component, failed, or wrote no dump.
     """
     from kda_tools.models import denoise_run
     from kda_tools.models.denoise_presets import Choice
@@ -114,7 +116,7 @@ def compare(
 ) -> None:
     """Compare two runs of one preset: end to end, denoising, steps and stages, with intervals over repeats.
 
-    Refused are runs with --profile, of other settings, of another commit, and with fewer than three repeats.
+    It refuses runs with --profile, with fewer than three repeats, and of different settings or commits.
     """
     from kda_tools.models import denoise_compare
 

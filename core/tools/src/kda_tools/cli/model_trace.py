@@ -27,7 +27,7 @@ def trace(
     ] = None,
     ceiling: Annotated[
         bool,
-        typer.Option("--ceiling", help="Show what the step gains where kernels bound by bytes run at the GPU's limit."),
+        typer.Option("--ceiling", help="Show what the step gains if kernels bound by bytes run at the GPU's limit."),
     ] = False,
 ) -> None:
     """Show where the GPU's time in a trace went, which tasks cover it, and what is worth a new task."""

@@ -43,7 +43,7 @@ def tree(
     checks: Annotated[
         Path | None,
         typer.Option(
-            "--checks", metavar="FILE", help="Keep results of grid and tests there; if they are there, use them."
+            "--checks", metavar="FILE", help="Keep the results of grid and tests there, or use those that it has."
         ),
     ] = None,
     exact: Exact = False,
@@ -51,7 +51,7 @@ def tree(
     limit_s: Annotated[
         float | None,
         typer.Option(
-            "--limit-s", min=1, callback=seconds, metavar="SECONDS", help="Begin no row of the grid after these."
+            "--limit-s", min=1, callback=seconds, metavar="SECONDS", help="Begin no row of the grid after this time."
         ),
     ] = None,
     rows: Rows = None,

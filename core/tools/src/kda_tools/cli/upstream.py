@@ -22,15 +22,15 @@ def _group() -> None:
 def check(
     version: Annotated[str, typer.Argument(metavar="VERSION", help="A release of SGLang, or latest.")],
     task: Annotated[
-        list[str] | None, typer.Option("--task", metavar="TASK", help="Only this; may be repeated.")
+        list[str] | None, typer.Option("--task", metavar="TASK", help="Only this task; may be repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the tables there as well.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="On a GPU: a first look at the times.")] = False,
 ) -> None:
     """Say what a release changed of the pinned files; on a GPU, also which wins shrank or died.
 
-    The answer is Markdown on standard output; the steps are told on standard error. Exit code 1: a function is gone,
-    or cannot be imported any more.
+    Markdown goes to standard output, progress to standard error. Exit code 1: a function is gone, or can no longer be
+    imported.
     """
     from kda_judge.arms.upstream import cache_folder
     from kda_judge.contract.tasks import all_tasks, checkout_root, find_task

@@ -17,10 +17,10 @@ def warm(
     rows: Rows = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", min=1, max=MOST, help="Processes side by side; as many as there are cores."),
+        typer.Option("--processes", min=1, max=MOST, help="Number of processes; by default one for each core."),
     ] = None,
 ) -> None:
-    """Compile what all arms launch on the rows, side by side, so that runs find it in the compilers' caches."""
+    """Compile what all arms launch on the rows, so that runs find it in the compilers' caches."""
     from kda_judge.contract.errors import MissingRequirement
     from kda_judge.contract.tasks import find_task, find_tasks
     from kda_judge.evidence.gpu_state import has_gpu

@@ -11,7 +11,7 @@ from kda_tools.cli.base import TaskName, app
 def why(
     task: TaskName, row: Annotated[str, typer.Argument(metavar="ROW", help="The row's id: kda list TASK.")]
 ) -> None:
-    """Say on one screen what a row takes, how far it is from its limit, what holds it, and what was tried."""
+    """Show on one screen a row's times, its distance to the limit, what bounds it, and what was tried."""
     from kda_judge.contract.tasks import find_task
     from kda_tools.campaign.history import tried
     from kda_tools.publish import why as screen
