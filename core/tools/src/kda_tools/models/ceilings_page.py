@@ -28,23 +28,20 @@ INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with rando
 
 - **Bound by bytes**: the share of GPU time in all kernels but attention, GEMM, communication and copies from and to the
   host.
-- **At the limit**: how much faster the step's kernels are if each of those takes the time that its bytes need. The
-  limits are those that the judge measured on that GPU in the newest clean runs of the tasks. Bytes follow from a call's
-  inputs; calls whose bytes are unknown gain nothing here.
-- **Fused**: the same if, in their place, there were one kernel between two levels of products, convolutions and
-  attention, at the device limit. It reads what came from elsewhere and writes what is read elsewhere, as
-  `kda model flow` finds. It computes a value again where that moves fewer bytes. A product does a GELU of its result.
-  It is never below *at the limit*: kernels of products may already do some of this work.
+- **At the limit**: how much faster the step is if each of those kernels takes only the time that its bytes need, by the
+  judge's newest clean limits on that GPU. Bytes follow from a call's inputs; without known bytes a call gains nothing.
+- **Fused**: the same with one kernel, at the device limit, in place of all those between two products, convolutions or
+  attentions, as `kda model flow` finds. It computes a value again where that moves fewer bytes, and a product computes
+  a GELU of its result. It is never below *at the limit*: kernels of products may already do some of this work.
 - **Without them**: the same if none of those kernels were left.
 - **Reached**: the time that our kernels saved in the same run, as a share of what *fused* would save. Attention and
-  GEMM do not count: both arms launch the same. A kernel that a step launches only once weighs more in a step of few
-  layers.
+  GEMM do not count: both arms launch the same. A kernel that a step launches once weighs more in a step of few layers.
 
-*Known* is what [the catalogue](../../../docs/catalogue.md) says now of an operator in a module. If a trace's kernel was
-of a task, that stays.
+*Known* is what [the catalogue](../../../docs/catalogue.md) says now of an operator in a module. A task that the trace's
+kernel showed stays.
 
-*Stale*: the trace was read by a version that could credit an operator with launches after its end. Hotspots may be
-wrong there, and with them what they gain at the limit.
+*Stale*: the trace was read by a version that could credit an operator with launches after its end. Hotspots, and what
+they gain at the limit, may be wrong.
 
 All columns are about GPU time. A step that waits for its host gains less, unless it runs as a CUDA graph.
 """

@@ -26,19 +26,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INTRODUCTION = f"""One denoising step of SGLang's own transformers, or one decode of a VAE, from the pinned wheels:
-random weights from a seed, real widths, and the number of layers that is named. The tasks' solutions stand in place of
-the functions and statements that they replace.
+random weights, real widths, and as many layers as named. The tasks' solutions replace functions and statements.
 
 - **Attention** is PyTorch's `scaled_dot_product_attention`; a server takes FlashAttention 3. So shares are approximate.
 - **Times** are wall times of a step, both arms interleaved in each of several processes; brackets hold 95% intervals.
   A/A is upstream against itself in the same processes.
 - **GPU time** of attention and GEMM can rise although both arms launch the same. A long step may run at the GPU's power
-  limit: a run then says `sw_power_cap`. Kernels that wait for memory need less power. If they take less time, the
-  others probably run at a lower clock. The speedups include this.
+  limit: a run then says `sw_power_cap`. Kernels that wait for memory need less power. If they get faster, the others
+  probably run at a lower clock. The speedups include this.
 - **Drift** is the same denoising with every arm. *Eager* is upstream's native PyTorch, without a fused op. The solution
-  may end at most {BOUND} times as far from eager as the further of two: upstream, and one more rounding of each output
-  of the replaced ops. Where upstream ends exactly at eager and the solution does not, the run says so. The arm *exact*
-  replaces the ops alone that can give upstream's bits.
+  may end at most {BOUND} times as far from eager as upstream does, or as one more rounding of each output of the
+  replaced ops would, whichever is further. The arm *exact* replaces only ops that can give upstream's bits.
 - **Compile** is torch.compile. A compiled graph keeps the model's own statements; only functions are replaced in it.
   The decode of `hunyuan-vae` has no such times: compiling it does not end within 8 minutes.
 - **Fastest** is each arm in its own fastest mode, which is what a user would run. The modes may be from different runs.

@@ -69,10 +69,10 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     folded = f"<details><summary>More models and GPUs</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
         f"{head}{shown}\n"
-        "Steps of SGLang's own models, each with the layers named; a VAE's step is a decode: "
+        "Steps of SGLang's own models, with as many layers as named; a VAE's step is a decode. See also "
         f"[what a step is made of]({PAGE}){more}. "
         "*Fastest*: each arm in its own fastest mode, eager, as a CUDA graph or under torch.compile. "
-        "*Our calls*: how many calls of a step go to our ops; without any, nothing can change."
+        "*Our calls*: how many calls of a step go to our ops."
         f"{footnote}\n{folded}"
     )
 

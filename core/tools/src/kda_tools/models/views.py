@@ -82,7 +82,7 @@ def facts(record: StepRecord) -> list[str]:
         rows["production" if call.production else "another" if call.row else "new"] += call.count
     lines = [f"calls of the tasks' ops: {rows.total()}, {rows['production']} of them with a production row's shapes"]
     if rows["another"]:
-        lines[0] += f", {rows['another']} with those of a frozen row that production does not make"
+        lines[0] += f", {rows['another']} with those of a frozen row outside production"
     if not record.calls:
         lines.append("no call of a task's op was reached" + (": these calls need a GPU" if record.tiny else ""))
     lines += [f"fallback: {one.task} {one.op}, {one.count} calls: {one.reason}" for one in record.fallbacks]
