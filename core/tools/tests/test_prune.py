@@ -188,6 +188,22 @@ def test_a_heading_with_nothing_below_it_goes():
     assert left["y.py"] == "# --- two\n\n\ndef b():\n    pass\n"
 
 
+def test_a_heading_at_the_end_of_a_module_goes():
+    text = "def a():\n    pass\n\n\n# --- two\n\n\ndef b():\n    pass\n"
+    assert prune({"x.py": "from .y import a\n", "y.py": text}, ["x.py"])["y.py"] == "def a():\n    pass\n"
+
+
+def test_a_string_keeps_what_its_module_may_get_and_nothing_elsewhere():
+    """`pad` is an op that is asked for by its name, and the name of a table, which keeps no function."""
+    op = "def pad():\n    return 1\n\n\ndef copy():\n    return TABLE\n\n\nTABLE = read('pad')\n"
+    files = {"k/__init__.py": "from .op import copy, pad\n", "k/op.py": op}
+    for asked in ("pad", "copy"):
+        root = f"def load(name):\n    from . import k\n    return getattr(k, name)\n\n\nload({asked!r})\n"
+        left = prune({"__init__.py": root, **files}, ["__init__.py"])
+        assert left["k/__init__.py"] == f"from .op import {asked}\n"
+        assert ("def pad" in left["k/op.py"], "def copy" in left["k/op.py"]) == (asked == "pad", asked == "copy")
+
+
 def test_a_long_import_that_loses_names_is_written_again():
     names = [f"name_of_some_length_{number}" for number in range(8)]
     used = ", ".join(names[:6])

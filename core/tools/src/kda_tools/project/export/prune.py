@@ -1,8 +1,8 @@
 """Cut the modules of an export down to what is reachable. Names decide, so the result may keep too much.
 
-A top-level definition stays if kept code of its module names it, if kept code of another module imports it (or imports
-the module and has an attribute of that name), or if a string equals its name (`getattr`). A method or property stays if
-a kept attribute or string anywhere has its name. Dunder methods, fields and other statements of a kept class always
+A top-level definition stays if kept code of its module names it, or if kept code of another module imports it (or
+imports the module and has an attribute of that name, or a string, for `getattr`). A method or property stays if a kept
+attribute or string anywhere has its name. Dunder methods, fields and other statements of a kept class always
 stay, and so do statements that define nothing.
 """
 
@@ -20,7 +20,7 @@ CALLED_BY_OTHERS = frozenset({"data_ptr"})
 """Methods that Triton calls."""
 BASES = frozenset({"Protocol", "Generic", "NamedTuple", "Exception", "RuntimeError", "ValueError"})
 """Base classes from elsewhere that call only dunder methods of their subclasses."""
-EMPTY_SECTION = re.compile(r"^( *)# ---.*\n\n+(?=\1# ---|\Z|(?!\1)\S)", re.MULTILINE)
+EMPTY_SECTION = re.compile(r"^( *)# ---.*\n\n*(?=\1# ---|\Z|(?!\1)\S)", re.MULTILINE)
 """A heading with nothing left below it."""
 
 
@@ -48,7 +48,7 @@ class _Module:
     wanted: set[str] = field(default_factory=set)
     """Names that its own kept code uses, and names that other modules import from it."""
     attributes: set[str] = field(default_factory=set)
-    """Names of the attributes that its kept code uses."""
+    """Names of the attributes that its kept code uses, and its strings, any of which `getattr` may get."""
     importers: set[_Module] = field(default_factory=set)
     """Modules that import this module itself, not names from it."""
     kept: set[_Part] = field(default_factory=set)
@@ -66,7 +66,6 @@ class _Pruning:
         own = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         self.modules = {path: self._module(path, tree, path in whole, own | BASES) for path, tree in trees.items()}
         self.reached: dict[str, _Module] = {}
-        self.attributes, self.strings = set(CALLED_BY_OTHERS), set[str]()
         for path in whole:
             self._reach(path)
         before = None
@@ -89,12 +88,12 @@ class _Pruning:
         return _Module(path, lines, tuple(_parts(tree.body, lines, known)), whole)
 
     def _extent(self) -> tuple[int, ...]:
-        modules = self.reached.values()
-        sizes = (len(self.attributes), len(self.strings), sum(len(one.wanted) + len(one.kept) for one in modules))
-        return len(modules), sum(len(one.importers) for one in modules), *sizes
+        return tuple(
+            len(one.wanted) + len(one.attributes) + len(one.importers) + len(one.kept) for one in self.reached.values()
+        )
 
     def _asked(self, module: _Module) -> set[str]:
-        return module.wanted.union(self.strings, *(one.attributes for one in module.importers))
+        return module.wanted.union(*(one.attributes for one in module.importers))
 
     def _look_at(self, module: _Module, part: _Part) -> None:
         if part.imports is not None:
@@ -103,8 +102,9 @@ class _Pruning:
             module.wanted.update({"TYPE_CHECKING"} if names and part.typing else ())
         elif module.whole or not part.names or part.names & self._asked(module):
             self._keep(module, part)
+            called = CALLED_BY_OTHERS.union(*(one.attributes for one in self.reached.values()))
             for method in part.methods:
-                if module.whole or method.names & (self.attributes | self.strings):
+                if module.whole or method.names & called:
                     self._keep(module, method)
 
     def _keep(self, module: _Module, part: _Part) -> None:
@@ -115,14 +115,15 @@ class _Pruning:
             if isinstance(one, ast.Name):
                 module.wanted.add(one.id)
             elif isinstance(one, ast.Attribute):
-                self.attributes.add(one.attr)
                 module.attributes.add(one.attr)
             elif isinstance(one, ast.Import | ast.ImportFrom):
                 self._follow(module, one, one.names)
             elif isinstance(one, ast.Constant) and isinstance(one.value, str):
-                # Text of several lines may be code to execute.
-                words = re.findall(r"\w+", one.value) if "\n" in one.value else [one.value]
-                self.strings.update(words)
+                module.attributes.add(one.value)
+                if "\n" in one.value:  # may be code to execute
+                    words = re.findall(r"\w+", one.value)
+                    module.wanted.update(words)
+                    module.attributes.update(words)
 
     def _follow(self, module: _Module, node: ast.Import | ast.ImportFrom, names: Sequence[ast.alias]) -> None:
         if not isinstance(node, ast.ImportFrom) or not node.level:
@@ -155,7 +156,8 @@ class _Pruning:
                 lines[part.lines.start : part.lines.stop] = [None] * len(part.lines)
         for block in (block for block, names in typed.items() if not names):
             lines[block.lineno - 1] = None
-        return [EMPTY_SECTION.sub("", "".join(_spaced(lines)).lstrip("\n"))]
+        text = EMPTY_SECTION.sub("", "".join(_spaced(lines))).strip("\n")
+        return [f"{text}\n"] if text else []
 
 
 def _parts(body: Sequence[ast.stmt], lines: list[str], known: Collection[str]) -> Iterator[_Part]:
