@@ -36,6 +36,7 @@ from kda_tools.port import (
     upstream_tests,
 )
 from kda_tools.port.check_port import check_syntax
+from kda_tools.port.dispatch_edit import imports
 from kda_tools.port.insertions import Insertion, Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, find_tree, pin_of
 from kda_tools.port.package_files import KERNEL
@@ -621,11 +622,47 @@ def test_files_are_as_sglangs_formatter_has_them(releases: dict[Layout, Path], t
             assert files[name].startswith("# SPDX-License-Identifier: Apache-2.0\n"), name
             assert files[name].count("SPDX-License-Identifier") == 1
     ruff = [sys.executable, "-m", "ruff"]
-    imports = [word for one in tree_format.CONFIG for word in ("--config", one)]
-    for words in (["format", "--check", "--line-length", "88"], ["check", "--select", "F,I", *imports]):
-        package = tmp_path / "sglang" / port.tree.package(port.task)
-        done = subprocess.run([*ruff, *words, "--isolated", str(package)], capture_output=True, text=True)
+    for words in (["format", "--check"], ["check", "--select", "F,I", "--config", tree_format.CONFIG]):
+        command = [*ruff, *words, "--line-length", "88", "--isolated", str(tmp_path / "sglang")]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
+
+
+def test_what_is_inserted_is_as_sglangs_formatter_has_it(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    """Imports in their places, lines in models no wider than there: ruff passes each file that it passes without them.
+
+    k02, k03 and k06 insert names into one list of imports, k02 an import into a file without others of SGLang's. As the
+    tasks state them, k11's and k14's lines are too wide for their places.
+    """
+    tree = find_tree(shutil.copytree(releases[Layout.FACADE], tmp_path / "tree"))
+    ruff, given = [sys.executable, "-m", "ruff"], ["--line-length", "88", "--isolated", "--no-cache"]
+    checks = (["format", "--check"], ["check", "--select", "I", "--config", tree_format.CONFIG])
+    for op in ("qknorm_rope", "qkv_pack", "rounded_qknorm_rope", "fuse_scale_shift", "rotary_embedding"):
+        patch = make_port(find_task(op), tree).patch
+        paths = [path for path in patch.inserted if path.endswith(".py")]
+        assert paths
+        for path in paths:
+            for words in checks:
+                command = [*ruff, *words, *given]
+                before = subprocess.run([*command, str(tree.repository / path)], capture_output=True).returncode
+                (tmp_path / "after.py").write_text(patch.texts()[path])
+                done = subprocess.run([*command, str(tmp_path / "after.py")], capture_output=True, text=True)
+                assert done.returncode <= before, (op, path, done.stdout)
+        insertions.write(patch, op)
+
+
+def test_an_import_of_another_port_keeps_the_empty_line_above_it(tmp_path: Path) -> None:
+    """Undone, a port finds its lines as it wrote them, whichever comes first."""
+    text = "import torch\n\n\ndef f(x):\n    return x\n"
+    (tmp_path / "m.py").write_text(text)
+    for op, module in (("b", "sglang.kda_b"), ("a", "sglang.kda_a")):
+        patch = insertions.Patch(tmp_path)
+        patch.insert("m.py", *imports(patch.read("m.py"), tmp_path / "m.py", module, [f"try_{op}"]))
+        insertions.write(patch, op)
+    assert (tmp_path / "m.py").read_text().startswith("import torch\n\nfrom sglang.kda_b import try_b\n")
+    insertions.undo(tmp_path, "b")
+    insertions.undo(tmp_path, "a")
+    assert (tmp_path / "m.py").read_text() == text
 
 
 def test_without_a_formatter_the_port_says_so(

@@ -86,10 +86,13 @@ def outputs(text: str, kernel: int = 3, spatial_parallel: bool = False, **names:
 
 
 def imported_in(text: str) -> tuple[str, list[str]]:
-    """The file of the port's package, and the names that the module imports from it, in their order."""
+    """The file of the port's package, and the names that the module imports from it, sorted."""
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
-    (imported,) = [node for node in nodes if "kda_kernels" in str(node.module)]
-    return f"{str(imported.module).replace('.', '/')}/__init__.py", [alias.name for alias in imported.names]
+    imported = [
+        (node.module, alias.name) for node in nodes if "kda_kernels" in str(node.module) for alias in node.names
+    ]
+    (module,) = {str(module) for module, _ in imported}
+    return f"{module.replace('.', '/')}/__init__.py", sorted(name for _, name in imported)
 
 
 def forward_of(text: str, name: str) -> list[ast.stmt]:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -32,7 +33,7 @@ def dispatch(text: str, where: Path, package: str, functions: Sequence[Callable[
             without it; names it.
     """
     tree = parsed(text, where)
-    found = [Insertion(_after_imports(tree, text), _import(package, [*map(try_name, functions)]))]
+    found = imports(text, where, package, [*map(try_name, functions)])
     for function in functions:
         node = definition(tree, function.__name__, where)
         if returns_nothing(function) and REPLAYS in map(ast.unparse, node.decorator_list):
@@ -84,8 +85,7 @@ def into_models(text: str, where: Path, sites: Mapping[str, str], names: Mapping
     for name, module in names.items():
         if re.search(rf"\b{name.split()[-1]}\(", lines):
             modules.setdefault(module, []).append(name)
-    imports = "".join(_import(module, used) for module, used in sorted(modules.items()))
-    found = [Insertion(_after_imports(tree, text), imports)]
+    found = [one for module, used in sorted(modules.items()) for one in imports(text, where, module, used)]
     for name, inserted in sites.items():
         block = next((one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == name), None)
         node = _forward(block, where) if block else definition(tree, name, where)
@@ -144,19 +144,59 @@ def returns_nothing(function: Callable[..., Any]) -> bool:
     return inspect.signature(function).return_annotation in (None, "None")
 
 
-def _after_imports(tree: ast.Module, text: str) -> int:
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    if imports:
-        return int(imports[-1].end_lineno or 0)
-    has_docstring = ast.get_docstring(tree) is not None and len(text.splitlines()) > 0
-    return int(tree.body[0].end_lineno or 0) if has_docstring else 0
+def imports(text: str, where: Path, module: str, names: Sequence[str]) -> list[Insertion]:
+    """Insertions that import names from a module of SGLang, in isort's order within the first run of imports."""
+    tree = parsed(text, where)
+    run = list(takewhile(_is_import, dropwhile(lambda node: not _is_import(node), tree.body)))
+    own = [node for node in run if _source(node).partition(".")[0] == "sglang"]
+    same = [node for node in own if isinstance(node, ast.ImportFrom) and node.module == module]
+    if same and same[0].names[0].lineno > same[0].lineno and not any(" as " in name for name in names):
+        return [Insertion(_among(same[0].names, name), f"    {name},\n") for name in names]
+    together = sorted((name for name in names if " as " not in name), key=_by_kind)
+    groups = [*([together] if together else []), *([name] for name in names if " as " in name)]
+    inserted = "".join(_import(module, group) for group in sorted(groups, key=lambda group: _by_kind(group[0])))
+    if not own:
+        outer = [node for node in run if not getattr(node, "level", 0)]
+        has_docstring = ast.get_docstring(tree) is not None
+        last = outer[-1] if outer else tree.body[0] if has_docstring else None
+        return [Insertion(last.end_lineno or 0, f"\n{inserted}") if last else Insertion(0, inserted)]
+    after = next((node for node in own if _source(node).lower() > module.lower()), None)
+    # Where ports alone import from SGLang, the empty line above came with the first of them: nothing may go between.
+    if after is None or all("kda_" in _source(node) for node in own):
+        return [Insertion(own[-1].end_lineno or 0, inserted)]
+    line, lines = after.lineno - 1, text.splitlines()
+    while lines[line - 1].startswith("#"):
+        line -= 1
+    return [Insertion(line, inserted)]
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _source(node: ast.stmt) -> str:
+    """The module that an import is from; empty for a relative one. `import a` comes before `from b import c`."""
+    if isinstance(node, ast.ImportFrom):
+        return "" if node.level else str(node.module)
+    return "sglang" if isinstance(node, ast.Import) and node.names[0].name.partition(".")[0] == "sglang" else ""
+
+
+def _among(names: Sequence[ast.alias], name: str) -> int:
+    """The line (from 0) of a name in a list of names with one a line."""
+    behind = next((one for one in names if _by_kind(one.name) > _by_kind(name)), None)
+    return behind.lineno - 1 if behind else int(names[-1].end_lineno or 0)
+
+
+def _by_kind(name: str) -> tuple[bool, bool, str]:
+    """The order of names in an import: constants, classes, all else."""
+    return not name.isupper(), not name[0].isupper(), name
 
 
 def _import(package: str, names: Sequence[str]) -> str:
-    line = f"from {package} import {', '.join(sorted(names))}\n"
+    line = f"from {package} import {', '.join(names)}\n"
     if len(line) <= WIDTH + 1:
         return line
-    return f"from {package} import (\n" + "".join(f"    {name},\n" for name in sorted(names)) + ")\n"
+    return f"from {package} import (\n" + "".join(f"    {name},\n" for name in names) + ")\n"
 
 
 def _front(node: ast.FunctionDef, function: Callable[..., Any], where: Path) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
-from kda_tools.port.dispatch_edit import parsed
+from kda_tools.port.dispatch_edit import imports, parsed
 from kda_tools.port.insertions import Insertion, Patch
-from kda_tools.port.layouts import FACADE, Tree
+from kda_tools.port.layouts import FACADE, FACADE_MODULE, Tree
 from kda_tools.port.package_files import gate_name
+from kda_tools.port.tree_format import formatted
 
 KDA_README = "sglang/kernels/kda_kernels/README.md"
 STAGE = "sglang/multimodal_gen/runtime/pipelines_core/stages/denoising.py"
@@ -113,21 +114,20 @@ def _mount(patch: Patch, prefix: str, task: Task, functions: Sequence[str], tier
     site = f"{prefix}sglang/kernels/ops/diffusion/sites/kda_{task.op}_site.py"
     names = ", ".join(f"`{name}`" for name in functions)
     template = EXACT_SITE if tier == "exact" else SITE
-    patch.created[site] = template.format(names=names, tier=tier, op=task.op, gate=gate)
+    patch.created |= formatted({site: template.format(names=names, tier=tier, op=task.op, gate=gate)})
     if tier == "exact":
         return  # no level of a request mounts it
-    imported = f"from sglang.kernels.ops.diffusion import {gate}\n"
     text, where = patch.read(prefix + STAGE), patch.base / prefix / STAGE
     patch.insert(
         prefix + STAGE,
-        Insertion(_first_import(text, where), imported),
+        *imports(text, where, FACADE_MODULE, [gate]),
         Insertion(_end_of(text, HANDLERS, where), f'    ("{tier}", {gate}),\n'),
     )
     if (patch.base / prefix / ADAPTERS).is_file():
         text, where = patch.read(prefix + ADAPTERS), patch.base / prefix / ADAPTERS
         patch.insert(
             prefix + ADAPTERS,
-            Insertion(_first_import(text, where), imported),
+            *imports(text, where, FACADE_MODULE, [gate]),
             Insertion(_end_of(text, "_ADAPTER_SAFE_FUSIONS", where), f'    {gate}: "shared ops, no linear",\n'),
         )
 
@@ -159,11 +159,3 @@ def _end_of(text: str, name: str, where: Path) -> int:
         if entries and (line := int(entries[-1].end_lineno or 0)) < int(node.end_lineno or 0):
             return line
     raise UsageError(f"{where}: expected the table {name}, a tuple or a dict with one entry or more, found none")
-
-
-def _first_import(text: str, where: Path) -> int:
-    """The line (from 0) after the first import from the facade."""
-    for node in parsed(text, where).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.kernels.ops.diffusion"):
-            return int(node.end_lineno or 0)
-    raise UsageError(f"{where}: expected an import from sglang.kernels.ops.diffusion on its top level, found none")

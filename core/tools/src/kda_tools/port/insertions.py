@@ -74,10 +74,10 @@ class Written(Strict):
 
 
 def with_insertions(text: str, insertions: Sequence[Insertion]) -> str:
-    """The text with all insertions; their line numbers are those of the original text."""
+    """The text with all insertions, in order; their line numbers are those of the original text."""
     lines = text.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    for one in sorted(insertions, key=lambda one: -one.line):
+    for _, one in sorted(enumerate(insertions), key=lambda pair: (pair[1].line, pair[0]), reverse=True):
         lines.insert(one.line, one.text.replace("\n", end))
     return "".join(lines)
 

@@ -21,6 +21,7 @@ FAMILIES = (DIFFUSION, "llm")
 """The families of tasks that can be ported, because their places in a tree are known."""
 FACADE = "sglang/kernels/ops/diffusion/__init__.py"
 """The file with the public imports and the registry's entries, in releases that have a facade."""
+FACADE_MODULE = FACADE.removesuffix("/__init__.py").replace("/", ".")
 
 
 class Layout(Enum):

@@ -259,7 +259,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
             text += "from sglang.kernels.ops.diffusion.common.platform import is_cuda\n"
         if gated:
             site = f"sglang.kernels.ops.diffusion.sites.kda_{task.op}_site"
-            text += f"from {site} import (\n    {gate_name(task.op)},\n)\n"
+            text += f"from {site} import {gate_name(task.op)}\n"
         if exact:
             names = [one.__name__ for one in functions]
             hosts = "".join(f'    "{op}": "{module}",\n' for op, module in _hosts(task, tree, names).items())

@@ -15,7 +15,7 @@ from kda_tools.port.insertions import Patch, original
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, hosts, locked
 from kda_tools.port.package_files import RUNS, dispatched, is_gated, package_files, tier
 from kda_tools.port.proof_files import proof_files
-from kda_tools.port.tree_format import formatted
+from kda_tools.port.tree_format import formatted, formatted_bodies
 from kda_tools.publish.read_once import unchanged_files
 
 
@@ -108,6 +108,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
             strangers.append(path)
         runs = f"{RUNS}_{task.op}"  # a name of its own: ports of several tasks may change one module
         ported = {site.holder: lines(site).replace(f"{RUNS}(", f"{runs}(") for site in mine_there}
+        ported = formatted_bodies(ported, [site.holder for site in mine_there if site.class_])
         names = modules | dict.fromkeys((f"{RUNS} as {runs}", BLOCK), package)
         patch.insert(prefix + path, *into_models(patch.read(prefix + path), where, ported, names))
     if tree.layout is Layout.FACADE:

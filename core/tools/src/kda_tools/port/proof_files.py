@@ -13,7 +13,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.contract.tensor_spec import INTEGRAL
 from kda_judge.contract.workloads import Workload
 from kda_tools.port.dispatch_edit import WIDTH
-from kda_tools.port.layouts import FACADE, Layout, Tree
+from kda_tools.port.layouts import FACADE_MODULE, Layout, Tree
 from kda_tools.port.package_files import gate_name, is_gated_by_bits
 from kda_tools.port.row_source import chosen, makers, off, operands, rows_text, tensors_passed, tolerances
 from kda_tools.project.export.prune import prune
@@ -31,7 +31,6 @@ CI = {
         'register_cuda_ci(\n    est_time=60, stage="base-b-kernel-benchmark", runner_config="1-gpu-large"\n)'
     ),
 }
-FACADE_MODULE = FACADE.removesuffix("/__init__.py").replace("/", ".")
 MOST_BYTES = 1 << 28
 """Most bytes that the inputs of a row in a test may have."""
 HEAD = '''"""{told}"""

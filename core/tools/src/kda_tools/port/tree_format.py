@@ -6,16 +6,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import dedent, indent
 
 from kda_judge.contract.errors import UsageError
 from kda_tools.port.dispatch_edit import WIDTH
 
 OPTIONS = ("--isolated", "--line-length", str(WIDTH))
-CONFIG = ('lint.isort.known-first-party = ["sglang"]', "lint.isort.split-on-trailing-comma = false")
-IMPORTS = ("--select", "I,RUF100", "--fix", *(word for one in CONFIG for word in ("--config", one)))
+CONFIG = 'lint.isort.known-first-party = ["sglang"]'
+IMPORTS = ("--select", "I,RUF100", "--fix", "--config", CONFIG)
 
 
 def formatted(files: Mapping[str, str]) -> dict[str, str]:
@@ -44,3 +45,12 @@ def formatted(files: Mapping[str, str]) -> dict[str, str]:
             if done.returncode:
                 raise UsageError(f"ruff {words[0]}: expected files of Python, got: {done.stdout}{done.stderr}")
         return {name: places[name].read_text(encoding="utf-8") if name in places else files[name] for name in files}
+
+
+def formatted_bodies(bodies: Mapping[str, str], methods: Collection[str]) -> dict[str, str]:
+    """Statements by the function that they are for, as wide as they may be there, or in a method of a class."""
+    heads = {name: f"class A:\n{' ' * 4}def f():\n" if name in methods else "def f():\n" for name in bodies}
+    pads = {name: " " * (8 if name in methods else 4) for name in bodies}
+    whole = {f"{name}.py": heads[name] + indent(f"{text.strip()}\n", pads[name]) for name, text in bodies.items()}
+    done = formatted(whole)
+    return {name: dedent(done[f"{name}.py"].removeprefix(heads[name])) for name in bodies}
