@@ -19,6 +19,7 @@ from kda_tools.knowledge import watchlist
 from kda_tools.knowledge.watchlist import Pull
 from kda_tools.lab.profile.profile_record import ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
+from kda_tools.models import task_share
 from kda_tools.models.apply_site import Replacement
 from kda_tools.port import artifacts, ports_page
 from kda_tools.port.artifacts import Given, causes, collect, write
@@ -167,6 +168,20 @@ def test_ratios_of_medians_over_the_latest_release(task: Task) -> None:
     assert "|---|" not in made.files["numerics.md"], "a table without rows"
 
 
+def test_the_draft_is_of_a_port_into_the_newest_release(task: Task) -> None:
+    """Whichever was measured last. The host's time is told too: without a CUDA graph it decides."""
+    task = pinned(task)
+    newest, older = ported(task), ported(task, layout="0.5.12.post1", exact=True)
+    for one in (newest, older):
+        record_log.append(log(task), one)
+    made = collect(task, Given())
+    text = made.files["description.md"]
+    assert "- `sglang.kernels.ops.fake.fake`\n" in text
+    assert "Declared: **lossless**" in text
+    assert re.search(r"geometric mean \d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]\. By wall time, .*: \d\.\d{3} \[", text), text
+    assert "No measured step of a model is recorded that has this task in it." in text
+
+
 @pytest.mark.parametrize("of_port", [False, True])
 def test_an_outdated_record_claims_nothing(task: Task, of_port: bool) -> None:
     if of_port:
@@ -222,6 +237,19 @@ def test_steps_of_models_that_are_recorded_are_told_without_whole_requests() -> 
     runs = re.findall(r"^- (\S+) \((\S+), (\S+), run .* times as fast; measured .*: eager \d", told, re.MULTILINE)
     assert len(runs) == len(set(runs)) >= 2, "the newest run of each model, release and GPU, with the step's speedup"
     assert [one for one in made.missing if one.startswith("no whole requests")]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_draft_has_steps_of_its_release_alone_and_none_that_is_stale(
+    old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_share, "stale", lambda *_: ["solution"] * old)
+    task = find_task("qknorm_rope")
+    told, draft = (task_share.share_of_steps(task, release).splitlines()[1:] for release in (None, "0.5.23"))
+    assert all((" (stale)): " in line) == old for line in told)
+    of_release = [line for line in told if " (0.5.23, " in line]
+    assert len(told) > len(of_release) > 1
+    assert draft == (["No measured step of a model is recorded that has this task in it."] if old else of_release)
 
 
 def test_causes_are_those_of_the_profile() -> None:

@@ -120,7 +120,7 @@ def collect(task: Task, given: Given) -> Artifacts:
         made.files["models.md"] = _models(task, given, made)
     else:
         made.missing.append("throughput and latency of a model: SGLang's own benchmarks, before and after the patch")
-    made.files["numerics.md"] = _numerics(_tier(task), measured.run, made)
+    made.files["numerics.md"] = _numerics(_tier(task, measured), measured.run, made)
     made.files["provenance.json"] = origin_json(task, {})
     if task.family == DIFFUSION and not given.pictures:
         made.missing.append("no generated image or clip was given: --picture FILE")
@@ -130,7 +130,10 @@ def collect(task: Task, given: Given) -> Artifacts:
 
 @dataclass(frozen=True)
 class Measured:
-    """The run whose times are reported: the last port's, or the solution's published run if no port was measured."""
+    """The run whose times are reported: a port's, or the solution's published run if no port was measured.
+
+    Of the ports it is one of the present files if there is one, then of the newest release, then the last.
+    """
 
     port: PortRecord | None
     run: RunRecord | None
@@ -152,7 +155,9 @@ class Measured:
 
 
 def _measured(task: Task, made: Artifacts) -> Measured:
-    port = next(reversed(records(task)), None)
+    ports = reversed(records(task))
+    newest = list(Layout)
+    port = max(ports, key=lambda one: (not stale(task, one.run), newest.index(Layout(one.layout))), default=None)
     run = port.run if port else next(iter(published_runs(task).values()), None)
     if port is None:
         made.missing.append("no port was measured: `kda port TASK --sglang PATH --record`, on a GPU")
@@ -228,9 +233,9 @@ def _requests(given: Given, made: Artifacts) -> str:
     return "```\n" + "\n".join(denoise_compare.text(one, other, lines)) + "\n```\n"
 
 
-def _tier(task: Task) -> str:
-    """The tier of the last measured port, else the contract's."""
-    return tier_of(task, exact=any(one.exact for one in records(task)[-1:]))
+def _tier(task: Task, measured: Measured) -> str:
+    """The tier of the measured port, else the contract's."""
+    return tier_of(task, exact=measured.port is not None and measured.port.exact)
 
 
 def _numerics(tier: str, run: RunRecord | None, made: Artifacts) -> str:
@@ -270,17 +275,22 @@ def _description(task: Task, given: Given, measured: Measured, profile: ProfileR
     parts.append(f"{task.config.task.title}. Models: {', '.join(task.config.task.models)}.\n")
     if faster:
         parts.append(_speedups(measured))
-    parts += ["## Modifications\n", _modifications(task, release, replaced)]
+    parts += ["## Modifications\n", _modifications(task, release, replaced, _tier(task, measured))]
     if given.overlapping:
         numbers = ", ".join(f"#{number}" for number in given.overlapping)
         parts.append(f"Open pull requests that touch the same, as far as the author knows: {numbers}.\n")
-    parts += ["## Accuracy Tests\n", _declared(_tier(task)), "Beside SGLang's own outputs: numerics.md.\n"]
+    parts += ["## Accuracy Tests\n", _declared(_tier(task, measured)), "Beside SGLang's own outputs: numerics.md.\n"]
     parts.append("## Benchmarking and Profiling\n")
     if not current:
         parts.append(f"Not measured{': the last times are outdated' if measured.run else ''}.\n")
     elif ratios:
         models = ", models.md" if "models.md" in made.files else ""
         parts += [*([] if faster else [_speedups(measured)]), METHOD, f"Tables: microbench.md{models}.\n"]
+    if task.family == DIFFUSION:
+        parts += [
+            "Steps of models, with all kernels of KDA-Pilot at once:\n",
+            f"{share_of_steps(task, release.value)}\n",
+        ]
     if profile is not None:
         parts += [_outdated(task, profile).strip() + "\n"] if _outdated(task, profile) else []
         parts.append(causes(profile) + "\n")
@@ -293,14 +303,20 @@ def _description(task: Task, given: Given, measured: Measured, profile: ProfileR
 
 
 def _speedups(measured: Measured) -> str:
-    """One sentence about the speedups; the run must have some."""
+    """What the speedups are, on the device and, of a port, with the host's part; the run must have some."""
     run, ratios = measured.run, measured.ratios
     subject = "the port" if measured.port else "the solution (not yet the port)"
     over = (run and pin_name(run.provenance.pins.get(measured.opponent))) or measured.opponent
     gpu = run.machine.before.name if run and run.machine.before else "unknown GPU"
+    head = run.headline if run else None
+    mean = speedup(head, Basis.DEVICE, measured.opponent)
+    wall = speedup(head, Basis.WALL, measured.opponent) if measured.port else None
     return (
         f"Speedups of {subject} over {over}, GPU time on {gpu}: {min(ratios):.3f} to {max(ratios):.3f} over "
-        f"{len(ratios)} rows, geometric mean {geometric_mean(ratios):.3f}.\n"
+        f"{len(ratios)} rows, geometric mean {interval(mean) if mean else ratio(geometric_mean(ratios))}."
+        + f" By wall time, in eager code, where the host launches each call: {interval(wall)}." * bool(wall)
+        + " A first look, with few samples." * bool(run and run.settings.quick)
+        + "\n"
     )
 
 
@@ -312,9 +328,9 @@ def _replaced(task: Task, measured: Measured) -> tuple[Layout, list[Replacement]
     ]
 
 
-def _modifications(task: Task, layout: Layout, replaced: list[Replacement]) -> str:
+def _modifications(task: Task, layout: Layout, replaced: list[Replacement], tier: str) -> str:
     """What the patch does, and who decides whether the kernels run."""
-    tree, tier, new = Tree(Path(), Path(), layout), _tier(task), not replaced
+    tree, new = Tree(Path(), Path(), layout), not replaced
     calling = dict.fromkeys(f"- `{one.module}.{one.holder}`\n" for one in called_from(task, layout, tier))
     who = "nobody" if replaced or calling else "new"
     if is_gated(tier, tree, task, new):
