@@ -21,7 +21,14 @@ from kda_tools.port.layouts import DIFFUSION, Tree, called_from, classes
 from kda_tools.port.tree_format import formatted
 from kda_tools.project.export.prune import prune
 from kda_tools.project.export.readme import origin_json, port_readme
-from kda_tools.project.export.sources import VENDORED, collect, exact_ops, titled, with_plain_tables
+from kda_tools.project.export.sources import (
+    VENDORED,
+    collect,
+    exact_ops,
+    titled,
+    with_plain_tables,
+    without_unused_tables,
+)
 
 KERNEL = "kernel"
 """The export's folder in the package."""
@@ -32,6 +39,8 @@ SWITCH = "SGLANG_DISABLE_KDA_KERNELS"
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 PLAIN = re.compile(r"take(\s+)(?:a\s+)?plain\s+PyTorch(?:\s+path)?(,[^:]*)?:\s+see\s+`why_not`")
 """In docstrings of solutions: where the calls go that the kernels do not take."""
+MYPY = re.compile(r"  # type: ignore\[.*?\]")
+"""Words for mypy, which SGLang does not run."""
 TIERS = {
     "exact": "made to give the bits of SGLang's own kernels",
     "lossless": "SGLang's maths and precision of every operand and accumulator, rounded elsewhere",
@@ -177,13 +186,14 @@ def package_files(
     files["wrap_kernels.py"] = _template("wrap_kernels_recorded.py")
     if is_gated_by_bits(numerics, tree, task, new):
         files["exact.py"] = _template("exact.py")
-    files[LAYOUTS] = layouts_text()  # kept only where `kda_block` imports it
+    files[LAYOUTS] = _told(layouts_text(), new)  # kept only where `kda_block` imports it
     init = "__init__.py"
     files[init] = _init(task, tree, functions, new, replayed=False, numerics=numerics)
     whole, files = files, prune(files, [init])
     replayed = tree.has_levels(task) and not INVISIBLE & set(files)
     if not (replayed or new):  # nobody records the launches, so `Op.call` with its memory per signature costs least
         files = prune({**whole, "wrap_kernels.py": _template("wrap_kernels_eager.py")}, [init])
+    files = without_unused_tables(files)
     files[f"{KERNEL}/{init}"] += f"\n__all__ = {sorted(names)}\n"
     files |= {name: LICENSE + text for name, text in files.items() if name.endswith(".py")}
     files[init] = _init(task, tree, functions, new, replayed, numerics)
@@ -195,10 +205,10 @@ def package_files(
 
 
 def _told(text: str, new: bool) -> str:
-    """A file of the export whose comments name what a port has: no `why_not`, and for old functions no plain path."""
+    """A file of the export whose comments name what a port has: no `why_not`, for old functions no plain path."""
     end = r"take\1a plain PyTorch path\2" if new else r"are\1left to SGLang's own code\2"
     text = PLAIN.sub(end, text).replace("so does a call", "so does a call" if new else "so is a call")
-    return text.replace("`kda_runtime", f"`{VENDORED}")
+    return MYPY.sub("", text).replace("`kda_runtime", f"`{VENDORED}")
 
 
 def _template(name: str) -> str:

@@ -79,14 +79,33 @@ def with_plain_tables(task: Task, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plain_table(tables: Mapping[str, tuple[Line, ...]]) -> str:
+    return _as_json(
+        {
+            name: [
+                {"capability": one.capability, "at_most": one.at_most, "config": one.config, "measured": _measured(one)}
+                for one in lines
+            ]
+            for name, lines in tables.items()
+        }
+    )
+
+
+def without_unused_tables(files: Mapping[str, str]) -> dict[str, str]:
+    """`files`, which are pruned, without the tables whose names no Python file has as a string."""
+    code = "".join(text for name, text in files.items() if name.endswith(".py"))
+    found = dict(files)
+    for place in (name for name in files if name.rpartition("/")[2] == JSON):
+        tables = json.loads(files[place])
+        found[place] = _as_json({name: rows for name, rows in tables.items() if f'"{name}"' in code})
+    return found
+
+
+def _as_json(tables: Mapping[str, Sequence[object]]) -> str:
     """Tables as JSON, one text line for each line of a table."""
-    texts = []
-    for name, lines in tables.items():
-        rows = [
-            {"capability": line.capability, "at_most": line.at_most, "config": line.config, "measured": _measured(line)}
-            for line in lines
-        ]
-        texts.append(f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]")
+    texts = [
+        f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"
+        for name, rows in tables.items()
+    ]
     return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
