@@ -227,11 +227,7 @@ def test_the_agent_gets_the_prompt_and_its_surroundings(campaign: place.Campaign
         command, launch._environment(tmp_path, "/x/bash", path), campaign.repository.root, path, True
     )
     assert launch.start(process) == 3
-    assert seen.read_text().splitlines() == [
-        "the prompt",
-        str(campaign.repository.root),
-        f"/x/bash {tmp_path}",
-    ]
+    assert seen.read_text().splitlines() == ["the prompt", str(campaign.repository.root), f"/x/bash {tmp_path}"]
 
 
 @pytest.mark.parametrize(("name", "content"), [("text", "no program"), ("bash", None)])

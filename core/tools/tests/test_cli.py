@@ -694,11 +694,7 @@ def test_a_run_that_may_not_be_published_is_told_so_before_it_begins(tmp_path, m
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("commands", "allowed"),
-    [([""], set()), (COMMANDS, {"pydantic"})],
-    ids=["kda", "commands"],
-)
+@pytest.mark.parametrize(("commands", "allowed"), [([""], set()), (COMMANDS, {"pydantic"})], ids=["kda", "commands"])
 def test_help_imports_nothing_heavy(tmp_path: Path, commands: list[str], allowed: set[str]) -> None:
     """Of the commands' own help typer itself imports pydantic."""
     script = (

@@ -230,14 +230,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_session_has_the_record_s_own_settings(task: Task, old: RunRecord, h200: None) -> None:
-    settings = old.settings.model_copy(
-        update={
-            "rows": ("small*",),
-            "generations": 5,
-            "samples": 7,
-            "seeds": (1, 2, 3),
-        }
-    )
+    settings = old.settings.model_copy(update={"rows": ("small*",), "generations": 5, "samples": 7, "seeds": (1, 2, 3)})
     session = same_session(task, old.model_copy(update={"settings": settings}), allow_busy=True, anyway=False, ports={})
     assert session.settings == settings
     assert (session.kind, session.request.rows, session.request.again) == ("cuda", ["small*"], True)

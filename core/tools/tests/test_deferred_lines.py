@@ -75,9 +75,7 @@ def test_a_builtin_stays_the_builtin():
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
-    [((1,), {}), ((1, 2), {"far": 5}), ((1, 2, 3, 4), {"near": 6}), ((), {"by": 7, "x": 1})],
-    ids=str,
+    ("args", "named"), [((1,), {}), ((1, 2), {"far": 5}), ((1, 2, 3, 4), {"near": 6}), ((), {"by": 7, "x": 1})], ids=str
 )
 def test_the_lines_see_all_arguments_of_forward(args, named):
     block = put(Block(), "return op(self, x, by, more, far, named)", op=naming("op"))

@@ -86,11 +86,7 @@ def test_kernels_of_a_solution_and_not_their_helpers(tmp_path: Path) -> None:
         "@cute.kernel\ndef ring(x):\n    pass\n\ndef host(x):\n    run[(1,)](x); ring(x).launch()\n"
     )
     (tmp_path / "b.cu").write_text("template <int N>\n__global__ void __launch_bounds__(N)\nnorm(float* x) {}\n")
-    shown = {
-        "run": "run",
-        "ring": "kernel_cutlass_ring___Float32",
-        "norm": "void (anonymous)::norm<4>(float*)",
-    }
+    shown = {"run": "run", "ring": "kernel_cutlass_ring___Float32", "norm": "void (anonymous)::norm<4>(float*)"}
     found = own_kernels(tmp_path)
     assert set(found) == set(shown)
     assert all(re.search(pattern, shown[name]) for name, pattern in found.items())

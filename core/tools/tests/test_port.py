@@ -51,10 +51,7 @@ pytest.importorskip("cutlass")
 
 TASKS = [task.op for task in all_tasks() if task.family in FAMILIES]
 IN_MODELS = {"causal_pad", "group_norm_silu_pad", "temb_modulation", "qkv_pack", "rounded_rmsnorm_modulate"}
-NEW = {
-    Layout.JIT_KERNEL: IN_MODELS,
-    Layout.FACADE: IN_MODELS | {"norm_tanh_mul_add", "rounded_qknorm_rope"},
-}
+NEW = {Layout.JIT_KERNEL: IN_MODELS, Layout.FACADE: IN_MODELS | {"norm_tanh_mul_add", "rounded_qknorm_rope"}}
 """Tasks whose ops a release has not, and a place for: a model's class calls them, or a facade offers them."""
 HOMELESS = {
     Layout.JIT_KERNEL: {

@@ -109,10 +109,7 @@ def kernel(duration: float = 1.0, **fields: object) -> Kernel:
             "latency: no unit reaches 60% of its peak; warps wait at a barrier of the block",
         ),
         ([kernel(compute_pct=80)], "-"),
-        (
-            [kernel(3, memory_pct=80, compute_pct=0), kernel(1, memory_pct=0, compute_pct=0)],
-            "memory, 60% of peak",
-        ),
+        ([kernel(3, memory_pct=80, compute_pct=0), kernel(1, memory_pct=0, compute_pct=0)], "memory, 60% of peak"),
     ],
 )
 def test_bound_follows_its_rule(kernels, words):
@@ -236,11 +233,7 @@ def test_the_latest_profile_of_a_row_is_shown(checkout, on_cpu, kda, monkeypatch
 @pytest.mark.parametrize(
     ("mode", "code", "message"),
     [
-        (
-            "permission",
-            ExitCode.REQUIREMENT,
-            "kda: ncu: the driver lets only administrators read the GPU's counters.",
-        ),
+        ("permission", ExitCode.REQUIREMENT, "kda: ncu: the driver lets only administrators read the GPU's counters."),
         ("nothing", ExitCode.ARM_FAILED, "kda: arm 'eager' launched no kernel in the profiled call of row 'out-64x16'"),
     ],
 )
@@ -267,11 +260,7 @@ def test_a_failing_arm_is_shown_with_its_last_words(checkout, on_cpu, kda, monke
     ("said", "error", "message"),
     [
         ("==ERROR== Failed to find metric regex:^dram__x$\n", MissingRequirement, "lacks a counter .*newest release"),
-        (
-            "==ERROR== Failed to initialize the profiler: LibraryNotLoaded\n",
-            MissingRequirement,
-            "cannot be reached",
-        ),
+        ("==ERROR== Failed to initialize the profiler: LibraryNotLoaded\n", MissingRequirement, "cannot be reached"),
         ("==ERROR== Profiling failed because a driver resource was unavailable.\n", MissingRequirement, "DCGM"),
         ("==ERROR== Something new\n", MissingRequirement, r"exit code 9 and no report\n    \| ==ERROR== Something new"),
         ("==WARNING== No kernels were profiled.\n", ArmFailed, "launched no kernel"),

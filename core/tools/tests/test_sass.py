@@ -76,12 +76,7 @@ def test_bytes_are_in_flight_until_their_scoreboard_is_waited_for() -> None:
     assert code((load, 0, ()), (use, None, (0,)), (load, 0, ()), (use, None, (0,))).in_flight == 16
     # The second is under way while the first is waited for; the third shares the second's scoreboard.
     assert code((load, 0, ()), (load, 1, ()), (use, None, (0,)), (load, 1, ()), (load, 2, ())).in_flight == 48
-    assert (
-        code(
-            (use, None, ()),
-        ).in_flight
-        == 0
-    )
+    assert code((use, None, ())).in_flight == 0
     # Values from shared memory and special registers use the same scoreboards.
     assert code(("LDS.128 R4, [R1]", 0, ()), ("S2R R1, SR_TID.X", 1, ()), (load, 2, ())).in_flight == 16
 

@@ -86,12 +86,7 @@ ROTARY = "sglang/kernels/ops/diffusion/rope/rotary_triton.py"
     ids=["same", "default", "order", "gone", "moved", "imports"],
 )  # fmt: skip
 def test_what_a_release_changed(
-    wheels: dict[str, Path],
-    tmp_path: Path,
-    edits: dict[str, tuple[str, str]],
-    function: str,
-    files: str,
-    fits: bool,
+    wheels: dict[str, Path], tmp_path: Path, edits: dict[str, tuple[str, str]], function: str, files: str, fits: bool
 ) -> None:
     task = find_task("rotary_embedding")
     found = check([task], "9.9", release(wheels, tmp_path, edits), cache_folder(checkout_root()))

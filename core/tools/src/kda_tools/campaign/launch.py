@@ -18,14 +18,7 @@ from kda_tools.campaign import agents, bash, confine, prompt
 from kda_tools.campaign.allowed import protected_hashes
 from kda_tools.campaign.events import Continued, Launched
 from kda_tools.campaign.journal import Journal
-from kda_tools.campaign.place import (
-    STATE_FOLDER,
-    Campaign,
-    branch_of,
-    demand_target,
-    name_of,
-    worktree_of,
-)
+from kda_tools.campaign.place import STATE_FOLDER, Campaign, branch_of, demand_target, name_of, worktree_of
 from kda_tools.campaign.repository import Repository
 from kda_tools.campaign.rules import Rules, read_rules
 from kda_tools.project import doctor

@@ -11,12 +11,7 @@ from types import ModuleType
 
 from kda_judge.contract.errors import ArmFailed, KdaError, MissingRequirement, UsageError
 
-PACKAGES = {
-    "torch": "torch",
-    "triton": "triton",
-    "cutlass": "nvidia-cutlass-dsl",
-    "tvm_ffi": "apache-tvm-ffi",
-}
+PACKAGES = {"torch": "torch", "triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
 """Import name -> distribution, of packages that core leaves to the user to install."""
 REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Error numbers of a full or broken disk, or of missing permission."""

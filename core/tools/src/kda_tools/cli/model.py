@@ -178,8 +178,7 @@ def flow(
         str | None, typer.Option("--release", metavar="VERSION", help="Release of SGLang; by default the latest.")
     ] = None,
     layers: Annotated[
-        int | None,
-        typer.Option("--layers", min=1, max=MOST, help="Layers, all kinds together; by default all."),
+        int | None, typer.Option("--layers", min=1, max=MOST, help="Layers, all kinds together; by default all.")
     ] = None,
     record: Annotated[bool, typer.Option("--record", help="Append it to the models' ledger of flows.")] = False,
 ) -> None:

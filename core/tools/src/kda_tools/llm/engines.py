@@ -91,13 +91,7 @@ def command(
         )
     if known_engine.one_gpu and gpus > 1:
         raise UsageError(f"--engine {engine}: expected one that serves on {gpus} GPUs, which {name} needs")
-    values = {
-        "model": path,
-        "host": host,
-        "port": str(port),
-        "gpus": str(gpus),
-        "traces": traces,
-    }
+    values = {"model": path, "host": host, "port": str(port), "gpus": str(gpus), "traces": traces}
     words = [*known_engine.command, *model.serve.get(engine, ())]
     words += known_engine.on_cpu or () if target is None else ()
     return [_filled(word, values) for word in words]

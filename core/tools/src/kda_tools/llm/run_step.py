@@ -18,14 +18,7 @@ from kda_tools.llm.known_llms import KnownLlms, Llm
 from kda_tools.llm.served_names import STAND_INS
 from kda_tools.llm.served_phase import Phase
 from kda_tools.llm.solution_ops import step_tasks
-from kda_tools.llm.step_protocol import (
-    Checked,
-    LlmStepRecord,
-    PhaseAnswer,
-    PhaseStep,
-    StepAnswer,
-    StepRequest,
-)
+from kda_tools.llm.step_protocol import Checked, LlmStepRecord, PhaseAnswer, PhaseStep, StepAnswer, StepRequest
 from kda_tools.models.calls import Call
 from kda_tools.models.run_step import FEWEST_PROCESSES, deciding_hash, joined, solution_hashes
 from kda_tools.models.worker_process import answers_of

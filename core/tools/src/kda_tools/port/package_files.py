@@ -135,12 +135,7 @@ ASKED = {
         "name": "current_platform",
         "call": ".is_cuda",
     },
-    "llm": {
-        "why": "its package imports much",
-        "module": "sglang.srt.utils.common",
-        "name": "is_cuda",
-        "call": "",
-    },
+    "llm": {"why": "its package imports much", "module": "sglang.srt.utils.common", "name": "is_cuda", "call": ""},
 }
 """Family -> the function of SGLang by which its models ask about the GPU, and why a port imports it late."""
 TRY = '''

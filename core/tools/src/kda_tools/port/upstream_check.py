@@ -145,10 +145,7 @@ def check(
 
 def table(checked: Sequence[Checked], version: str) -> str:
     """Two tables in Markdown, one of functions and one of files, for a terminal or an issue."""
-    lines = [
-        f"| task | function | in | in {PACKAGE} {version} | arguments |",
-        "|---|---|---|---|---|",
-    ]
+    lines = [f"| task | function | in | in {PACKAGE} {version} | arguments |", "|---|---|---|---|---|"]
     for one in checked:
         for function in one.functions:
             now = (

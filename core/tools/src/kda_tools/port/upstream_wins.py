@@ -58,14 +58,7 @@ def wins(checked: Checked, now: RunRecord) -> str:
     for row in now.rows:
         then = before.get(row.id, {}).get(arm)
         here = row.speedup.get(Basis.DEVICE, {}).get(ARM)
-        cells = (
-            checked.task.op,
-            row.id,
-            interval(then),
-            interval(here),
-            fate(then, here).value,
-            _right(row),
-        )
+        cells = (checked.task.op, row.id, interval(then), interval(here), fate(then, here).value, _right(row))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

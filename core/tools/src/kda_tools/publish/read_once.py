@@ -27,9 +27,7 @@ def unchanged_files() -> Iterator[None]:
         _known.reset(token)
 
 
-def once_per_task(
-    ask: Callable[Concatenate[Task, Further], Answer],
-) -> Callable[Concatenate[Task, Further], Answer]:
+def once_per_task(ask: Callable[Concatenate[Task, Further], Answer]) -> Callable[Concatenate[Task, Further], Answer]:
     """Decorator for a function of a task's files, and of further objects; callers must not change its answer.
 
     Further arguments are the same if they are the same objects, and must not change inside the block.

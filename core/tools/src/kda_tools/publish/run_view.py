@@ -22,11 +22,7 @@ from kda_tools.publish.report import (
     speedup,
 )
 
-COLOUR = {
-    Verdict.FASTER: "green",
-    Verdict.NOT_FASTER: "yellow",
-    Verdict.CORRECT: "cyan",
-}
+COLOUR = {Verdict.FASTER: "green", Verdict.NOT_FASTER: "yellow", Verdict.CORRECT: "cyan"}
 GPU_ADDS = (
     "Checked against the oracle on shrunken rows, not measured: an NVIDIA GPU would add the frozen shapes, "
     "every time and speedup, and the verdicts FASTER and NOT_FASTER."

@@ -25,11 +25,7 @@ WIDTH = 110
 """Columns of the screen; longer lines are wrapped."""
 LONGEST_NOTE = 260
 SHOWN_NOTES, SHOWN_CONFIGURATIONS, SHOWN_PARTS = 4, 3, 3
-TIMED = (
-    ("device", Metric.DEVICE),
-    ("cold", Metric.COLD),
-    ("wall", Metric.WALL),
-)
+TIMED = (("device", Metric.DEVICE), ("cold", Metric.COLD), ("wall", Metric.WALL))
 ABOUT_ALL = ("What bounds it", "Tried in vain")
 """Headings of `docs/dispatch.md` whose text concerns all rows."""
 LACKS = (

@@ -142,13 +142,7 @@ ADVERSARIES = (
     # A CPU's allocator writes into freed memory.
     Adversary("trusts_stale_memory", None, Ending(INCORRECT, REPLACED), row=LARGE),
     caught("skips_repeated_calls", INCORRECT, REPLACED),
-    caught(
-        "takes_its_time_in_the_audit",
-        INCORRECT,
-        REPLACED,
-        opponent=True,
-        loops=True,
-    ),
+    caught("takes_its_time_in_the_audit", INCORRECT, REPLACED, opponent=True, loops=True),
     Adversary("remembers_in_a_capture", None, Ending(INCORRECT, "a 64th of them drawn again")),
     caught("noop_in_place", INCORRECT, "output 'x'", INPLACE),
     missed("works_only_on_the_canary", NO_TIME, TOO_FAST, row=INPLACE, cuda_row=INPLACE_LARGE, loops=True),

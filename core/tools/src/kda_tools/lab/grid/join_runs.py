@@ -91,11 +91,7 @@ def state(source: Provenance, settings: Settings, gpu: str, total: int, grid: st
         **{name: source.versions[name] for name in COMPILERS if name in source.versions},
     }
     return State(
-        gpu=gpu,
-        total=total,
-        grid=grid,
-        arms=(settings.subject, *settings.against),
-        parts=tuple(sorted(named.items())),
+        gpu=gpu, total=total, grid=grid, arms=(settings.subject, *settings.against), parts=tuple(sorted(named.items()))
     )
 
 
@@ -126,9 +122,4 @@ def _joined(found: State, records: Sequence[GridRecord]) -> Coverage:
         for number, record in enumerate(records)
         for row in record.failed
     ]
-    return Coverage(
-        state=found,
-        records=tuple(records),
-        checked=frozenset().union(*checked),
-        failures=tuple(failures),
-    )
+    return Coverage(state=found, records=tuple(records), checked=frozenset().union(*checked), failures=tuple(failures))

@@ -170,12 +170,7 @@ def link_models(text: str, runs: Runs) -> str:
 
 
 def _row_line(
-    task: Task,
-    target: str,
-    record: RunRecord,
-    row: RowResult,
-    folder: str,
-    filters: Mapping[str, str] | None = None,
+    task: Task, target: str, record: RunRecord, row: RowResult, folder: str, filters: Mapping[str, str] | None = None
 ) -> Line:
     frozen = next((one for one in task.workloads if one.id == row.id), None)
     shown = [(Basis.DEVICE, arm) for arm in RELEASES] + [(Basis.WALL, BASELINE)]
