@@ -12,7 +12,7 @@ from kda_tools.campaign.events import Begun, Claimed, Done, RowOutcome
 from kda_tools.campaign.history import gain, recorded
 from kda_tools.campaign.state import State
 from kda_tools.publish.plots import FOLDER
-from kda_tools.publish.report import HEADER, line, microseconds, ratio
+from kda_tools.publish.report import HEADER, microseconds, ratio, table_md
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
 
@@ -61,8 +61,8 @@ def _list_md(root: Path, found: Sequence[tuple[Task, list[State]]]) -> str:
     """Every recorded campaign, one line each."""
     if not found:
         return "None is recorded yet."
-    parts = "".join(
-        line(
+    lines = (
+        (
             f"[{_name(state)}](../{(task.path / 'docs' / PAGE).relative_to(root).as_posix()})",
             state.entries[0].utc[:10],
             ", ".join(state.agents),
@@ -72,7 +72,7 @@ def _list_md(root: Path, found: Sequence[tuple[Task, list[State]]]) -> str:
         for task, states in found
         for state in states
     )
-    return f"{line('campaign', 'launched', 'agent', 'GPU', 'iterations')}{'|---' * 5}|\n{parts}".rstrip()
+    return table_md(("campaign", "launched", "agent", "GPU", "iterations"), lines).rstrip()
 
 
 def _campaign_md(state: State, picture: str) -> str:
@@ -82,23 +82,21 @@ def _campaign_md(state: State, picture: str) -> str:
     facts = [_counts(state), *views.lines(state), *([f"ended: {state.ended}"] if state.ended else [])]
     parts = [f"## {_name(state)}\n", f"{head}\n", "\n".join(f"- {fact}" for fact in facts) + "\n", picture]
     if state.begun or state.claimed:
-        table = line("#", "decision", "what was tried", "what decided", "lines", "s") + "|---" * 6 + "|\n"
-        table += "".join(_line(begun, state.done.get(number)) for number, begun in state.begun.items())
-        table += "".join(
-            line(str(one.iteration), "claimed", one.hypothesis or one.title, _claim(one), "-", "-")
-            for one in state.claimed
-        )
-        parts.append(table)
+        lines = [_line(begun, state.done.get(number)) for number, begun in state.begun.items()]
+        lines += [
+            (str(one.iteration), "claimed", one.hypothesis or one.title, _claim(one), "-", "-") for one in state.claimed
+        ]
+        parts.append(table_md(("#", "decision", "what was tried", "what decided", "lines", "s"), lines))
     parts += [_step_md(begun, state.done.get(number)) for number, begun in state.begun.items()]
     parts += [_claimed_md(one) for one in state.claimed]
     return "\n".join(parts)
 
 
-def _line(begun: Begun, done: Done | None) -> str:
+def _line(begun: Begun, done: Done | None) -> tuple[str, ...]:
     change = f"+{begun.change.added} -{begun.change.removed}"
     if done is None:
-        return line(str(begun.iteration), "interrupted", begun.hypothesis, "-", change, "-")
-    return line(str(begun.iteration), done.decision.value, begun.hypothesis, gain(done), change, f"{done.seconds:.0f}")
+        return str(begun.iteration), "interrupted", begun.hypothesis, "-", change, "-"
+    return str(begun.iteration), done.decision.value, begun.hypothesis, gain(done), change, f"{done.seconds:.0f}"
 
 
 def _step_md(begun: Begun, done: Done | None) -> str:
@@ -127,8 +125,8 @@ def _rows_md(rows: Sequence[RowOutcome]) -> str:
     timed = [row for row in rows if row.metric is not None]
     if not timed:
         return ""
-    head = line("row", "clock", "best us", "candidate us", "best / candidate") + "|---" * 5 + "|\n"
-    return head + "".join(line(row.id, str(row.metric), *_cells(row)) for row in timed)
+    head = ("row", "clock", "best us", "candidate us", "best / candidate")
+    return table_md(head, ((row.id, str(row.metric), *_cells(row)) for row in timed))
 
 
 def _cells(row: RowOutcome) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from kda_judge.contract.errors import UsageError
 from kda_judge.evidence import record_log
 from kda_tools.campaign.simulate import FILE, Simulation, decision_hash
+from kda_tools.publish import report
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
 
@@ -38,25 +39,14 @@ def table_md(simulation: Simulation) -> str:
     """What was simulated, and the table."""
     rules, changed = simulation.rules, simulation.decision != decision_hash()
     gains = list(simulation.results[0].kept) if simulation.results else []
-    head = [
-        "noise",
-        "rows",
-        "campaigns",
-        "false keeps",
-        "without sharing",
-        *(f"kept at {float(gain):.1%} gain" for gain in gains),
-    ]
+    kept = (f"kept at {float(gain):.1%} gain" for gain in gains)
+    head = ("noise", "rows", "campaigns", "false keeps", "without sharing", *kept)
     setting = (
         f"Simulated on {simulation.utc[:10]}: {rules.tries} tries a campaign, {rules.generations} generations of "
         f"{rules.samples} samples, shared risk {simulation.alpha:.0%}, least gain {rules.least_gain:.1%}."
     )
-    lines = [
-        setting,
-        *(["**The rule has changed since: simulate it again.**"] if changed else []),
-        "",
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-    ]
+    parts = [setting, *(["**The rule has changed since: simulate it again.**"] if changed else []), ""]
+    lines = []
     for one in simulation.results:
         low, high = wilson(one.false_keeps, one.campaigns)
         cells = [
@@ -67,8 +57,8 @@ def table_md(simulation: Simulation) -> str:
             f"{one.false_keeps_alone / one.campaigns:.0%}",
             *(f"{one.kept[gain]:.0%}" for gain in gains),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return "\n".join([*parts, report.table_md(head, lines).rstrip()])
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:

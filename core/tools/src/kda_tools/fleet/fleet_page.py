@@ -9,7 +9,7 @@ from kda_judge.evidence import record_log
 from kda_tools.fleet.fleet_record import LOG, FleetRecord
 from kda_tools.fleet.pieces import Job
 from kda_tools.fleet.same_verdicts import agreeing
-from kda_tools.publish.report import NONE, line
+from kda_tools.publish.report import NONE, table_md
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
 
@@ -50,16 +50,16 @@ def table(records: Sequence[FleetRecord]) -> str:
     latest = {(one.same_work, one.workers): one for one in records if one.busy_s <= one.work_s * one.workers + 1}
     if not latest:
         return NOTHING
-    lines = [line(*HEAD), "|---" * len(HEAD) + "|\n"]
+    lines = []
     for (work, workers), one in sorted(latest.items(), key=lambda item: (item[1].job.value, item[1].names, item[0][1])):
         alone = latest.get((work, 1))
         beside = alone if workers > 1 else None
         speed = f"{beside.work_s / one.work_s:.2f} of {workers}" if beside and one.work_s else NONE
         held = one.work_s * one.workers
         busy = f"{one.busy_s:.0f}" + (f", {one.busy_s / held:.0%}" if held else "")
-        lines.append(line(_what(one), _where(one), f"{one.ready_s:.0f}", f"{one.work_s:.0f}", busy,
-                          speed, _same(beside, one), _walls(one), _run(one)))  # fmt: skip
-    return "\n" + "".join(lines)
+        lines.append((_what(one), _where(one), f"{one.ready_s:.0f}", f"{one.work_s:.0f}", busy,
+                      speed, _same(beside, one), _walls(one), _run(one)))  # fmt: skip
+    return "\n" + table_md(HEAD, lines)
 
 
 def _what(one: FleetRecord) -> str:

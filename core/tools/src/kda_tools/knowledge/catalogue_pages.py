@@ -10,7 +10,7 @@ from kda_judge.evidence.run_record import Basis
 from kda_tools.knowledge.catalogue_diff import Change, difference
 from kda_tools.knowledge.catalogue_find import Known, known_entries
 from kda_tools.knowledge.op_facts import OpFacts, Release, facts_files, load_facts
-from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, interval, line, published_runs, speedup, stale
+from kda_tools.publish.report import BASELINE, LATEST, NONE, STALE, interval, published_runs, speedup, stale, table_md
 from kda_tools.publish.task_notes import leftovers
 from kda_tools.publish.write_pages import write_pages
 
@@ -89,19 +89,15 @@ def _ops_page(known: Iterable[Known], latest: Release, gains: Mapping[str, str])
         if one.ops:
             kinds.setdefault(one.entry.kind.value, []).append(one)
     for kind, members in kinds.items():
-        parts.append(f"\n## {kind.capitalize()}\n\n")
-        parts.append(
-            line("pattern", "ops", "language", "numerics", "models", "task and gain") + "|---|---|---|---|---|---|\n"
-        )
+        lines = []
         for one in members:
             task = one.entry.task
             own = NONE if task is None else gains.get(task, task)
-            parts.append(
-                line(
-                    f"`{_cell(one.entry.pattern)}`", _names(one, latest), _languages(one),
-                    one.entry.numerics.value if one.entry.numerics else NONE, str(len(_models(one, latest))), own,
-                )
-            )  # fmt: skip
+            numerics = one.entry.numerics.value if one.entry.numerics else NONE
+            first = (f"`{_cell(one.entry.pattern)}`", _names(one, latest), _languages(one), numerics)
+            lines.append((*first, str(len(_models(one, latest))), own))
+        head = ("pattern", "ops", "language", "numerics", "models", "task and gain")
+        parts.append(f"\n## {kind.capitalize()}\n\n{table_md(head, lines)}")
         if pulls := [pull for one in members for pull in one.pulls]:
             parts.append("\nOpen upstream: " + "; ".join(dict.fromkeys(pull.line for pull in pulls)) + ".\n")
     return "".join(parts)
@@ -139,8 +135,8 @@ def _changes_page(first: Release, second: Release) -> str:
 
 
 def _list(ops: Iterable[OpFacts]) -> str:
-    head = line("op", "language", "file") + "|---|---|---|\n"
-    return head + "".join(line(f"`{op.name}`", ", ".join(op.language), f"`{op.path}`") for op in ops)
+    lines = ((f"`{op.name}`", ", ".join(op.language), f"`{op.path}`") for op in ops)
+    return table_md(("op", "language", "file"), lines)
 
 
 def _changed(change: Change) -> str:
@@ -163,13 +159,13 @@ def _models_page(releases: Sequence[Release], known: Iterable[Known], tasks: Seq
     everywhere = {name for name in set().union(*patterns.values()) if _share(name, patterns) > 0.5}
     names = ", ".join(f"`{name}`" for name in sorted(everywhere))
     parts = [HEADER + REACHED.format(latest=latest.release, everywhere=names or "none")]
-    parts.append(line("model's module", "patterns of the catalogue") + "|---|---|\n")
-    for model in sorted(patterns):
-        own = ", ".join(f"`{name}`" for name in sorted(patterns[model] - everywhere))
-        parts.append(line(f"`{model}`", own or NONE))
+    own = (
+        (f"`{model}`", ", ".join(f"`{name}`" for name in sorted(patterns[model] - everywhere)) or NONE)
+        for model in sorted(patterns)
+    )
+    parts.append(table_md(("model's module", "patterns of the catalogue"), own))
     parts.append("\n## Shapes that are frozen rows here\n\n")
-    parts.append(line("model", "task", "shapes of the production rows") + "|---|---|---|\n")
-    parts += _shapes(tasks)
+    parts.append(table_md(("model", "task", "shapes of the production rows"), _shapes(tasks)))
     return "".join(parts)
 
 
@@ -177,11 +173,11 @@ def _share(name: str, patterns: Mapping[str, set[str]]) -> float:
     return sum(name in names for names in patterns.values()) / len(patterns)
 
 
-def _shapes(tasks: Sequence[Task]) -> list[str]:
+def _shapes(tasks: Sequence[Task]) -> list[tuple[str, str, str]]:
     found: dict[tuple[str, str], dict[str, None]] = {}
     for task in tasks:
         for row in task.workloads if not leftovers(task) else ():
             shape = "x".join(map(str, next(iter(row.inputs.values())).shape))
             for model in row.models if row.production else ():
                 found.setdefault((model, task.folder), {})[shape] = None
-    return [line(model, folder, ", ".join(shapes)) for (model, folder), shapes in sorted(found.items())]
+    return [(model, folder, ", ".join(shapes)) for (model, folder), shapes in sorted(found.items())]

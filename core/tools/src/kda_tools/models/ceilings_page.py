@@ -14,7 +14,7 @@ from kda_tools.models.page import HEADER, unfit
 from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
 from kda_tools.models.step_record import StepRecord
-from kda_tools.publish.report import NONE, STALE, line
+from kda_tools.publish.report import NONE, STALE, table_md
 from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces import catalogue
 from kda_tools.traces.catalogue import Entry, Status
@@ -76,22 +76,13 @@ def page_md(
     newest = {(one.model, one.release, one.gpu): one for one in fit}
     latest = sorted(newest.values(), key=lambda one: (_old(one), one.model, one.release, one.gpu))
     head = (
-        "model",
-        "sglang",
-        "layers",
-        "GPU",
-        "GPU ms a step",
-        "bound by bytes",
-        "at the limit",
-        "fused",
-        "without them",
-        "reached",
+        *("model", "sglang", "layers", "GPU", "GPU ms a step", "bound by bytes"),
+        *("at the limit", "fused", "without them", "reached"),
     )
+    summaries = [_summary(one, ceiling(one, limits, flows), fit_steps.get(one.run_id)) for one in latest]
     parts = [
         f"{HEADER}\n# What faster kernels could give a model's step\n\n{INTRODUCTION}\n",
-        line(*head),
-        "|---" * len(head) + "|\n",
-        *(_summary(one, ceiling(one, limits, flows), fit_steps.get(one.run_id)) for one in latest),
+        table_md(head, summaries),
         *(_source(gpu, limits.get(gpu)) for gpu in sorted({one.gpu for one in latest})),
     ]
     for one in latest:
@@ -99,7 +90,7 @@ def page_md(
     return "".join(parts)
 
 
-def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | None) -> str:
+def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | None) -> tuple[str, ...]:
     bound = sum(spot.us for spot in one.spots) / one.gpu_us
     after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
     ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
@@ -107,7 +98,7 @@ def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | No
     model = one.model + STALE * _old(one)
     share = reached(found, step) if found and step else None
     gained = NONE if share is None else f"{round(share, 2) + 0:.0%}"  # + 0: no minus before a zero
-    return line(model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios, gained)
+    return model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios, gained
 
 
 def reached(found: StepCeiling, step: StepRecord) -> float | None:
@@ -138,12 +129,13 @@ def _section(one: StepHotspots, limit: CopyLimit | None, entries: tuple[Entry, .
     yield f"\n## {one.model}, sglang {one.release}, {one.gpu}\n\n"
     yield f"{'**Stale.** ' * _old(one)}Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
-    yield line(*head) + "|---" * len(head) + "|\n"
+    lines = []
     found = [(spot, spot.limited(limit) if limit else None) for spot in one.spots]
     gains = [(spot, at_limit.gain_us if at_limit else 0.0) for spot, at_limit in found]
     for spot, gain in sorted(gains, key=lambda pair: (-pair[1], -pair[0].us))[:MOST_SPOTS]:
         numbers = (f"{spot.us:.1f}", f"{gain:.1f}" if limit else NONE, f"{gain / one.gpu_us:.2%}" if limit else NONE)
-        yield line(_name(spot), spot.module or NONE, spot.kind.value, known(spot, entries), *numbers)
+        lines.append((_name(spot), spot.module or NONE, spot.kind.value, known(spot, entries), *numbers))
+    yield table_md(head, lines)
     unknown = [(spot, at_limit.unknown_us) for spot, at_limit in found if at_limit]
     named = [
         f"{_name(spot)} of {spot.module or 'no module'} ({us:.1f} us, {us / one.gpu_us:.2%})"

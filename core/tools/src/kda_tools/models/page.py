@@ -18,7 +18,7 @@ from kda_tools.models.run_step import hashes
 from kda_tools.models.step_record import BOUND, StepRecord, log
 from kda_tools.models.views import UNTIMED, facts, heading, on_gpu, row_of, timing
 from kda_tools.publish import figures, report
-from kda_tools.publish.report import gpu_of, line
+from kda_tools.publish.report import gpu_of, table_md
 from kda_tools.publish.staleness import CHANGES, LOST, is_lost
 from kda_tools.publish.write_pages import write_pages
 
@@ -151,22 +151,21 @@ def page_md(
     parts = [f"{HEADER}\n# What a model's step is made of, and what the solutions change\n\n{INTRODUCTION}"]
     measured = [record for record in chosen if record.modes]
     if measured:
-        head = line(*STEP, "each arm in its fastest mode: upstream -> arm, speedup")
         lines = [
-            line(*_step(one), f"{found}{report.STALE * bool(stale_parts[id(one)])}")
+            (*_step(one), f"{found}{report.STALE * bool(stale_parts[id(one)])}")
             for one in measured
             if (found := best.get(id(one)))
         ]
-        parts.append(f"{head}{'|---' * 6}|\n{''.join(lines)}")
+        parts.append(table_md((*STEP, "each arm in its fastest mode: upstream -> arm, speedup"), lines))
     if any(record.profile for record in chosen):
         parts.append("![Share of a step's GPU time by kind of kernel](plots/shares.svg)\n")
     if measured:
-        head, lines = line(*STEP, "mode", "upstream -> arm, speedup, A/A"), []
+        each = []
         for one in measured:
             later = [other for other in measured if other.utc > one.utc and _kind(other) == _kind(one)]
             timed = {name: mode for name, mode in one.modes.items() if not any(name in other.modes for other in later)}
-            lines += [line(*_step(one), name, timing(mode)) for name, mode in timed.items()]
-        table = f"{head}{'|---' * 7}|\n{''.join(lines)}"
+            each += [(*_step(one), name, timing(mode)) for name, mode in timed.items()]
+        table = table_md((*STEP, "mode", "upstream -> arm, speedup, A/A"), each)
         parts.append(f"<details><summary>Times of each mode</summary>\n\n{table}\n</details>\n")
         parts += [not_timed] if not_timed else []
     else:
@@ -220,13 +219,12 @@ def section_md(record: StepRecord, stale_parts: Sequence[str]) -> str:
     lines += on_gpu(record)
     text = f"## {title(record)}\n\n" + "".join(f"- {line}\n" for line in lines)
     if record.calls:
+        inputs = [", ".join(f"{name} {shape}" for name, shape in call.inputs.items()) for call in record.calls]
         rows = [
-            f"| {call.task} | {call.op} | {call.count} | "
-            + ", ".join(f"{name} {shape}" for name, shape in call.inputs.items())
-            + f" | {row_of(call)} |\n"
-            for call in record.calls
+            (call.task, call.op, str(call.count), given, row_of(call))
+            for call, given in zip(record.calls, inputs, strict=True)
         ]
-        table = "| task | op | calls | inputs | row |\n|---|---|---|---|---|\n" + "".join(rows)
+        table = table_md(("task", "op", "calls", "inputs", "row"), rows)
         text += f"\n<details><summary>Calls of our ops: {len(rows)} kinds</summary>\n\n{table}\n</details>\n"
     if record.drift:
         text += f"\n![Relative error and PSNR of the latent after each step](plots/{drift_name(record)})\n"

@@ -30,7 +30,6 @@ from kda_tools.publish.report import (
     SUBJECT,
     arm_name,
     interval,
-    line,
     median,
     microseconds,
     pin_name,
@@ -39,6 +38,7 @@ from kda_tools.publish.report import (
     row_ratio,
     speedup,
     stale,
+    table_md,
 )
 from kda_tools.publish.staleness import is_outdated
 
@@ -185,17 +185,14 @@ def rows_md(run: RunRecord, subject: str, opponent: str) -> str:
     The speedup has an interval if the record has one; else it is the ratio of the medians.
     """
     gpu = run.machine.before.name if run.machine.before else "unknown GPU"
-    text = (
-        f"{gpu}, run `{run.run_id}`.\n\n"
-        + line("row", f"{arm_name(run, opponent)} us", f"{subject} us", "speedup")
-        + "|---|---|---|---|\n"
-    )
+    lines = []
     for row in run.rows:
         found = speedup(row, Basis.DEVICE, opponent)
         shown = interval(found) if found else ratio(row_ratio(run, row, Basis.DEVICE, opponent))
         times = [microseconds(median(row, arm, Metric.DEVICE)) for arm in (opponent, subject)]
-        text += line(row.id, *times, shown)
-    return text
+        lines.append((row.id, *times, shown))
+    head = ("row", f"{arm_name(run, opponent)} us", f"{subject} us", "speedup")
+    return f"{gpu}, run `{run.run_id}`.\n\n{table_md(head, lines)}"
 
 
 def _profile(task: Task, measured: Measured, made: Artifacts) -> ProfileRecord | None:
@@ -241,7 +238,7 @@ def _tier(task: Task, measured: Measured) -> str:
 def _numerics(tier: str, run: RunRecord | None, made: Artifacts) -> str:
     text = _declared(tier)
     rows = [
-        line(row.id, arm_name(run, arm), one.output, f"{one.equal:.4%}", f"{one.near:.4%}")
+        (row.id, arm_name(run, arm), one.output, f"{one.equal:.4%}", f"{one.near:.4%}")
         for row in (run.rows if run else ())
         for arm, result in row.arms.items()
         for one in result.distance
@@ -255,9 +252,7 @@ def _numerics(tier: str, run: RunRecord | None, made: Artifacts) -> str:
     text += (
         "\nLeast share of equal elements, and of those within one unit in the last place, over all draws of a row.\n\n"
     )
-    return (
-        text + line("row", "beside", "output", "equal", "within one unit") + "|---|---|---|---|---|\n" + "".join(rows)
-    )
+    return text + table_md(("row", "beside", "output", "equal", "within one unit"), rows)
 
 
 def _declared(tier: str) -> str:

@@ -9,7 +9,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
-from kda_tools.publish.report import arm_name, gpu_of, interval, line, median, microseconds
+from kda_tools.publish.report import arm_name, gpu_of, interval, median, microseconds, table_md
 from kda_tools.publish.write_pages import write_pages
 
 LONGEST = 300
@@ -54,16 +54,12 @@ def section_md(record: PortRecord) -> str:
     ]
     paragraphs += [f"- Not the release's file: `{path}`." for path in record.strangers]
     arms = list(run.settings.against)
-    head = (
-        line("row", NAME, *(arm_name(run, arm) for arm in arms), *(f"{arm} / {NAME}" for arm in arms))
-        + "|---" * (2 + 2 * len(arms))
-        + "|\n"
-    )
-    rows = "".join(
-        line(row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in (NAME, *arms)), *_ratios(row, arms))
+    head = ("row", NAME, *(arm_name(run, arm) for arm in arms), *(f"{arm} / {NAME}" for arm in arms))
+    rows = (
+        (row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in (NAME, *arms)), *_ratios(row, arms))
         for row in run.rows
     )
-    return "\n".join(paragraphs) + f"\n\n{head}{rows}"
+    return "\n".join(paragraphs) + f"\n\n{table_md(head, rows)}"
 
 
 def _ratios(row: RowResult, arms: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from kda_tools.port.dispatch_edit import REGISTERS, definition, parameters
 from kda_tools.port.layouts import module_path
 from kda_tools.port.ported_arm import write_files
 from kda_tools.project.lock_upstream import WITHOUT, Found, follow
+from kda_tools.publish.report import table_md
 
 LATEST = "latest"
 VERSION = re.compile(r"[0-9]+(\.[0-9A-Za-z]+)*(\+[0-9A-Za-z.]+)?")
@@ -145,31 +146,21 @@ def check(
 
 def table(checked: Sequence[Checked], version: str) -> str:
     """Two tables in Markdown, one of functions and one of files, for a terminal or an issue."""
-    lines = [f"| task | function | in | in {PACKAGE} {version} | arguments |", "|---|---|---|---|---|"]
+    functions, files = [], []
     for one in checked:
         for function in one.functions:
-            now = (
-                "**gone**" if function.now is None else "same module" if function.now == function.was else function.now
-            )
-            lines.append(
-                f"| {one.task.op} | `{function.name}` | {one.pin.version} `{function.was}` | {now} | "
-                f"{function.signature} |"
-            )
-    lines += [
-        "",
-        "| task | pinned files | unchanged | moved | changed | gone | importable |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for one in checked:
+            now = "same module" if function.now == function.was else function.now or "**gone**"
+            where = f"{one.pin.version} `{function.was}`"
+            functions.append((one.task.op, f"`{function.name}`", where, now, function.signature))
         states = list(one.changed.values())
         changed, gone = states.count("changed"), states.count("gone")
         moved = len(states) - changed - gone
         importable = "no op left" if not all(f.now for f in one.functions) else one.broken or "yes"
-        lines.append(
-            f"| {one.task.op} | {one.total} of {one.pin.version} | {one.total - len(states)} | {moved} | {changed} | "
-            f"{gone} | {importable} |"
-        )
-    return "\n".join(lines) + "\n"
+        counts = map(str, (one.total - len(states), moved, changed, gone))
+        files.append((one.task.op, f"{one.total} of {one.pin.version}", *counts, importable))
+    first = table_md(("task", "function", "in", f"in {PACKAGE} {version}", "arguments"), functions)
+    head = ("task", "pinned files", "unchanged", "moved", "changed", "gone", "importable")
+    return f"{first}\n{table_md(head, files)}"
 
 
 def write_arm(checked: Checked, version: str, archive: zipfile.ZipFile, folder: Path) -> Path:

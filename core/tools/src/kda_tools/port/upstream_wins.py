@@ -12,7 +12,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Interval, RowResult, RunRecord
 from kda_judge.session import Request, open_session
 from kda_tools.port.upstream_check import Checked, write_arm
-from kda_tools.publish.report import interval, published_runs
+from kda_tools.publish.report import interval, published_runs, table_md
 
 ARM = "upstream_other"
 """Name of the release's arm in a run's record."""
@@ -54,13 +54,12 @@ def wins(checked: Checked, now: RunRecord) -> str:
     """
     arm = next(name for name, one in checked.task.config.arms.items() if _stands_on(checked, one.upstream))
     before = _published(checked.task, now)
-    lines = ["| task | row | published | now | win | right |", "|---|---|---|---|---|---|"]
+    lines = []
     for row in now.rows:
         then = before.get(row.id, {}).get(arm)
         here = row.speedup.get(Basis.DEVICE, {}).get(ARM)
-        cells = (checked.task.op, row.id, interval(then), interval(here), fate(then, here).value, _right(row))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append((checked.task.op, row.id, interval(then), interval(here), fate(then, here).value, _right(row)))
+    return table_md(("task", "row", "published", "now", "win", "right"), lines)
 
 
 def _right(row: RowResult) -> str:

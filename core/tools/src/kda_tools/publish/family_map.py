@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kda_judge.contract.tasks import Task
-from kda_tools.publish.report import NONE, STALE, interval, line, stale
+from kda_tools.publish.report import NONE, STALE, interval, stale, table_md
 from kda_tools.publish.tables import OWN, SHOWN, Runs, against_pins, shown_pins
 from kda_tools.publish.task_notes import leftovers
 
@@ -23,16 +23,9 @@ def _tasks(runs: Runs) -> str:
     """One line per task and measured GPU: what the task computes, and the headline; unmeasured tasks get one line."""
     records = [record for _, latest in runs for record in latest.values()]
     pins = shown_pins(records)
-    head = [
-        "task",
-        "computes",
-        "functions",
-        "production rows",
-        "GPU",
-        *(f"vs {pin or OWN}" for pin in pins),
-        "attained",
-    ]
-    lines = [line(*head), "|---" * len(head) + "|\n"]
+    over = (f"vs {pin or OWN}" for pin in pins)
+    head = ("task", "computes", "functions", "production rows", "GPU", *over, "attained")
+    lines = []
     for task, latest in runs:
         rows = sum(row.production for row in task.workloads)
         functions = ", ".join(f"`{op}`" for op in task.config.ops)
@@ -42,11 +35,11 @@ def _tasks(runs: Runs) -> str:
             assert record.machine.before is not None
             assert record.headline is not None
             gpu = record.machine.before.name + STALE * bool(stale(task, record))
-            lines.append(line(*first, gpu, *against_pins(record, pins), interval(record.headline.attained)))
+            lines.append([*first, gpu, *against_pins(record, pins), interval(record.headline.attained)])
         if not latest:
-            lines.append(line(*first, NOT_PUBLISHED, *(NONE for _ in pins), NONE))
+            lines.append([*first, NOT_PUBLISHED, *(NONE for _ in pins), NONE])
     why = f" *{OWN.capitalize()}*: the arm that a task names for ops that no pinned release has." * ("" in pins)
-    return f"Speedups are geometric means of {SHOWN}.{why}\n\n{''.join(lines)}"
+    return f"Speedups are geometric means of {SHOWN}.{why}\n\n{table_md(head, lines)}"
 
 
 def _models(tasks: Iterable[Task]) -> str:
@@ -57,8 +50,8 @@ def _models(tasks: Iterable[Task]) -> str:
             for model in row.models if row.production else ():
                 rows = calls.setdefault(model, {})
                 rows[task.folder] = rows.get(task.folder, 0) + 1
-    lines = [line("model", "production rows by task"), "|---|---|\n"]
-    for model in sorted(calls):
-        places = (f"[{task}]({task}/docs/results.md) ({count})" for task, count in calls[model].items())
-        lines.append(line(model, ", ".join(places)))
-    return "".join(lines)
+    lines = (
+        (model, ", ".join(f"[{task}]({task}/docs/results.md) ({count})" for task, count in calls[model].items()))
+        for model in sorted(calls)
+    )
+    return table_md(("model", "production rows by task"), lines)

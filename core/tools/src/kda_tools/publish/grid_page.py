@@ -7,7 +7,7 @@ from itertools import groupby
 from kda_judge.contract.tasks import Task
 from kda_tools.lab.grid.grid_record import GridRecord, runs
 from kda_tools.lab.grid.join_runs import Coverage, Failure, join, state_of
-from kda_tools.publish.report import HEADER, line, pin_name
+from kda_tools.publish.report import HEADER, line, pin_name, table_md
 from kda_tools.publish.staleness import changed, commit_md
 
 SHOWN = 100
@@ -74,13 +74,13 @@ def _since(parts: list[str]) -> str:
 def _failures(failures: tuple[Failure, ...]) -> str:
     if not failures:
         return ""
-    lines = [line("row that failed", "verdict", "reason", "run", "later"), "|---" * 5 + "|\n"]
+    lines = []
     for failure in failures[:SHOWN]:
         row = failure.row
         later = ("agreed" if failure.stands else "agreed, which counts") if failure.agreed_later else "-"
         reason = f"`{row.reason.replace('`', chr(39))}`"
-        lines.append(line(f"`{row.id}`", row.verdict.value, reason, failure.record.run_id, later))
-    return "".join(lines) + _more(len(failures))
+        lines.append((f"`{row.id}`", row.verdict.value, reason, failure.record.run_id, later))
+    return table_md(("row that failed", "verdict", "reason", "run", "later"), lines) + _more(len(failures))
 
 
 def _opponents(coverage: Coverage) -> str:
@@ -114,10 +114,7 @@ def _runs(records: list[GridRecord], since: dict[str, list[str]]) -> str:
     lines = [f"## Runs\n\nThose of one state add up.\n\n{line(*head)}", "|---|---|---:|---:|---:|---:|---|---|---|\n"]
     for record in reversed(records):
         versions = record.provenance.versions
-        where = [
-            record.gpu,
-            *(f"{name} {versions[name]}" for name in ("driver", "torch", "triton") if name in versions),
-        ]
+        known = (f"{name} {versions[name]}" for name in ("driver", "torch", "triton") if name in versions)
         left = record.asked - record.rows
         why = f", {left} left out: {'interrupted' if record.interrupted else '`--limit-s`'}" if left else ""
         lines.append(
@@ -128,7 +125,7 @@ def _runs(records: list[GridRecord], since: dict[str, list[str]]) -> str:
                 str(len(record.failed)),
                 str(record.calls),
                 f"{record.seconds:.0f}",
-                ", ".join(where),
+                ", ".join([record.gpu, *known]),
                 f"{commit_md(record.provenance)}, `{record.command}`",
                 ", ".join(since[record.run_id]) or "-",
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kda_judge.evidence.record_log import read
 from kda_tools.lab.measure.hardware_record import LOG, Copy, HardwareRecord
-from kda_tools.publish.report import NONE, line
+from kda_tools.publish.report import NONE, table_md
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
 
@@ -73,14 +73,12 @@ def table(records: Sequence[HardwareRecord]) -> str:
     if not latest:
         return NOTHING
     kinds = [latest[name] for name in sorted(latest)]
-    lines = [line("", *(one.gpu.name for one in kinds)), "|---" * (len(kinds) + 1) + "|\n"]
-    lines += [line(title, *map(cell, kinds)) for title, cell in ROWS]
-    sizes = sorted({copy.bytes for one in kinds for copy in one.copies})
-    for size in sizes:
+    lines = [[title, *map(cell, kinds)] for title, cell in ROWS]
+    for size in sorted({copy.bytes for one in kinds for copy in one.copies}):
         found = [next((copy for copy in one.copies if copy.bytes == size), None) for one in kinds]
         cells = [_copied(copy) if copy else NONE for copy in found]
-        lines.append(line(f"copy, {size / 1e6:g} MB read and written", *cells))
-    return "\n" + "".join(lines)
+        lines.append([f"copy, {size / 1e6:g} MB read and written", *cells])
+    return "\n" + table_md(("", *(one.gpu.name for one in kinds)), lines)
 
 
 def _copied(copy: Copy) -> str:

@@ -1,7 +1,7 @@
 """Decide which runs may be published and which published ones are stale, and format their numbers. Pure functions."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
@@ -290,6 +290,11 @@ def noise_floor(record: RunRecord) -> str:
 def line(*cells: str) -> str:
     """One line of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |\n"
+
+
+def table_md(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table: its head, the rule below it, and a line for each row."""
+    return "".join([line(*head), "|---" * len(head), "|\n", *(line(*cells) for cells in rows)])
 
 
 def _setup_problems(task: Task, record: RunRecord) -> list[str]:

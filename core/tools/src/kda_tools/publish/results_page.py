@@ -18,7 +18,6 @@ from kda_tools.publish.report import (
     by_age,
     goals,
     interval,
-    line,
     median,
     microseconds,
     misses,
@@ -30,6 +29,7 @@ from kda_tools.publish.report import (
     speedup,
     stale,
     step_gain,
+    table_md,
 )
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME
 from kda_tools.publish.run_facts import facts, state
@@ -161,11 +161,11 @@ def _exceptions(record: RunRecord, goal: Target) -> str:
     decided = f"speedup over {record.settings.against[0]}, {WORDS[record.settings.decides]}"
     head = ["row", "verdict", decided, "target", *(f"device us, {arm}" for arm in arms), "limit us", "attained"]
     head += ["portable wall, newest release"] * bool(losses)
-    lines = [line(*head), "|---" * len(head) + "|\n"]
+    lines = []
     for row in shown:
         portable = [interval(losses[row.id]) if row.id in losses else NONE] * bool(losses)
-        lines.append(line(*_exception_cells(row, record, missed), *portable))
-    return folded(f"Rows to look at: {len(shown)}", "".join(lines))
+        lines.append([*_exception_cells(row, record, missed), *portable])
+    return folded(f"Rows to look at: {len(shown)}", table_md(head, lines))
 
 
 def _exception_cells(row: RowResult, record: RunRecord, missed: set[str] | None) -> list[str]:
@@ -195,20 +195,18 @@ def _history(task: Task, records: Sequence[RunRecord], latest: dict[str, RunReco
         return "## Runs\n\nThe ledger is empty.\n"
     means = [(basis, arm) for basis in (Basis.DEVICE, Basis.WALL) for arm in UPSTREAM]
     head = ["run", "GPU", "commit", "rows", *(f"{WORDS[basis]} vs {arm}" for basis, arm in means), "attained", "state"]
-    lines = [line(*head), "|---" * len(head) + "|\n"]
     shown = shown_ids(latest)
-    for record in sorted(records, key=by_age, reverse=True):
-        headline = record.headline
-        lines.append(
-            line(
-                f"`{record.run_id}`",
-                record.machine.before.name if record.machine.before else NONE,
-                f"`{record.provenance.commit[:10]}`",
-                str(len(record.rows)),
-                *(interval(speedup(headline, basis, arm)) for basis, arm in means),
-                interval(headline.attained if headline else None),
-                state(task, record, shown),
-            )
+    lines = [
+        (
+            f"`{record.run_id}`",
+            record.machine.before.name if record.machine.before else NONE,
+            f"`{record.provenance.commit[:10]}`",
+            str(len(record.rows)),
+            *(interval(speedup(record.headline, basis, arm)) for basis, arm in means),
+            interval(record.headline.attained if record.headline else None),
+            state(task, record, shown),
         )
+        for record in sorted(records, key=by_age, reverse=True)
+    ]
     pictures = "".join(f"\n{_picture(HISTORY, target)}" for target in latest)
-    return folded(f"Runs: {len(records)}", f"{''.join(lines)}{pictures}")
+    return folded(f"Runs: {len(records)}", table_md(head, lines) + pictures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.record_log import read
 from kda_tools.lab.sanitize.sanitize_record import SanitizeRecord, Tool, ToolRun, log
-from kda_tools.publish.report import HEADER
+from kda_tools.publish.report import HEADER, table_md
 from kda_tools.publish.staleness import described, is_outdated
 
 Latest = dict[str, dict[Tool, tuple[SanitizeRecord, ToolRun]]]
@@ -48,15 +48,15 @@ def _page(task: Task, whole: bool) -> str | None:
     summary = "".join(_summary(task, tool, latest) for tool in tools)
     if not whole:
         return f"{head}\n{summary}\n{INTRODUCTION}\n{ELSEWHERE}"
-    lines = [f"| row | op | why | {' | '.join(tool.value for tool in tools)} |\n", "|---" * (3 + len(tools)) + "|\n"]
+    lines = []
     for row_id, found in latest.items():
         newest = max((record for record, _ in found.values()), key=lambda record: record.utc)
         row = next(row for row in newest.rows if row.id == row_id)
-        cells = (f"`{row.id}`", row.op, row.why, *(_cell(row.id, found.get(tool)) for tool in tools))
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
+        lines.append((f"`{row.id}`", row.op, row.why, *(_cell(row.id, found.get(tool)) for tool in tools)))
+    table = table_md(("row", "op", "why", *(tool.value for tool in tools)), lines)
     shown = {record.run_id: record for found in latest.values() for record, _ in found.values()}
     runs = [_run_md(record, is_outdated(task, record.provenance)) for record in shown.values()]
-    return "\n".join([head, summary, INTRODUCTION, "".join(lines), "## Runs\n", *runs])
+    return "\n".join([head, summary, INTRODUCTION, table, "## Runs\n", *runs])
 
 
 def _summary(task: Task, tool: Tool, latest: Latest) -> str:

@@ -16,13 +16,13 @@ from kda_tools.publish.report import (
     arm_name,
     bases,
     interval,
-    line,
     median,
     microseconds,
     misses,
     pin_name,
     ratio,
     speedup,
+    table_md,
 )
 
 Ledgers = Sequence[tuple[Task, Sequence[RunRecord]]]
@@ -120,11 +120,11 @@ def target_words(record: RunRecord, goal: Target) -> str:
 def geometric_means_md(record: RunRecord) -> str:
     """The geometric means: a line for each opponent, a column for each measured basis in the order of `Basis`."""
     shown = [basis for basis in Basis if basis in bases(record)]
-    table = [line("speedup", *(WORDS[basis] for basis in shown)), "|---" * (1 + len(shown)) + "|\n"]
-    for arm in record.settings.against:
-        cells = (interval(speedup(record.headline, basis, arm)) for basis in shown)
-        table.append(line(f"over {arm_name(record, arm)}", *cells))
-    return "".join(table)
+    lines = (
+        (f"over {arm_name(record, arm)}", *(interval(speedup(record.headline, basis, arm)) for basis in shown))
+        for arm in record.settings.against
+    )
+    return table_md(("speedup", *(WORDS[basis] for basis in shown)), lines)
 
 
 def host_bound(wall: float, device: float) -> bool:
@@ -164,9 +164,8 @@ def bound_groups(record: RunRecord) -> list[Bound]:
 
 def bounds_md(record: RunRecord) -> str:
     """`bound_groups` as a Markdown table."""
-    lines = [line("bound by", "rows", "wall us", "device us", "times its floor"), "|---" * 5 + "|\n"]
-    lines += [line(one.name, str(one.rows), one.wall, one.device, one.over) for one in bound_groups(record)]
-    return f"{BOUNDS}\n{''.join(lines)}"
+    lines = ((one.name, str(one.rows), one.wall, one.device, one.over) for one in bound_groups(record))
+    return f"{BOUNDS}\n{table_md(('bound by', 'rows', 'wall us', 'device us', 'times its floor'), lines)}"
 
 
 def _range(several: Sequence[float], written: Callable[[float], str]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kda_judge.contract.errors import UsageError
 from kda_tools.lab.tune.choose_lines import DEFAULTS, Decided, Scored, decide, label, latest, over_copy, spread
 from kda_tools.lab.tune.tuning_files import followed, log, recorded, replace_text
-from kda_tools.publish.report import line, microseconds, ratio
+from kda_tools.publish.report import microseconds, ratio, table_md
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -152,20 +152,18 @@ def digest_md(
 
 def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> str:
     """The section of one table on one kind of GPU."""
-    lines = [line("line", "at most", "rows", "configuration", "over each row's best", "over the copy", "spread")]
-    lines.append("|---" * 7 + "|\n")
+    head, lines = ("line", "at most", "rows", "configuration", "over each row's best", "over the copy", "spread"), []
     for number, one in enumerate(decide(sweep, record, table), start=1):
         at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
         copy = over_copy(one.chosen, one.rows)
         own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
-        lines.append(line(*own, ratio(one.chosen.score), ratio(copy), f"{spread(one.scored):.1%}"))
+        lines.append((*own, ratio(one.chosen.score), ratio(copy), f"{spread(one.scored):.1%}"))
     versions = ", ".join(f"{name} {record.versions[name]}" for name in VERSIONS if name in record.versions)
     where = (
         f"{len(table.candidates)} candidates, each on those of {len(table.rows)} rows where it applies, "
         f"{record.rounds} rounds; sweep of {record.utc}, commit `{record.commit[:10]}`, {versions}."
     )
-    wrong = _wrong(table)
-    return "\n".join([f"{where}\n", "".join(lines), *([wrong] if wrong else [])])
+    return "\n".join([f"{where}\n", table_md(head, lines), *filter(None, [_wrong(table)])])
 
 
 def _choices(decided: Decided) -> Iterable[dict[str, Any]]:
@@ -217,23 +215,16 @@ def _wrong(table: TableTimes) -> str:
 
 
 def _history(records: Sequence[SweepRecord], used: set[str], counted: set[str]) -> str:
-    lines = [line("sweep", "GPU", "commit", "rows", "seconds", "command", "state"), "|---" * 7 + "|\n"]
+    lines = []
     for record in reversed(records):
         why = ["rows are missing"] * record.partial + list(record.noisy)
         other = "superseded" if record.utc in counted else "the tables follow another kind of GPU"
         state = f"no table follows: {'; '.join(why)}" if why else "used above" if record.utc in used else other
-        lines.append(
-            line(
-                record.utc,
-                record.device,
-                f"`{record.commit[:10]}`{' and changes' if record.dirty else ''}",
-                str(sum(len(table.rows) for table in record.tables)),
-                f"{record.seconds:.0f}",
-                f"`{SEVERAL_ROWS.sub(' --rows ...', record.command)}`",
-                state,
-            )
-        )
-    return f"## Recorded sweeps\n\n{''.join(lines)}"
+        commit = f"`{record.commit[:10]}`{' and changes' if record.dirty else ''}"
+        rows, command = sum(len(table.rows) for table in record.tables), SEVERAL_ROWS.sub(" --rows ...", record.command)
+        lines.append((record.utc, record.device, commit, str(rows), f"{record.seconds:.0f}", f"`{command}`", state))
+    head = ("sweep", "GPU", "commit", "rows", "seconds", "command", "state")
+    return f"## Recorded sweeps\n\n{table_md(head, lines)}"
 
 
 def _code(config: Any) -> str:

@@ -10,12 +10,12 @@ from kda_tools.publish.report import (
     LATEST,
     gpu_of,
     interval,
-    line,
     median,
     microseconds,
     published,
     ratio,
     speedup,
+    table_md,
     whole_runs,
 )
 
@@ -39,15 +39,15 @@ def _releases(task: Task) -> tuple[str, str]:
 
 def _floors(task: Task, records: Sequence[RunRecord]) -> str:
     releases = (f"{version} us" for version in _releases(task))
-    head = ("row", "GPU", "bytes", "limit us", "device us", *releases, "attained")
-    lines = [line(*head, "wall us", "host floor us"), "|---" * (len(head) + 2) + "|\n"]
+    head = ("row", "GPU", "bytes", "limit us", "device us", *releases, "attained", "wall us", "host floor us")
+    lines = []
     for target, record in published(task, records).items():
         for row in record.rows:
             if row.id not in ROWS or row.limit is None:
                 continue
             devices = (median(row, arm, Metric.DEVICE) for arm in (record.settings.subject, BASELINE, LATEST))
             lines.append(
-                line(
+                (
                     row.id,
                     target,
                     f"{row.limit.bytes_moved:,}",
@@ -58,13 +58,13 @@ def _floors(task: Task, records: Sequence[RunRecord]) -> str:
                     microseconds(row.limit.host_us),
                 )
             )
-    return "".join(lines)
+    return table_md(head, lines)
 
 
 def _history(task: Task, records: Sequence[RunRecord]) -> str:
     first, latest = _releases(task)
     head = ("run", "GPU", f"device, over {first}", f"device, over {latest}", f"wall, over {first}", "attained")
-    lines = [line(*head), "|---" * len(head) + "|\n"]
+    lines = []
     for record in reversed(whole_runs(task, records)):
         if record.headline is None:
             continue
@@ -72,6 +72,6 @@ def _history(task: Task, records: Sequence[RunRecord]) -> str:
             speedup(record.headline, basis, arm)
             for basis, arm in ((Basis.DEVICE, BASELINE), (Basis.DEVICE, LATEST), (Basis.WALL, BASELINE))
         ]
-        gpu = gpu_of(record.machine)
-        lines.append(line(f"`{record.run_id}`", gpu, *map(interval, (*means, record.headline.attained))))
-    return "".join(lines)
+        shown = map(interval, (*means, record.headline.attained))
+        lines.append((f"`{record.run_id}`", gpu_of(record.machine), *shown))
+    return table_md(head, lines)

@@ -16,12 +16,12 @@ from kda_tools.publish.report import (
     BASELINE,
     LATEST,
     SUBJECT,
-    line,
     median,
     microseconds,
     pin_name,
     published_runs,
     stale,
+    table_md,
 )
 from kda_tools.publish.row_inputs import inputs
 
@@ -41,6 +41,7 @@ UNMEASURED = "Not measured yet.\n"
 def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False) -> str:
     """The README of an export; `name` is its import name, `call` the line that imports it; `exact` as in `collect`."""
     solution = task.load("solution")
+    called = ((row.id, ", ".join(row.models), inputs(row)) for row in task.workloads if row.production)
     parts = [
         f"# {name}\n\n{task.config.task.title}. Exported from the task {task.folder} of KDA-Pilot, Apache-2.0.\n",
         f"{LAUNCHERS[launcher]} {f'{CUTE} ' * ('cute_compile.py' in library(task.path / 'solution'))}{PROVENANCE}\n",
@@ -52,8 +53,7 @@ def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False)
         "## What it computes\n",
         *dict.fromkeys(_formula(getattr(solution, op)) for op in task.config.ops),
         "## Shapes that models call it with\n",
-        "| row | models | inputs |\n|---|---|---|\n"
-        + "".join(line(row.id, ", ".join(row.models), inputs(row)) for row in task.workloads if row.production),
+        table_md(("row", "models", "inputs"), called),
         MEASURED,
         *_all_measured(task, list(task.config.ops)),
     ]
@@ -142,8 +142,8 @@ def _measured(task: Task, record: RunRecord, ops: Sequence[str]) -> str:
         measured += ", **stale**: the code has changed since"
     head = ["row", *(f"{pin} on the device" for pin in pins)]
     rows = [row for row in record.rows if row.production and row.op in ops]
-    table = "".join(line(row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in arms)) for row in rows)
+    lines = ((row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in arms)) for row in rows)
     return (
         f"{measured}. Microseconds of GPU time per call, as a CUDA graph. The host's part depends on the launcher and "
-        f"is on the task's page.\n\n{line(*head)}{'|---' * len(head)}|\n{table}"
+        f"is on the task's page.\n\n{table_md(head, lines)}"
     )
