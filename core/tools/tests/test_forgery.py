@@ -192,7 +192,7 @@ def published(task: Task, kind: str, data: dict[str, Any], draw: bool = False) -
         log.write_text(json.dumps(data) + "\n")
         if foreign := foreign_records(task):
             raise KdaError(foreign[0])
-        page = {"grid": grid_page, "sanitize": sanitize_page, "profile": profile_page}[kind].full_md(task)
+        page = {"grid": grid_page, "sanitize": sanitize_page, "profile": profile_page}[kind].digest_md(task, whole=True)
         if kind == "grid":
             assert grid_record.runs(task)
         return str(page)

@@ -31,7 +31,7 @@ from kda_tools.lab.grid.grid_record import (
 from kda_tools.lab.grid.join_runs import join
 from kda_tools.project.new_task import IGNORED
 from kda_tools.publish.generate import publish
-from kda_tools.publish.grid_page import SHOWN, digest_md, full_md
+from kda_tools.publish.grid_page import SHOWN, digest_md
 
 IDS = [f"row-{number}" for number in range(10)]
 README = "<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
@@ -85,7 +85,7 @@ def failed(position: int, verdict: Verdict = Verdict.INCORRECT) -> FailedRow:
 def page(task: Task, *records: GridRecord) -> str:
     for record in records:
         record_log.append(log(task), record)
-    text, short = full_md(task), digest_md(task)
+    text, short = digest_md(task, whole=True), digest_md(task)
     assert text is not None
     assert short is not None
     assert short.partition("## What was checked")[0] == text.partition("## What was checked")[0]

@@ -19,7 +19,7 @@ from kda_tools.lab.profile import nsight, run_profile
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord, log
 from kda_tools.publish import profile_page
 from kda_tools.publish.generate import publish
-from kda_tools.publish.profile_page import bound, digest_md, full_md, mean, short, top_stalls
+from kda_tools.publish.profile_page import bound, digest_md, mean, short, top_stalls
 
 DURATION = "gpu__time_duration.sum"
 
@@ -181,7 +181,7 @@ def test_profile_from_the_command_to_the_page(checkout, on_cpu, kda, monkeypatch
     assert short is not None
     assert short.splitlines()[4] == "**What limits the solution on 2 profiled rows: memory throughput on 2.**"
     assert "registers per thread" not in short
-    page = full_md(find_task("axpy"))
+    page = digest_md(find_task("axpy"), whole=True)
     assert page is not None
     table = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("|")]
     cells = {line[1]: line[2:-1] for line in table}
@@ -224,7 +224,7 @@ def test_the_latest_profile_of_a_row_is_shown(checkout, on_cpu, kda, monkeypatch
 
     from kda_judge.contract.tasks import find_task
 
-    page = full_md(find_task("axpy"))
+    page = digest_md(find_task("axpy"), whole=True)
     assert page is not None
     assert page.count("## out-64x16") == 1
     assert "2.00 us" not in page

@@ -20,7 +20,7 @@ from kda_tools.lab.sanitize import run_sanitize as run
 from kda_tools.lab.sanitize.choose_rows import FROZEN_ROWS, GRID_ROWS, LARGEST_FROZEN, choose, representative
 from kda_tools.lab.sanitize.sanitize_record import SanitizeRecord, Tool
 from kda_tools.publish.generate import publish
-from kda_tools.publish.sanitize_page import digest_md, full_md
+from kda_tools.publish.sanitize_page import digest_md
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 OVERRUN = """========= COMPUTE-SANITIZER
@@ -178,7 +178,7 @@ def test_clean_from_the_command_to_the_page(checkout, on_cpu, kda, monkeypatch, 
         (Tool.MEMCHECK, 0, 0),
         (Tool.RACECHECK, 0, 2),
     ]
-    page = full_md(find_task("axpy"))
+    page = digest_md(find_task("axpy"), whole=True)
     today = record.utc[:10]
     assert f"| `inplace-64x16` | axpy_ | smallest production row | 0 errors, {today} | 0 errors, {today} |" in page
     assert "  - racecheck: 0 errors, 2 warnings in 2 rows\n" in page
@@ -197,7 +197,7 @@ def test_errors_are_traced_to_their_rows(checkout, on_cpu, kda, monkeypatch, tmp
         in out
     )
     assert "  out-64x16: memcheck 0 errors, initcheck 0 errors" in out
-    page = full_md(find_task("axpy"))
+    page = digest_md(find_task("axpy"), whole=True)
     assert "| `inplace-64x16` | axpy_ | smallest production row | 1 error, " in page
     short = str(digest_md(find_task("axpy")))
     assert "- **memcheck: errors on `inplace-64x16`** in 2 rows, " in short
@@ -210,7 +210,7 @@ def test_a_later_run_of_some_rows_replaces_only_those(checkout, on_cpu, kda, mon
     assert kda("sanitize", "axpy", "--tool", "memcheck")[0] == ExitCode.UNFIT_ROWS
     use(monkeypatch, tmp_path / "bin")
     assert kda("sanitize", "axpy", "--rows", "out-*", "--tool", "memcheck")[0] == 0
-    page = full_md(find_task("axpy"))
+    page = digest_md(find_task("axpy"), whole=True)
     assert "| `out-64x16` | axpy | asked for | 0 errors, " in page
     assert "| `inplace-64x16` | axpy_ | smallest production row | 1 error, " in page
 

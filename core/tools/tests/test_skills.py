@@ -17,7 +17,7 @@ from kda_tools.cli.base import app
 from kda_tools.knowledge import external
 from kda_tools.knowledge.passages import search
 from kda_tools.knowledge.ranking import Passage, rank
-from kda_tools.publish.profile_page import ISSUING, STALLS, full_md
+from kda_tools.publish.profile_page import ISSUING, STALLS, digest_md
 from kda_tools.publish.task_notes import LINK, QUOTED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -136,7 +136,7 @@ def test_the_pages_that_a_stall_names_have_it_among_the_top_three() -> None:
     for reason, rest in re.findall(r"^\| `(\w+)` \|(.+)$", table, re.MULTILINE):
         for target in re.findall(r"\]\((\S+?profile\.md)\)", rest):
             page = (ROOT / "docs" / "skills" / "nsight" / target).resolve()
-            tables = full_md(Task(page.parents[1])) or ""
+            tables = digest_md(Task(page.parents[1]), whole=True) or ""
             shown = re.findall(r"^\| top stalls +\|(.+)$", tables, re.MULTILINE)
             assert any(reason in line for line in shown), (reason, target)
 

@@ -351,9 +351,9 @@ def _measure(session: "Session") -> "RunRecord":
     """Run the session's frozen rows with progress shown, and print the results."""
     from kda_judge.bench import run
     from kda_judge.session import frozen_rows
-    from kda_tools.publish.list_views import print_run
     from kda_tools.publish.progress import showing
-    from kda_tools.publish.run_view import gpu_seen
+    from kda_tools.publish.run_view import gpu_seen, print_run
+    from kda_tools.terminal import console
 
     rows, spent = frozen_rows(session), list[str]()
     with showing(rows, 2 * session.settings.generations + 1) as progress:
@@ -363,7 +363,7 @@ def _measure(session: "Session") -> "RunRecord":
             )
         else:
             record = run(session, rows, progress=_rehearsing(progress), command=command_line(), spent=spent.append)
-    print_run(record)
+    print_run(console(), record)
     typer.echo(f"time spent: {spent[0]}")
     if record.machine_watch is not None:
         typer.echo(f"the GPU during the run: {gpu_seen(record.machine_watch)}")
@@ -397,13 +397,14 @@ def _not_interpreted(task: "Task") -> list[str]:
 def _compile(task: "Task", rows: list[str], arm: str = "solution") -> None:
     from kda_judge.contract.workloads import select
     from kda_tools.lab.inspect.aot import compile_task
-    from kda_tools.publish.list_views import print_kernels
+    from kda_tools.publish.kernels_view import print_kernels
+    from kda_tools.terminal import console
 
     kernels = compile_task(task, select(task.workloads, rows), task.config.capabilities, arm)
     if kernels is None:
         typer.echo(f"no kernels to compile: {arm} has no launches(op, inputs, scalars)")
     else:
-        print_kernels(kernels)
+        print_kernels(console(), kernels)
 
 
 def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: bool) -> None:

@@ -11,7 +11,7 @@ from kda_tools.fleet.pieces import Job, Order, Result
 from kda_tools.fleet.run_fleet import Ended
 from kda_tools.lab.grid.grid_record import GridRecord, failures
 from kda_tools.models.step_record import StepRecord
-from kda_tools.terminal import say
+from kda_tools.terminal import console, say
 
 SHOWN_FAILURES = 20
 
@@ -41,11 +41,11 @@ def _code(ended: Ended, verdicts: set[Verdict]) -> ExitCode:
 
 
 def _runs(_order: Order, results: Sequence[Result], _subjects: Mapping[str, str]) -> Iterable[Verdict]:
-    from kda_tools.publish.list_views import print_run
+    from kda_tools.publish.run_view import print_run
 
     for result in results:
         record = RunRecord.model_validate_json(result.line)
-        print_run(record)
+        print_run(console(), record)
         yield from (row.verdict for row in record.rows)
 
 

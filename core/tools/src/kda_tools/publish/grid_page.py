@@ -21,21 +21,14 @@ ended well. An opponent that is outside the tolerance or refuses fails rows of p
 ELSEWHERE = "Every run: [grid.jsonl](grid.jsonl), and as a table on this page of the site (`kda site`).\n"
 
 
-def digest_md(task: Task) -> str | None:
-    """The whole text of `docs/grid.md`, what agrees and what does not; None for a task without a run.
+def digest_md(task: Task, whole: bool = False) -> str | None:
+    """The text of `docs/grid.md`, what agrees and what does not; None for a task without a run.
+
+    With `whole` it is the site's page, which also has a table of every run.
 
     Raises:
         LedgerError: `docs/grid.jsonl` holds a line that is no grid run.
     """
-    return _page(task, whole=False)
-
-
-def full_md(task: Task) -> str | None:
-    """The site's page: the text of `digest_md` and a table of every run. Raises as `digest_md`."""
-    return _page(task, whole=True)
-
-
-def _page(task: Task, whole: bool) -> str | None:
     records = runs(task)
     if not records:
         return None

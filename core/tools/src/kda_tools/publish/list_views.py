@@ -1,4 +1,4 @@
-"""Print lists and tables on the terminal: tasks, rows, grid, kernels, doctor; a run's table is in `run_view.py`."""
+"""Print lists and tables on the terminal: tasks, rows, grid, doctor."""
 
 from __future__ import annotations
 
@@ -14,21 +14,14 @@ from kda_judge.contract.errors import KdaError
 from kda_judge.evidence.run_record import RunRecord
 from kda_judge.judge.open_row import footprint
 from kda_tools.lab.grid.grid_record import failures, outside
-from kda_tools.publish import kernels_view, run_view
 from kda_tools.publish.report import arm_name
 from kda_tools.terminal import console
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
-    from kda_tools.lab.inspect.aot import CompiledKernel
     from kda_tools.project.check import Check
 
 SHOWN_FAILURES = 20
-
-
-def print_run(record: RunRecord) -> None:
-    """The table and headline of a run."""
-    run_view.print_run(console(), record)
 
 
 def print_grid(record: RunRecord) -> None:
@@ -86,11 +79,6 @@ def print_rows(task: Task) -> None:
         tensors = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in row.inputs.items()]
         scalars = [f"{name}={value!r}" for name, value in row.scalars.items()]
         out.print(Padding(Text(f"{row.op}({', '.join([*tensors, *scalars])})"), (0, 0, 0, 4)))
-
-
-def print_kernels(kernels: Sequence[CompiledKernel]) -> None:
-    """What the compiler made of each kernel."""
-    kernels_view.print_kernels(console(), kernels)
 
 
 def print_checks(checks: Sequence[Check]) -> None:

@@ -70,28 +70,22 @@ ncu's, with caches as its passes left them: they explain results; they are not r
 """
 
 
-def digest_md(task: Task) -> str | None:
-    """The whole text of `docs/profile.md`, the conclusions from the profiles; None for a task without a profile.
+def digest_md(task: Task, whole: bool = False) -> str | None:
+    """The text of `docs/profile.md`, the conclusions from the profiles; None for a task without a profile.
+
+    With `whole` it is the site's page, which also has every number.
 
     Raises:
         LedgerError: `docs/profile.jsonl` holds a line that is no profile.
     """
     latest = _latest(task)
-    return f"{_title(task)}{_conclusions(task, latest)}" if latest else None
-
-
-def full_md(task: Task) -> str | None:
-    """The site's page: the text of `digest_md`, and below it every number. Raises as `digest_md`."""
-    latest = _latest(task)
     if not latest:
         return None
+    first = f"{HEADER}\n# Profiles of {task.folder}\n\n{_conclusions(task, latest)}"
+    if not whole:
+        return first
     sections = [section_md(record, is_outdated(task, record.provenance)) for record in latest]
-    first = f"{_title(task)}{_conclusions(task, latest)}\n## How to read the tables\n\n{INTRODUCTION}"
-    return "\n".join([first, *sections])
-
-
-def _title(task: Task) -> str:
-    return f"{HEADER}\n# Profiles of {task.folder}\n\n"
+    return "\n".join([first, f"## How to read the tables\n\n{INTRODUCTION}", *sections])
 
 
 def _latest(task: Task) -> list[ProfileRecord]:

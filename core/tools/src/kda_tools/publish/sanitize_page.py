@@ -20,21 +20,14 @@ checked.
 ELSEWHERE = "Every row and report: [sanitize.jsonl](sanitize.jsonl), and this page of the site (`kda site`).\n"
 
 
-def digest_md(task: Task) -> str | None:
-    """The whole text of `docs/sanitize.md`, what each tool found; None for a task without a run.
+def digest_md(task: Task, whole: bool = False) -> str | None:
+    """The text of `docs/sanitize.md`, what each tool found; None for a task without a run.
+
+    With `whole` it is the site's page, which also has every row and every report.
 
     Raises:
         LedgerError: `docs/sanitize.jsonl` holds a line that is no sanitizer run.
     """
-    return _page(task, whole=False)
-
-
-def full_md(task: Task) -> str | None:
-    """The site's page: the text of `digest_md` with every row and every report. Raises as `digest_md`."""
-    return _page(task, whole=True)
-
-
-def _page(task: Task, whole: bool) -> str | None:
     records = read(log(task), SanitizeRecord)
     if not records:
         return None

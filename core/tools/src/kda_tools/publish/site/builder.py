@@ -13,8 +13,9 @@ from kda_judge.contract.errors import KdaError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task, find_tasks
 from kda_judge.evidence.ledger import read
 from kda_tools import checkout_folder
-from kda_tools.publish import grid_page, profile_page, report, sanitize_page
+from kda_tools.publish import report
 from kda_tools.publish.figures import COLOURS
+from kda_tools.publish.generate import DIGESTS
 from kda_tools.publish.plots import missing as missing_matplotlib
 from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.site import overview_pages
@@ -47,8 +48,6 @@ RESULTS = Path("docs/results.md")
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```$", re.DOTALL | re.MULTILINE)
 WIDE_TABLE = re.compile(r"^(\|[^|\n]*){6,}\|$", re.MULTILINE)
 """A line of a table so wide that it needs the space of furo's list of headings."""
-FULL = {"grid.md": grid_page.full_md, "profile.md": profile_page.full_md, "sanitize.md": sanitize_page.full_md}
-"""Documents of a task that the site shows in full; the repository has only their conclusions."""
 SWEEPS = "tuning.md"
 SIZE = re.compile(r'<svg[^>]* width="(?P<width>[\d.]+)pt" height="(?P<height>[\d.]+)pt"')
 """Of a picture, in points of 4/3 CSS pixels."""
@@ -168,7 +167,7 @@ def _document(task: Task, path: Path) -> str:
 
     The task's page links to it. It is not in the navigation, which would get long and slow down every page.
     """
-    full = FULL[path.name](task) if path.name in FULL else None
+    full = DIGESTS[path.name](task, whole=True) if path.name in DIGESTS else None
     text = full or _text(path) + (sweep_tables(path) if path.name == SWEEPS else "")
     text = PICTURE.sub(lambda one: raw(inlined(_text(path.parent / one["target"]), one["name"], one["says"])), text)
     results = RESULTS.relative_to(path.parent.relative_to(task.path))
