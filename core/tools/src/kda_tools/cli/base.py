@@ -115,6 +115,12 @@ def seconds(value: float | None) -> float | None:
     return value
 
 
+LimitS = Annotated[
+    float | None,
+    typer.Option("--limit-s", metavar="SECONDS", callback=seconds, help="Start no row after this time."),
+]
+
+
 def command_line() -> str:
     """The command line for a record. Absolute paths lose their folders, which belong to the machine, not to the run."""
     return shlex.join(["kda", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])

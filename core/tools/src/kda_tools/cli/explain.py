@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kda_judge.contract.errors import ExitCode, UsageError
-from kda_tools.cli.base import MOST, DeviceName, Rows, TaskName, app, command_line, relative, seconds
+from kda_tools.cli.base import MOST, DeviceName, LimitS, Rows, TaskName, app, command_line, relative
 
 
 @app.command()
@@ -15,15 +15,7 @@ def tune(
     rows: Rows = None,
     rounds: Annotated[int | None, typer.Option(min=3, max=MOST, help="Samples per candidate and row.")] = None,
     device: DeviceName = "auto",
-    limit_s: Annotated[
-        float | None,
-        typer.Option(
-            "--limit-s",
-            metavar="SECONDS",
-            callback=seconds,
-            help="Start no row after this time; the sweep is then partial.",
-        ),
-    ] = None,
+    limit_s: LimitS = None,
     derive: Annotated[
         bool,
         typer.Option(

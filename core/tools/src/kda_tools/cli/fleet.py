@@ -1,8 +1,7 @@
 """Commands over many GPUs: split work of the other commands over the workers of a Ray cluster."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,14 +12,8 @@ app = typer.Typer(help="Many GPUs: split work over a Ray cluster, on this machin
 kda.add_typer(app, name="fleet")
 
 
-class What(str, Enum):
-    """The commands that can be split."""
-
-    BENCH = "bench"
-    VALIDATE = "validate"
-    TUNE = "tune"
-    ADVERSARIES = "adversaries"
-    MODEL = "model"
+What = Literal["bench", "validate", "tune", "adversaries", "model"]
+"""The commands that can be split."""
 
 
 @app.callback()
@@ -99,7 +92,7 @@ def run(
     from kda_tools.fleet.run_fleet import run as run_fleet
 
     wish = Wish(
-        job=Job(what.value),
+        job=Job(what),
         names=names or (),
         rows=rows or (),
         full=full,

@@ -1,18 +1,13 @@
 """`kda llm`: serve a language model, load it, profile it, and say which of its kernels are worth a task."""
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 
 from kda_judge.contract.errors import ArmFailed, UsageError
 from kda_tools.cli.base import MOST, command_line, relative, seconds, writable
 from kda_tools.cli.base import app as kda
-
-if TYPE_CHECKING:
-    from kda_tools.llm.known_llms import EngineName
-    from kda_tools.llm.known_llms import Target as GpuName
 
 app = typer.Typer(help="Language models in serving: from a server to task cards.", no_args_is_help=True)
 kda.add_typer(app, name="llm")
@@ -22,34 +17,11 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="W
 Record = Annotated[bool, typer.Option("--record", help="Append it to the checkout's records.")]
 
 
-class Engine(str, Enum):
-    """Engines that can serve a model."""
-
-    TRANSFORMERS = "transformers"
-    SGLANG = "sglang"
-    VLLM = "vllm"
-
-
-class Profiled(str, Enum):
-    """Engines with a profiler."""
-
-    SGLANG = "sglang"
-    VLLM = "vllm"
-
-
-class Target(str, Enum):
-    """Kinds of GPU that a serving command can be for."""
-
-    H200 = "h200"
-    B200 = "b200"
-
-
-class Load(str, Enum):
-    """Names of the loads in llm/models.toml."""
-
-    LOW = "low"
-    MID = "mid"
-    HIGH = "high"
+Engine = Literal["transformers", "sglang", "vllm"]
+Profiled = Literal["sglang", "vllm"]
+"""Engines with a profiler."""
+Target = Literal["h200", "b200"]
+"""Kinds of GPU that a serving command can be for."""
 
 
 @app.command("list")
@@ -64,7 +36,7 @@ def list_llms() -> None:
 @app.command()
 def serve(
     model: ModelName = "tiny",
-    engine: Annotated[Engine, typer.Option("--engine", help="The server.")] = Engine.TRANSFORMERS,
+    engine: Annotated[Engine, typer.Option("--engine", help="The server.")] = "transformers",
     target: Annotated[
         Target | None, typer.Option("--target", help="GPUs that the command is for; without it: this machine's.")
     ] = None,
@@ -84,15 +56,13 @@ def serve(
     from kda_tools.llm.known_llms import load_llms
 
     known = load_llms()
-    name: EngineName = engine.value
-    chosen = cast("GpuName | None", target and target.value)
     if target is None and gpu_state.has_gpu():
-        chosen = _this_gpu(known.model(model).hub is None)
-    words = engines.command(known, model, name, chosen, host, port, str(traces.absolute()))
+        target = _this_gpu(known.model(model).hub is None)
+    words = engines.command(known, model, engine, target, host, port, str(traces.absolute()))
     if show:
         typer.echo(shlex.join(words))
         return
-    words[0] = engines.find_program(known.engines[name].program, known.engines[name].install)
+    words[0] = engines.find_program(known.engines[engine].program, known.engines[engine].install)
     serving.demand_free(host, port)
     local = known.model(model).hub is None
     if local:
@@ -103,22 +73,22 @@ def serve(
         raise ArmFailed(f"{words[0]}: ended with exit code {code}; what it said is above")
 
 
-def _this_gpu(local: bool) -> "GpuName":
+def _this_gpu(local: bool) -> Target:
     """The target of this machine's GPU; for a `local` model, which is small, any GPU will do."""
     from kda_judge.evidence import gpu_state
-    from kda_tools.llm.known_llms import Target as GpuName
 
-    gpu, known = gpu_state.read_state(0).name, get_args(GpuName)
+    known: tuple[Target, ...] = get_args(Target)
+    gpu = gpu_state.read_state(0).name
     found = next((target for target in known if target in gpu.lower()), known[0] if local else None)
     if found is None:
         raise UsageError(f"--target: expected {' or '.join(known)}: this machine's {gpu} is none of them")
-    return cast("GpuName", found)
+    return found
 
 
 @app.command()
 def bench(
     url: Url,
-    load: Annotated[Load, typer.Option("--load", help="How many requests at once.")] = Load.LOW,
+    load: Annotated[Literal["low", "mid", "high"], typer.Option("--load", help="How many requests at once.")] = "low",
     data: Annotated[
         str, typer.Option("--data", metavar="random|FILE", help="Random tokens, or JSON lines with a key `prompt`.")
     ] = "random",
@@ -163,12 +133,12 @@ def bench(
     url = server_client.check_url(url)
     listed = server_client.served_models(url) if model is None else []
     name = model or (listed[0] if listed else engines.model_path(known, "tiny"))
-    chosen = known.loads[load.value]
+    chosen = known.loads[load]
     plan = guidellm_load.LoadPlan(
         url=url,
         model=name,
         tokenizer=tokenizer or name,
-        load=load.value,
+        load=load,
         concurrency=chosen.concurrency,
         requests=requests or chosen.requests,
         input_tokens=input_tokens or known.tokens.input,
@@ -213,12 +183,12 @@ def profile(
     url = server_client.check_url(url)
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out}: expected the folder where the server writes, got a file")
-    name = engine.value if engine else server_client.owner(url)
-    if name not in [one.value for one in Profiled]:
+    name = engine or server_client.owner(url)
+    if name not in get_args(Profiled):
         raise UsageError(f"--engine: {url} does not say that it is SGLang or vLLM, it says {name!r}; name the engine")
     plan = profile_server.ProfilePlan(
         url=url,
-        engine=cast("Literal['sglang', 'vllm']", name),
+        engine=cast("Profiled", name),
         folder=out,
         steps=steps,
         seconds=duration,

@@ -11,6 +11,7 @@ from kda_tools.cli.base import (
     MOST,
     DeviceName,
     Json,
+    LimitS,
     Rows,
     TaskName,
     TaskOption,
@@ -18,7 +19,6 @@ from kda_tools.cli.base import (
     command_line,
     recordable,
     relative,
-    seconds,
     writable,
 )
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from kda_judge.evidence.run_record import RunRecord
     from kda_judge.judge.judge import Progress
     from kda_judge.session import Session
+
+AllowBusy = Annotated[
+    bool, typer.Option("--allow-busy", help="Measure although the GPU is busy; the run is marked noisy.")
+]
 
 
 @app.command()
@@ -71,9 +75,7 @@ def bench(
     ] = False,
     json: Json = None,
     device: DeviceName = "auto",
-    allow_busy: Annotated[
-        bool, typer.Option("--allow-busy", help="Measure although the GPU is busy; the run is marked noisy.")
-    ] = False,
+    allow_busy: AllowBusy = False,
     generations: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="How often the workers are restarted.")
     ] = None,
@@ -132,9 +134,7 @@ def rerun(
     ] = False,
     record: Annotated[bool, typer.Option("--record", help="Append the new run to the task's ledger.")] = False,
     json: Json = None,
-    allow_busy: Annotated[
-        bool, typer.Option("--allow-busy", help="Measure although the GPU is busy; the run is marked noisy.")
-    ] = False,
+    allow_busy: AllowBusy = False,
 ) -> None:
     """Measure a recorded run again with the same settings, and say which rows changed."""
     from kda_judge.bench import begin
@@ -182,15 +182,7 @@ def validate(
     ] = False,
     json: Json = None,
     device: DeviceName = "auto",
-    limit_s: Annotated[
-        float | None,
-        typer.Option(
-            "--limit-s",
-            metavar="SECONDS",
-            callback=seconds,
-            help="Start no row after this time; the rest stay unchecked.",
-        ),
-    ] = None,
+    limit_s: LimitS = None,
     record: Annotated[
         bool, typer.Option("--record", help="Check rows on a GPU and append the results to docs/grid.jsonl.")
     ] = False,

