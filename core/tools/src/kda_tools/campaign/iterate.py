@@ -105,7 +105,7 @@ def _settle(campaign: Campaign, passed: Steps) -> Done | None:
         put_aside(campaign, begun.commit)
         if begun.attempt >= ATTEMPTS or state.spent():
             why = f"attempt {begun.attempt} was interrupted" + (f", and {spent}" if (spent := state.spent()) else "")
-            _record(campaign, _failed(begun, f"{why}: it counts as failed", 0.0))
+            campaign.journal.append(_failed(begun, f"{why}: it counts as failed", 0.0))
         else:
             demand_upstream(campaign.task)
             campaign.repository.restore(begun.commit, begun.change.files)
@@ -135,7 +135,7 @@ def _finish(campaign: Campaign, begun: Begun, passed: Steps) -> Done:
         passed("measured")
         done = decided(begun, measured, state, _deciding(task, rules, begun.rows))
         done = done.model_copy(update={"seconds": time.monotonic() - start})
-    _record(campaign, done)
+    campaign.journal.append(done)
     passed("done")
     apply(campaign, begun, done, passed)
     _demand_budget_noted(campaign)
@@ -208,10 +208,6 @@ def _failed(begun: Begun, reason: str, seconds: float) -> Done:
         gpu=None,
         seconds=seconds,
     )
-
-
-def _record(campaign: Campaign, done: Done) -> None:
-    campaign.journal.append(done)
 
 
 def _change(campaign: Campaign, parent: str, commit: str) -> Change:

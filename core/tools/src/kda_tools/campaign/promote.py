@@ -15,7 +15,6 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.stats import geomean
 from kda_tools.campaign import allowed, decision, review
 from kda_tools.campaign.apply import apply_promotion, head, logs
-from kda_tools.campaign.decision import Pair
 from kda_tools.campaign.events import Promoted, RowOutcome
 from kda_tools.campaign.measure import Measured
 from kda_tools.campaign.place import Campaign
@@ -67,7 +66,8 @@ def judged(task: Task, state: State, seeds: tuple[int, ...], given: Given) -> Pr
     refused = given.failure
     if refused is None and given.run is not None and (why := report.publishable(task, given.run)):
         refused = f"the run cannot be published: {'; '.join(why[:3])}"
-    wins, losses, models = decision.won(pairs), _slower(pairs), winning_models(task, given.before)
+    losses = decision.lost(pairs, 0.0)  # however little: the published result names all slower rows
+    wins, models = decision.won(pairs), winning_models(task, given.before)
     marks = [f"wins {len(wins)} rows and loses {len(losses)}"] if wins and losses else []
     marks += [NO_MODEL] if wins and not models else []
     return Promoted(
@@ -96,11 +96,6 @@ def winning_models(task: Task, rows: Sequence[RowOutcome]) -> list[str]:
         if own and geomean(own).low > 1:
             found.append(model)
     return found
-
-
-def _slower(pairs: dict[str, Pair]) -> list[str]:
-    """Rows that are slower by their whole interval, however little: the published result names them all."""
-    return decision.lost(pairs, 0.0)
 
 
 def _demand_reviewed(campaign: Campaign, state: State) -> None:

@@ -128,9 +128,8 @@ def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Appended
             for one in folder.results
         ),
     )
-    known = page.read(page.RECORDS) if page.RECORDS.is_file() else []
-    if record in known:
+    if record in page.read(page.RECORDS):
         return
-    page.append(page.RECORDS, record)
+    record_log.append(page.RECORDS, record)
     page.RECORDS.with_suffix(".md").write_text(page.page(page.read(page.RECORDS)), encoding="utf-8")
     yield page.RECORDS, record.utc

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from kda_judge.contract.errors import UsageError
-from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, validate
+from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, read_json
 from kda_tools.llm.served_phase import Phase
 
 SCHEMA_VERSION: Final = 1
@@ -79,13 +79,7 @@ class CaptureRecord(Strict):
 
 def read(path: Path) -> CaptureRecord:
     """The record of a file or of the folder that holds it; a broken one is a UsageError that names file and key."""
-    import json
-
     file = path / FILE if path.is_dir() else path
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{file}: file not found; `kda llm capture` writes one") from None
-    except ValueError as error:
-        raise UsageError(f"{file}: expected a capture's JSON: {error}") from None
-    return validate(CaptureRecord, content, file)
+    if not file.exists():
+        raise UsageError(f"{file}: file not found; `kda llm capture` writes one")
+    return read_json(CaptureRecord, file)

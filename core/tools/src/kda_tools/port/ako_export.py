@@ -216,12 +216,10 @@ def package_name(task: Task) -> str:
 
 
 def _mark(task: Task, commit: str, files: Mapping[str, str]) -> Exported:
-    library = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items() if _shared(name)}
+    library = {
+        name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items() if name.startswith("_kda/")
+    }
     return Exported(task=task.folder, commit=commit, solution=provenance.hashes(task)["solution"], library=library)
-
-
-def _shared(name: str) -> bool:
-    return name.startswith("_kda/")
 
 
 def _prompt(task: Task, folder: Path) -> str:

@@ -140,12 +140,6 @@ def keeper(path: Path, run: SuiteRecord) -> Callable[[Sequence[Got], float], Non
     return keep
 
 
-def append(path: Path, line: SuiteRecord) -> None:
-    """Add one line to the file of records."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line.model_dump_json() + "\n")
-
-
 def read(path: Path) -> list[SuiteRecord]:
     """Every record, oldest first; a LedgerError names a line that is no record."""
     return record_log.read(path, SuiteRecord)
