@@ -3,18 +3,9 @@
 Caught by: the judge knows what it asked for.
 """
 
-import sys
+from . import forge
 
-worker = sys.modules["kda_judge.arms.arm_worker"]
-_Timed = worker.Timed
-
-
-def forged(**facts):
-    facts["calls"] *= 7
-    return _Timed(**facts)
-
-
-worker.Timed = forged
+forge(lambda facts: facts | {"calls": facts["calls"] * 7})
 
 
 def axpy(x, y, *, factor):

@@ -3,18 +3,9 @@
 Caught by: the judge's clock over long loops.
 """
 
-import sys
+from . import forge
 
-worker = sys.modules["kda_judge.arms.arm_worker"]
-_Timed = worker.Timed
-
-
-def forged(**facts):
-    facts["total_us"] /= 3
-    return _Timed(**facts)
-
-
-worker.Timed = forged
+forge(lambda facts: facts | {"total_us": facts["total_us"] / 3})
 
 
 def axpy(x, y, *, factor):

@@ -6,18 +6,10 @@ Caught by: the judge's clock over longer loops, which decide when samples are to
 import sys
 import time
 
-worker = sys.modules["kda_judge.arms.arm_worker"]
-_Timed, _ROWS = worker.Timed, []
+from . import forge, shaved
 
-
-def forged(**facts):
-    for key in ("total_us", "events_us"):
-        if facts.get(key):
-            facts[key] *= 2 / 3
-    return _Timed(**facts)
-
-
-worker.Timed = forged
+_ROWS = []
+forge(lambda facts: shaved(facts, 2 / 3))
 
 
 def axpy(x, y, *, factor):

@@ -3,20 +3,9 @@
 Caught by: the judge's clock over loops so long that the protocol costs next to nothing of them.
 """
 
-import sys
+from . import forge, shaved
 
-worker = sys.modules["kda_judge.arms.arm_worker"]
-_Timed = worker.Timed
-
-
-def forged(**facts):
-    for key in ("total_us", "events_us"):
-        if facts.get(key):
-            facts[key] *= 0.97
-    return _Timed(**facts)
-
-
-worker.Timed = forged
+forge(lambda facts: shaved(facts, 0.97))
 
 
 def axpy(x, y, *, factor):
