@@ -41,22 +41,8 @@ README = "# Toys\n<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
 RUN = ("--device", "cpu", "--rows", "out*", "--generations", "1")
 HEAVY = {"torch", "triton", "cutlass", "numpy", "pynvml", "pydantic", "rich"}
 COMMANDS = [
-    "list",
-    "bench",
-    "validate",
-    "tune",
-    "compile",
-    "profile",
-    "sanitize",
-    "fetch",
-    "new",
-    "doctor",
-    "publish",
-    "ledger",
-    "rerun",
-    "compare",
-    "schema",
-    "fleet",
+    *("list", "bench", "validate", "tune", "compile", "profile", "sanitize", "fetch"),
+    *("new", "doctor", "publish", "ledger", "rerun", "compare", "schema", "fleet"),
 ]
 
 

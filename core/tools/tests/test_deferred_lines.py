@@ -653,16 +653,8 @@ def test_the_copy_imports_only_pytorch(tmp_path):
     absolute |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
     relative = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level}
     library = {
-        "__future__",
-        "builtins",
-        "collections.abc",
-        "functools",
-        "inspect",
-        "symtable",
-        "sys",
-        "textwrap",
-        "types",
-        "typing",
+        *("__future__", "builtins", "collections.abc", "functools"),
+        *("inspect", "symtable", "sys", "textwrap", "types", "typing"),
     }
     assert (relative, absolute) == (set(), library | {"torch"})
 

@@ -277,15 +277,8 @@ def plain_copy(checkout: Path) -> Path:
 def test_a_plain_copy_of_a_folder_runs_itself(plain_copy: Path, checkout: Path) -> None:
     """Its tests, its tables and its oracle are the copy's: with a kernel that raises they fail."""
     tests = (
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        str(plain_copy / "tests"),
-        "-k",
-        "one_pass or every_row",
+        *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+        *(str(plain_copy / "tests"), "-k", "one_pass or every_row"),
     )
     environment = {"TRITON_INTERPRET": "1"}
     assert run(checkout, *tests, **environment).returncode == 0

@@ -122,16 +122,8 @@ def test_a_task_folder_works_outside_of_the_checkout_with_the_wheels_alone(dist:
     # torch and the rest come from here; what is installed in place is not, because its .pth files are not followed.
     (site / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-index",
-        "--no-deps",
-        "--ignore-installed",
+        *(sys.executable, "-m", "pip", "--python", python, "install"),
+        *("-q", "--no-index", "--no-deps", "--ignore-installed"),
     )
     installed = run(*pip, *(wheel(dist, name) for name in CORE))
     assert installed.returncode == 0, installed.stderr

@@ -152,18 +152,8 @@ def test_what_is_reached_stays_and_nothing_else():
     ):
         assert stays in op, stays
     for goes in (
-        "OTHER",
-        "Goes with it",
-        "About the next one",
-        "never",
-        "inherited",
-        "Walker",
-        "inspect",
-        "import os",
-        "unused",
-        "Nothing",
-        "Unused",
-        "bound",
+        *("OTHER", "Goes with it", "About the next one", "never", "inherited"),
+        *("Walker", "inspect", "import os", "unused", "Nothing", "Unused", "bound"),
     ):
         assert goes not in op, goes
     assert "\nfrom .plans import plain_entry as make_entry\n" in op

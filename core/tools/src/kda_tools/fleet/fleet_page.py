@@ -15,15 +15,8 @@ from kda_tools.publish.write_pages import write_pages
 
 PAGE, BLOCK = Path("docs") / "fleet.md", "runs"
 HEAD = (
-    "what",
-    "GPUs",
-    "ready after, s",
-    "work, s",
-    "GPU-seconds of work",
-    "of one GPU's speed",
-    "rows that agree",
-    "walls beside neighbours",
-    "run",
+    *("what", "GPUs", "ready after, s", "work, s", "GPU-seconds of work", "of one GPU's speed"),
+    *("rows that agree", "walls beside neighbours", "run"),
 )
 FEW = 3
 """The most names or patterns that the table lists. Of more it gives the number; the log has them all."""

@@ -26,16 +26,8 @@ from kda_tools.publish.site.row_pages import row_link
 from kda_tools.publish.tables import Runs
 
 ROW_HEAD = (
-    "row",
-    "task",
-    "GPU",
-    "verdict",
-    "device speedup over the first release",
-    "device speedup over the latest",
-    "wall speedup over the first release",
-    "device us",
-    "limit us",
-    "attained",
+    *("row", "task", "GPU", "verdict", "device speedup over the first release", "device speedup over the latest"),
+    *("wall speedup over the first release", "device us", "limit us", "attained"),
 )
 RELEASES = (BASELINE, LATEST)
 STEP_LINE = re.compile(r"\| \[([^\]]+)\]\(")
