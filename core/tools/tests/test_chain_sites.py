@@ -33,36 +33,6 @@ def test_lines_for_a_port_are_a_kind_only_where_there_is_no_other(keys, place, t
     assert (site.kind, site.place, site.ported) == (*place, keys.get("ported", ""))
 
 
-@pytest.mark.parametrize(
-    ("keys", "got"),
-    [
-        ({}, "none"),
-        ({"activation": ""}, "none"),
-        ({"activation": "act", "layout": "decoder"}, "activation and layout"),
-        ({"activation": "act", "layout": "decoder", "ported": "return op(x)"}, "activation and layout"),
-    ],
-)
-def test_a_site_has_one_kind(keys, got, tmp_path):
-    with pytest.raises(UsageError, match=rf"(?m)sites\.toml: .*expected one of {', '.join(WAYS)}, got {got}$"):
-        read(tmp_path, op="op", **keys)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"function": "f", "ported": "return op(x)"}, "expected either class or function, got both"),
-        ({"class": "", "ported": "return op(x)"}, "expected either class or function, got neither"),
-        (
-            {"class": "", "function": "f", "layout": "decoder"},
-            "key 'function': expected it with 'ported' alone, got 'layout'",
-        ),
-    ],
-)
-def test_a_site_is_a_class_or_a_function(keys, message, tmp_path):
-    with pytest.raises(UsageError, match=rf"sites\.toml: .*{message}"):
-        read(tmp_path, op="op", **keys)
-
-
 def test_each_op_of_a_list_has_a_site(tmp_path):
     sites = read(tmp_path, ops=["one", "other"], activation="act")
     assert [site.op for site in sites] == ["one", "other"]
@@ -85,18 +55,32 @@ def test_each_release_of_a_table_of_hashes_has_a_site(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"op": "one", "ops": ["other"]}, "unknown key 'site.0.ops'"),
-        ({"ops": []}, "missing key 'site.0.op'"),
-        ({"ops": "one"}, "missing key 'site.0.op'"),
-        ({"ops": [1]}, "key 'site.0.op': Input should be a valid string, got 1"),
-        ({}, "missing key 'site.0.op'"),
+        # One kind,
+        *(
+            ({"op": "op"} | keys, rf"expected one of {', '.join(WAYS)}, got {got}$")
+            for keys, got in (
+                ({}, "none"),
+                ({"activation": ""}, "none"),
+                ({"activation": "act", "layout": "decoder"}, "activation and layout"),
+                ({"activation": "act", "layout": "decoder", "ported": "return op(x)"}, "activation and layout"),
+            )
+        ),
+        ({"op": "op", "layout": "other"}, r"key 'layout': expected one of .*decoder.*, got 'other'"),
+        # a class or a function,
+        ({"op": "op", "function": "f", "ported": "return op(x)"}, "expected either class or function, got both"),
+        ({"op": "op", "class": "", "ported": "return op(x)"}, "expected either class or function, got neither"),
+        (
+            {"op": "op", "class": "", "function": "f", "layout": "decoder"},
+            "key 'function': expected it with 'ported' alone, got 'layout'",
+        ),
+        # and an op or a list of them.
+        ({"activation": "act", "op": "one", "ops": ["other"]}, "unknown key 'site.0.ops'"),
+        ({"activation": "act", "ops": []}, "missing key 'site.0.op'"),
+        ({"activation": "act", "ops": "one"}, "missing key 'site.0.op'"),
+        ({"activation": "act", "ops": [1]}, "key 'site.0.op': Input should be a valid string, got 1"),
+        ({"activation": "act"}, "missing key 'site.0.op'"),
     ],
 )
-def test_another_list_of_ops_is_an_error(keys, message, tmp_path):
-    with pytest.raises(UsageError, match=message):
-        read(tmp_path, activation="act", **keys)
-
-
-def test_an_unknown_layout_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"key 'layout': expected one of .*decoder.*, got 'other'"):
-        read(tmp_path, op="op", layout="other")
+def test_keys_that_make_no_site(keys, message, tmp_path):
+    with pytest.raises(UsageError, match=rf"(?m)sites\.toml: .*{message}"):
+        read(tmp_path, **keys)
