@@ -108,11 +108,6 @@ def _jitted(value: ast.expr | None) -> str | None:
     return None
 
 
-def is_text(node: ast.AST) -> bool:
-    """Whether the node is a string."""
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
 def has_decorator(node: ast.FunctionDef, *names: str) -> bool:
     """Whether a function has a decorator of one of these names, called or not."""
     texts = [ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list]
