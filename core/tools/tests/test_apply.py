@@ -91,6 +91,13 @@ def apply(folder, version, code, *options, interpret=True, release=None):
     return ran, Report.model_validate_json(file.read_text()) if file.exists() else None
 
 
+def succeed(installed, code, *options, **more):
+    """`apply` with a command that ends well."""
+    ran, done = apply(*installed, code, *options, **more)
+    assert ran.returncode == 0, ran.stderr
+    return ran, done
+
+
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
@@ -139,8 +146,7 @@ def test_calls_are_taken_and_nothing_is_written_to_the_installation(installed) -
     torch.testing.assert_close(y, expected)
     print(norm.norm_infer.__module__)
     """
-    ran, done = apply(folder, version, code)  # all tasks
-    assert ran.returncode == 0, ran.stderr
+    ran, done = succeed(installed, code)  # all tasks
     assert ran.stdout.strip() == "kda_applied.norm_infer.norm"
     assert contents(folder / "sglang") == files
     assert (of(done, "norm_infer").taken, of(done, "norm_infer").fell_back) == (1, {})
@@ -151,7 +157,6 @@ def test_calls_are_taken_and_nothing_is_written_to_the_installation(installed) -
 
 
 def test_a_call_that_the_kernels_do_not_take_is_upstreams_own(installed) -> None:
-    folder, version = installed
     code = """
     module = load("jit_kernel.diffusion.group_norm_silu", "kernels.ops.diffusion.norm.group_norm_silu")
     norm, act = torch.nn.GroupNorm(4, 8), torch.nn.SiLU()
@@ -161,15 +166,13 @@ def test_a_call_that_the_kernels_do_not_take_is_upstreams_own(installed) -> None
     with torch.no_grad():
         torch.testing.assert_close(module.apply_group_norm_silu(x.detach(), norm, act), act(norm(x)))
     """
-    ran, done = apply(folder, version, code, "--ops", "group_norm_silu")
-    assert ran.returncode == 0, ran.stderr
+    _, done = succeed(installed, code, "--ops", "group_norm_silu")
     calls = of(done, "apply_group_norm_silu")
     assert calls.taken + sum(calls.fell_back.values()) == 2
     assert any("grad" in reason for reason in calls.fell_back), calls
 
 
 def test_upstream_is_called_with_the_same_arguments_and_the_reason_is_kept(installed) -> None:
-    folder, version = installed
     code = """
     norm = load(*NORM)
     seen = []
@@ -182,8 +185,7 @@ def test_upstream_is_called_with_the_same_arguments_and_the_reason_is_kept(insta
     assert norm.norm_infer(x[0], None, None, eps=1e-6) == "upstream's"
     assert seen[0][0][0] is x and seen[0][1] == {"eps": 1e-6} and len(seen) == 2
     """
-    ran, done = apply(folder, version, code, "--ops", "norm_infer")
-    assert ran.returncode == 0, ran.stderr
+    ran, done = succeed(installed, code, "--ops", "norm_infer")
     calls = of(done, "norm_infer")
     assert calls.taken == 0
     assert len(calls.fell_back) == 2, calls
@@ -192,7 +194,6 @@ def test_upstream_is_called_with_the_same_arguments_and_the_reason_is_kept(insta
 
 
 def test_a_name_that_was_bound_before_is_replaced_too(installed) -> None:
-    folder, version = installed
     # A module that upstream's imports while it is being executed, as in a circle, and that has the function by then.
     code = """
     import builtins
@@ -210,12 +211,10 @@ def test_a_name_that_was_bound_before_is_replaced_too(installed) -> None:
     assert early.bound_before is norm.norm_infer, early.bound_before
     assert early.bound_before.__module__.startswith("kda_applied")
     """
-    ran, _ = apply(folder, version, code, "--ops", "k01")
-    assert ran.returncode == 0, ran.stderr
+    succeed(installed, code, "--ops", "k01")
 
 
 def test_torch_compile_takes_the_solution_without_a_break(installed) -> None:
-    folder, version = installed
     code = """
     norm = load(*NORM)
     def step(x):
@@ -226,15 +225,13 @@ def test_torch_compile_takes_the_solution_without_a_break(installed) -> None:
         torch.testing.assert_close(compiled(x), torch.nn.functional.layer_norm(x, (64,), eps=1e-6) * 2)
     compiled(torch.randn(4, 64, dtype=torch.float64))
     """
-    ran, done = apply(folder, version, code, "--ops", "k01")
-    assert ran.returncode == 0, ran.stderr
+    ran, done = succeed(installed, code, "--ops", "k01")
     calls = of(done, "norm_infer")
     assert (calls.taken, calls.compiled, list(calls.plain.values())) == (0, 3, [1])
     assert "0 calls taken and 3 in compiled graphs" in ran.stderr
 
 
 def test_ops_in_place_are_written_once(installed) -> None:
-    folder, version = installed
     code = """
     module = load("jit_kernel.diffusion.qknorm_rope", "kernels.ops.diffusion.rope.qknorm_rope_jit")
     q = torch.randn(3, 2, 64, dtype=torch.bfloat16)
@@ -245,8 +242,7 @@ def test_ops_in_place_are_written_once(installed) -> None:
     expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
     torch.testing.assert_close(q.float(), expected, atol=0.05, rtol=0.02)
     """
-    ran, done = apply(folder, version, code, "--ops", "k03")
-    assert ran.returncode == 0, ran.stderr
+    _, done = succeed(installed, code, "--ops", "k03")
     assert of(done, "fused_inplace_qknorm_rope").taken == 1
 
 
@@ -385,8 +381,7 @@ def test_a_solution_that_does_not_import_leaves_upstreams(tmp_path) -> None:
     x = torch.randn(4, 64)
     torch.testing.assert_close(norm.norm_infer(x, None, None, 1e-6), torch.nn.functional.layer_norm(x, (64,), eps=1e-6))
     """
-    ran, done = apply(folder, RELEASES[0], code, "--ops", "k01")
-    assert ran.returncode == 0, ran.stderr
+    _, done = succeed((folder, RELEASES[0]), code, "--ops", "k01")
     assert of(done, "norm_infer").left == ["ImportError: no such thing here"]
 
 
@@ -437,7 +432,6 @@ def test_two_tasks_that_replace_one_function(tmp_path) -> None:
 
 @pytest.mark.gpu
 def test_inside_a_cuda_graph(installed) -> None:
-    folder, version = installed
     code = """
     norm = load(*NORM)
     x = torch.randn(64, 1024, device="cuda")
@@ -449,6 +443,5 @@ def test_inside_a_cuda_graph(installed) -> None:
     graph.replay()
     torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (1024,), eps=1e-6))
     """
-    ran, done = apply(folder, version, code, "--ops", "k01", interpret=False)
-    assert ran.returncode == 0, ran.stderr
+    _, done = succeed(installed, code, "--ops", "k01", interpret=False)
     assert of(done, "norm_infer").taken == 2
