@@ -111,14 +111,8 @@ def test_arm_imports_from_its_locked_files_alone(task, arm):
     python = sorted(name for name in read_lock(task.path / pin.files) if name.endswith(".py"))
     modules = map(module_of, python)
     command = [
-        sys.executable,
-        "-c",
-        CODE,
-        str(tree),
-        pin.version,
-        pin.module,
-        str(task.path),
-        task.config.arms[arm].module,
+        *(sys.executable, "-c", CODE, str(tree), pin.version),
+        *(pin.module, str(task.path), task.config.arms[arm].module),
     ]
     env = os.environ | {"PYTHONPATH": import_path()}
     ran = subprocess.run([*command, *modules], env=env, capture_output=True, text=True, check=False)

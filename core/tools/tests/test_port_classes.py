@@ -266,11 +266,7 @@ def test_a_port_into_classes_parses_and_can_be_undone(tree: Tree, tmp_path: Path
     changed = {path for path in DITS if (tmp_path / path).read_bytes() != original[path]}
     assert (
         changed
-        == {
-            "temb_modulation": {HELIOS, WAN},
-            "qkv_pack": {HUNYUAN, FLUX, JOY},
-            "rounded_rmsnorm_modulate": {LTX2},
-        }[op]
+        == {"temb_modulation": {HELIOS, WAN}, "qkv_pack": {HUNYUAN, FLUX, JOY}, "rounded_rmsnorm_modulate": {LTX2}}[op]
     )
     assert all(ast.parse((tmp_path / path).read_text()).body for path in changed)
     undo(tmp_path, op)

@@ -187,13 +187,7 @@ def profile(
     if name not in get_args(Profiled):
         raise UsageError(f"--engine: {url} does not say that it is SGLang or vLLM, it says {name!r}; name the engine")
     plan = profile_server.ProfilePlan(
-        url=url,
-        engine=cast("Profiled", name),
-        folder=out,
-        steps=steps,
-        seconds=duration,
-        shapes=shapes,
-        wait_s=wait,
+        url=url, engine=cast("Profiled", name), folder=out, steps=steps, seconds=duration, shapes=shapes, wait_s=wait
     )
     for path in profile_server.run(plan, load_llms().engine(plan.engine), typer.echo):
         typer.echo(relative(path.absolute()))
