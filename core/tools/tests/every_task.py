@@ -1,15 +1,29 @@
 """The tasks of this checkout, for tests that every one of them has to pass: a new task gets them for nothing."""
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
 
 from kda_judge.contract.tasks import Task
+from kda_tools.project.new_task import IGNORED
 
 ROOT = Path(__file__).resolve().parents[3]
 TASKS = [Task(config.parent) for config in sorted(ROOT.glob("*/*/config.toml"))]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.op)
+
+
+def copy_of_one_task(folder, *pages):
+    """Make the folder a checkout with `qknorm_rope` and these pages, for tests that make other tasks from it."""
+    packages = [f"core/{one}/pyproject.toml" for one in ("runtime", "judge", "tools")]
+    for name in ("noxfile.py", "pyproject.toml", "README.md", "diffusion/README.md", *pages, *packages):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    for one in ("runtime", "judge", "tools"):  # ruff sorts imports by what it finds there
+        (folder / "core" / one / "src").symlink_to(ROOT / "core" / one / "src")
+    copied = Path("diffusion") / "k03_qknorm_rope"
+    shutil.copytree(ROOT / copied, folder / copied, ignore=IGNORED)
 
 
 def calls_of_chains(task, arm):

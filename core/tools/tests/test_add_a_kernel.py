@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,19 +12,18 @@ from typing import NamedTuple
 import pytest
 
 from core.tools.tests import test_form
+from core.tools.tests.every_task import ROOT, copy_of_one_task
 from kda_judge.arms.upstream import cache_folder, obtain
 from kda_judge.contract.errors import MissingRequirement
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task
 from kda_tools.lab.inspect.aot import compile_task
 from kda_tools.project import check_tuning
-from kda_tools.project.new_task import IGNORED
 from kda_tools.project.validate import remarks
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the same commands measure, for minutes")
 
-ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("add_a_kernel_example.md", "tune_a_kernel.md")
 TEXT = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES)
 COMMANDS = """
@@ -97,15 +95,7 @@ def tuned(solution: str, head: str, plan: str) -> str:
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with the task that is copied."""
-    packages = [f"core/{one}/pyproject.toml" for one in ("runtime", "judge", "tools")]
-    pages = ("README.md", "diffusion/README.md", "docs/call_paths.md", "docs/work_on_a_task.md")
-    for name in ("noxfile.py", "pyproject.toml", *pages, *packages):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    for one in ("runtime", "judge", "tools"):  # ruff sorts imports by what it finds there
-        (tmp_path / "core" / one / "src").symlink_to(ROOT / "core" / one / "src")
-    copied = Path("diffusion") / "k03_qknorm_rope"
-    shutil.copytree(ROOT / copied, tmp_path / copied, ignore=IGNORED)
+    copy_of_one_task(tmp_path, "docs/call_paths.md", "docs/work_on_a_task.md")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

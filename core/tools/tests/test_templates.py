@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from core.tools.tests import test_form
+from core.tools.tests.every_task import ROOT, copy_of_one_task
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import find_task, find_tasks
@@ -23,20 +24,12 @@ from kda_tools.project.validate import problems, remarks
 from kda_tools.publish.generate import publish
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with one task."""
-    packages = [f"core/{one}/pyproject.toml" for one in ("runtime", "judge", "tools")]
-    for name in ("noxfile.py", "pyproject.toml", "README.md", "diffusion/README.md", *packages):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    for one in ("runtime", "judge", "tools"):  # ruff sorts imports by what it finds there
-        (tmp_path / "core" / one / "src").symlink_to(ROOT / "core" / one / "src")
-    copied = Path("diffusion") / "k03_qknorm_rope"
-    shutil.copytree(ROOT / copied, tmp_path / copied, ignore=IGNORED)
+    copy_of_one_task(tmp_path)
     monkeypatch.setenv("KDA_ROOT", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     publish(find_tasks(), check=False)
