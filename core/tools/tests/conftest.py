@@ -2,11 +2,14 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from core.judge.tests.conftest import checkout, toy
+from core.judge.tests.records_factory import make_checkout
+from kda_judge.contract.tasks import Task
 from kda_runtime.op import Op
 from kda_tools import cli
 
@@ -22,6 +25,13 @@ class Answer(NamedTuple):
 
 
 Kda = Callable[..., Answer]
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """The made-up task `fake`, in a checkout of its own that commands take for the checkout."""
+    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
+    return make_checkout(tmp_path)
 
 
 @pytest.fixture

@@ -47,15 +47,13 @@ def seen(text: str, task: Task) -> set[tuple[str, int]]:
     return {(one.check, int(one.where.split(":")[1])) for one in found if one.check != "imports"}
 
 
-def test_looking_at_callers_is_seen_and_stacking_tensors_is_not(tmp_path: Path) -> None:
-    task = make_checkout(tmp_path)
+def test_looking_at_callers_is_seen_and_stacking_tensors_is_not(task: Task) -> None:
     assert seen("import torch\n\n\ndef f(x):\n    return torch.stack((x, x))\n", task) == set()
     assert seen("from inspect import stack\n", task) == {("benchmark", 1)}
     assert seen("import sys\n\nsys._getframe(1)\n", task) == {("benchmark", 3)}
 
 
-def test_what_a_program_sees(tmp_path: Path) -> None:
-    task = make_checkout(tmp_path)
+def test_what_a_program_sees(task: Task) -> None:
     rows = task.path / "bench" / "workloads.toml"
     rows.write_text(rows.read_text().replace("[4, 8]", "[4096, 64]"))
     found = seen(NAMED, task)
@@ -71,15 +69,13 @@ def test_what_a_program_sees(tmp_path: Path) -> None:
     assert seen("def fake(x):\n    return x + 1\n", task) == set()
 
 
-def test_imports_are_seen(tmp_path: Path) -> None:
-    task = make_checkout(tmp_path)
+def test_imports_are_seen(task: Task) -> None:
     (task.path / "solution" / "__init__.py").write_text("import requests\n")
     (one,) = review_checks.look(task, None)
     assert (one.check, one.where) == ("imports", "solution/__init__.py:1")
 
 
-def test_evidence_is_looked_at(tmp_path: Path) -> None:
-    task = make_checkout(tmp_path)
+def test_evidence_is_looked_at(task: Task) -> None:
     config = task.path / "config.toml"
     config.write_text(config.read_text().replace('title = "A', 'numerics = "exact"\ntitle = "A'))
     row = RowOutcome(id="small-4x8", verdict=Verdict.CORRECT, reason="", used=0.93, ulps={"baseline": 1})

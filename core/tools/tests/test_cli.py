@@ -18,7 +18,7 @@ import torch
 import kda_judge
 import kda_runtime
 import kda_tools
-from core.judge.tests.records_factory import cpu_record, gpu_reading, make_checkout, make_record
+from core.judge.tests.records_factory import cpu_record, gpu_reading, make_record
 from core.tools.tests.conftest import Answer, Kda
 from kda_judge.contract import tasks
 from kda_judge.contract.errors import ExitCode, KdaError
@@ -251,32 +251,27 @@ def test_a_row_that_breaks_the_contract(toy: Task, kda: Kda, command: str) -> No
     assert "row 'out-64x16' breaks the contract of axpy: y: expected x's shape" in line
 
 
-def test_a_grid_row_that_breaks_the_contract(toy: Task, kda: Kda) -> None:
-    (toy.path / "bench" / "grid.py").write_text(
+@pytest.mark.parametrize(
+    ("sizes", "ids", "said"),
+    [
+        ((4, 5), ("odd",), "row 'odd' breaks the contract of axpy: y: expected x's shape (4, 8), got (5, 8)"),
+        ((4, 4), ("same", "same"), "kda: {}: duplicate workload id 'same'"),
+    ],
+)
+def test_a_grid_row_that_is_wrong(toy: Task, kda: Kda, sizes: tuple[int, int], ids: tuple[str, ...], said: str) -> None:
+    grid = toy.path / "bench" / "grid.py"
+    grid.write_text(
         "from kda_judge.contract.tensor_spec import TensorSpec\n"
         "from kda_judge.contract.workloads import Workload\n\n\n"
         "def grid():\n"
-        "    x, y = (TensorSpec(shape=(n, 8), dtype='float32') for n in (4, 5))\n"
-        "    yield Workload(id='odd', op='axpy', inputs={'x': x, 'y': y}, scalars={'factor': 2})\n\n\n"
+        f"    x, y = (TensorSpec(shape=(n, 8), dtype='float32') for n in {sizes})\n"
+        f"    for name in {ids}:\n"
+        "        yield Workload(id=name, op='axpy', inputs={'x': x, 'y': y}, scalars={'factor': 2})\n\n\n"
         "thin = list\n"
     )
     answer = kda("validate", "axpy", "--device", "cpu")
     assert answer.code == ExitCode.USAGE
-    assert "row 'odd' breaks the contract of axpy: y: expected x's shape (4, 8), got (5, 8)" in answer.err
-
-
-def test_a_grid_row_with_the_id_of_another(toy: Task, kda: Kda) -> None:
-    (toy.path / "bench" / "grid.py").write_text(
-        "from kda_judge.contract.tensor_spec import TensorSpec\n"
-        "from kda_judge.contract.workloads import Workload\n\n\n"
-        "def grid():\n"
-        "    x = TensorSpec(shape=(4, 8), dtype='float32')\n"
-        "    yield from 2 * [Workload(id='same', op='axpy', inputs={'x': x, 'y': x}, scalars={'factor': 2})]\n\n\n"
-        "thin = list\n"
-    )
-    answer = kda("validate", "axpy", "--device", "cpu")
-    assert answer.code == ExitCode.USAGE
-    assert f"kda: {toy.path / 'bench' / 'grid.py'}: duplicate workload id 'same'" in answer.err
+    assert said.format(grid) in answer.err
 
 
 def test_a_reference_without_the_op(toy: Task, kda: Kda) -> None:
@@ -419,9 +414,7 @@ def test_validate_with_a_limit_says_how_many_rows_it_left_out(
 # ---- publish, list, doctor, merge -------------------------------------------------------------
 
 
-def test_published_pages_and_a_changed_digit(kda: Kda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    task = make_checkout(tmp_path)
+def test_published_pages_and_a_changed_digit(task: Task, kda: Kda, tmp_path: Path) -> None:
     append(task.ledger, make_record(task))
     assert kda("publish", "--check").code == ExitCode.UNFIT_ROWS
     assert kda("publish").code == ExitCode.OK
@@ -524,9 +517,7 @@ def test_doctor_keeps_to_the_columns(kda: Kda, tmp_path: Path, monkeypatch: pyte
     ]
 
 
-def test_merge_brings_the_runs_of_another_machine(kda: Kda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    task = make_checkout(tmp_path)
+def test_merge_brings_the_runs_of_another_machine(task: Task, kda: Kda, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     append(other, make_record(task))
     assert kda("ledger", "merge", "fake", str(other)).out.startswith("1 new run in ")
@@ -539,9 +530,7 @@ def test_merge_brings_the_runs_of_another_machine(kda: Kda, tmp_path: Path, monk
         assert words in answer.err
 
 
-def test_merge_refuses_what_was_not_measured(kda: Kda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    task = make_checkout(tmp_path)
+def test_merge_refuses_what_was_not_measured(task: Task, kda: Kda, tmp_path: Path) -> None:
     other = tmp_path / "run.json"
     append(other, cpu_record(task))
     answer = kda("ledger", "merge", "fake", str(other))

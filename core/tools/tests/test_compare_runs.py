@@ -3,14 +3,13 @@
 import re
 from io import StringIO
 from math import exp, log
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from core.judge.tests.records_factory import COMMIT, ROWS, cpu_record, gpu_reading, make_checkout, make_record, make_row
+from core.judge.tests.records_factory import COMMIT, ROWS, cpu_record, gpu_reading, make_record, make_row
 from core.tools.tests.conftest import Kda
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
@@ -23,12 +22,6 @@ from kda_tools.lab.compare_runs import Change, compare, obstacles, ratio
 from kda_tools.project.rerun import find_run, notes, same_session
 from kda_tools.publish.comparison_view import outcome, print_comparison
 from kda_tools.publish.report import stale
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    return make_checkout(tmp_path)
 
 
 @pytest.fixture

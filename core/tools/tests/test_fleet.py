@@ -20,7 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.judge.tests.records_factory import gpu_reading, make_checkout, make_record, samples
+from core.judge.tests.records_factory import gpu_reading, make_record, samples
 from core.tools.tests import test_grid_records as grids
 from core.tools.tests import test_tune as sweeps
 from kda_judge import bench
@@ -59,12 +59,6 @@ from kda_tools.publish import joined_runs
 from kda_tools.publish.report import publishable
 
 PIECES = [Piece(id=name, subject="fake") for name in "abc"]
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    return make_checkout(tmp_path)
 
 
 def order(job: Job = Job.BENCH, *ops: str, **more: Any) -> Order:

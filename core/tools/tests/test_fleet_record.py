@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.judge.tests.records_factory import make_checkout, make_record
+from core.judge.tests.records_factory import make_record
 from core.tools.tests.test_compare_runs import new_run
 from core.tools.tests.test_fleet import facts, order, result
 from kda_judge.evidence import ledger, record_log
@@ -144,10 +144,8 @@ def test_several_gpus_stand_beside_one_on_the_same_work(alone, cell):
 
 
 @pytest.mark.parametrize(("faster", "cell"), [(1.0, "2 of 2"), (1.2, "1 of 2")])
-def test_rows_of_a_bench_are_compared_with_those_on_one_gpu(tmp_path, monkeypatch, faster, cell):
+def test_rows_of_a_bench_are_compared_with_those_on_one_gpu(task, tmp_path, faster, cell):
     """Of runs with the fleet's command only those that began while it worked are the fleet's."""
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    task = make_checkout(tmp_path)
     alone = made(1, 100.0, job=Job.BENCH, command="one", utc="2026-11-20T04:29:50.000Z")
     several = made(2, 60.0, job=Job.BENCH, command="two", utc="2026-11-21T04:29:50.000Z")
     later = {"command": "two", "utc": "2026-11-22T04:30:00Z", "run_id": "20261122T043000Z-000009"}

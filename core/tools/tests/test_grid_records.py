@@ -37,12 +37,6 @@ IDS = [f"row-{number}" for number in range(10)]
 README = "<!-- kda:results:begin -->\n<!-- kda:results:end -->\n"
 
 
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    return make_checkout(tmp_path)
-
-
 def a_run(task: Task, hour: int, *checked: tuple[int, int], **changes: Any) -> GridRecord:
     """A run at that hour over those rows of ten, all of which agree; `changes` replace its fields."""
     base = make_record(task, utc=f"2026-11-20T{hour:02d}:00:00Z")

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import tomli
 
-from core.judge.tests.records_factory import ROWS, make_checkout, make_record
+from core.judge.tests.records_factory import ROWS, make_record
 from kda_judge.contract.tasks import Task, find_tasks
 from kda_judge.evidence import ledger, record_log
 from kda_judge.evidence.derive import recompute
@@ -25,12 +25,6 @@ ROOT = Path(__file__).resolve().parents[3]
 # In CI nothing is skipped: without matplotlib the tests fail there.
 pytestmark = pytest.mark.skipif(not os.environ.get("CI") and plots.missing() is not None, reason=str(plots.missing()))
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    return make_checkout(tmp_path)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from core.judge.tests.records_factory import COMMIT, ROWS, cpu_record, gpu_reading, make_checkout, make_record
+from core.judge.tests.records_factory import COMMIT, ROWS, cpu_record, gpu_reading, make_record
 from kda_judge.contract.errors import LedgerError, MissingRequirement, UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import derive
@@ -59,10 +59,8 @@ draws = pytest.mark.skipif(not os.environ.get("CI") and plots.missing() is not N
 
 
 @pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+def task(task: Task, tmp_path: Path) -> Task:
     """A checkout that `validate` finds nothing wrong with, with a map of its family."""
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    task = make_checkout(tmp_path)
     for name in ("prompt.md", "pyproject.toml", "baseline/latest.py", "docs/dispatch.md"):
         (task.path / name).parent.mkdir(exist_ok=True)
         (task.path / name).touch()

@@ -2,20 +2,13 @@
 
 import io
 import re
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from core.judge.tests.records_factory import cpu_record, make_checkout, make_record
+from core.judge.tests.records_factory import cpu_record, make_record
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, MachineWatch, Metric, RunRecord, Spread, Verdict
 from kda_tools.publish.run_view import gpu_seen, print_run
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> Task:
-    return make_checkout(tmp_path)
 
 
 def shown(record: RunRecord, width: int = 200) -> str:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from core.judge.tests.records_factory import make_checkout, make_record
+from core.judge.tests.records_factory import make_record
 from core.tools.tests.conftest import Kda
 from kda_judge.arms.upstream import cache_folder, obtain, read_lock
 from kda_judge.contract.errors import ExitCode, MissingRequirement, UsageError
-from kda_judge.contract.tasks import checkout_root, find_task
+from kda_judge.contract.tasks import Task, checkout_root, find_task
 from kda_judge.evidence.run_record import Correctness, Interval
 from kda_tools.port import upstream_check
 from kda_tools.port.upstream_check import Checked, check, find_wheel, older_pin, table
@@ -121,11 +121,7 @@ def test_a_release_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Monkey
         find_wheel("9.8", [], tmp_path)
 
 
-def test_the_table_says_whether_the_release_still_computes_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KDA_ROOT", str(tmp_path))
-    task = make_checkout(tmp_path)
+def test_the_table_says_whether_the_release_still_computes_the_same(task: Task, tmp_path: Path) -> None:
     record = make_record(task)
     (first, *rest) = record.rows
     other = first.arms["baseline"]
