@@ -34,7 +34,7 @@ BROWSERS = ("google-chrome", "google-chrome-stable", "chromium", "chromium-brows
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 LOCAL = ("file:", "data:")
 WIDTHS = (320, 390, 1280, 1920)
-"""CSS pixels of a small phone, the narrowest that a page has to fit, of a usual phone, of a small laptop, and of a large screen."""
+"""CSS pixels of the narrowest phone that a page has to fit, a usual phone, a small laptop and a large screen."""
 ALIKE = ("row", "baseline_source.html", "grid.html", "profile.html", "sanitize.html", "tuning.html")
 PAGE = "fam/k99_fake/docs/results.html"
 BLOCKS = ("tasks", "models")
