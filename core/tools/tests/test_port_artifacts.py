@@ -85,6 +85,9 @@ def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
     assert "- SGLang's `test_x.py`: 12 passed." in page
     assert "- SGLang's `test_y.py`: not run: its 3 tests need a GPU." in page
     assert "- Not the release's file: `sglang/a.py`." in page
+    assert re.search(
+        r"^- Wall time in eager code, where the host launches each call: baseline / ported \d\.", page, re.MULTILINE
+    )
     assert "- Grid on NVIDIA H200: of 9 rows 7 right, 0 wrong, 2 not checked." in page
     assert ports_page.publish([task], check=True) == []
 

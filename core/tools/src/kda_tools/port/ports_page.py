@@ -9,7 +9,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
-from kda_tools.publish.report import arm_name, gpu_of, interval, median, microseconds, table_md
+from kda_tools.publish.report import arm_name, gpu_of, interval, median, microseconds, speedup, table_md
 from kda_tools.publish.write_pages import write_pages
 
 LONGEST = 300
@@ -54,6 +54,10 @@ def section_md(record: PortRecord) -> str:
     ]
     paragraphs += [f"- Not the release's file: `{path}`." for path in record.strangers]
     arms = list(run.settings.against)
+    walls = {arm: speedup(run.headline, Basis.WALL, arm) for arm in arms}
+    told = [f"{arm} / {NAME} {interval(wall)}" for arm, wall in walls.items() if wall]
+    if told:
+        paragraphs.append(f"- Wall time in eager code, where the host launches each call: {', '.join(told)}.")
     head = ("row", NAME, *(arm_name(run, arm) for arm in arms), *(f"{arm} / {NAME}" for arm in arms))
     rows = (
         (row.id, *(microseconds(median(row, arm, Metric.DEVICE)) for arm in (NAME, *arms)), *_ratios(row, arms))
