@@ -276,14 +276,16 @@ def test_numbers_of_an_outdated_profile_say_so(task: Task) -> None:
     record = record_log.read(profile_log(Task(REAL)), ProfileRecord)[0]
     record_log.append(profile_log(task), record)
     made = collect(task, Given())
-    for name in ("description.md", "profile.md"):
-        assert f"Outdated: of {record.utc[:10]}, and of another version of the solution" in made.files[name]
+    told = f"of {record.utc[:10]}"
+    assert f"Outdated: {told}, and of another version of the solution" in made.files["profile.md"]
+    assert "\nNot profiled.\n" in made.files["description.md"]
+    assert f"- the profile {told} is of another version" in made.files["description.md"]
     now = provenance.hashes(task)
     current = record.provenance.model_copy(update={"hashes": now, "pins": {}})
     record_log.append(profile_log(task), record.model_copy(update={"provenance": current}))
     made = collect(task, Given())
-    for name in ("description.md", "profile.md"):
-        assert "Outdated" not in made.files[name]
+    assert "Outdated" not in made.files["profile.md"]
+    assert "Not profiled" not in made.files["description.md"]
 
 
 def test_the_draft_names_what_the_watchlist_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

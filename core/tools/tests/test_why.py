@@ -76,7 +76,7 @@ def test_what_a_record_lacks_is_named(tmp_path: Path) -> None:
 def test_notes_that_name_the_row_are_shown(task: Task) -> None:
     notes = task.path / "docs" / "dispatch.md"
     notes.write_text(
-        "# Which\n\nTwo warps were slower on 4 x 8 by 3%. Nothing about 14 x 80 here.\n\n- small-4x8 is host-bound.\n"
+        "# Which\n\nTwo [warps](a.md#b) were slower on 4 x 8 by 3%. Nothing of 14 x 80.\n\n- small-4x8 is host-bound.\n"
     )
     said = why(task, "small-4x8")
     assert "note: Two warps were slower on 4 x 8 by 3%." in said

@@ -12,7 +12,7 @@ app = typer.Typer(help="Work on a task with AKO4ALL, and bring the best version 
 campaign.add_typer(app, name="ako")
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="DIR", help="A checkout of AKO4ALL; diffusion/scripts/ensure_ako4all_clean.sh makes one."),
+    typer.Argument(metavar="DIR", help="A new folder, or a checkout by diffusion/scripts/ensure_ako4all_clean.sh."),
 ]
 
 

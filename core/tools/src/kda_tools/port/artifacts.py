@@ -286,11 +286,8 @@ def _description(task: Task, given: Given, measured: Measured, profile: ProfileR
             "Steps of models, with all kernels of KDA-Pilot at once:\n",
             f"{share_of_steps(task, release.value)}\n",
         ]
-    if profile is not None:
-        parts += [_outdated(task, profile).strip() + "\n"] if _outdated(task, profile) else []
-        parts.append(causes(profile) + "\n")
-    else:
-        parts.append("Not profiled.\n")
+    profiled = profile is not None and not is_outdated(task, profile.provenance)
+    parts.append(causes(profile) + "\n" if profile and profiled else "Not profiled.\n")
     parts.append(CHECKLIST.format(op=task.op))
     if made.missing:
         parts.append("## Missing (not for the pull request)\n\n" + "".join(f"- {one}\n" for one in made.missing))

@@ -23,6 +23,7 @@ from kda_tools.publish.tables import host_bound
 
 WIDTH = 110
 """Columns of the screen; longer lines are wrapped."""
+LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 LONGEST_NOTE = 260
 SHOWN_NOTES, SHOWN_CONFIGURATIONS, SHOWN_PARTS = 4, 3, 3
 TIMED = (("device", Metric.DEVICE), ("cold", Metric.COLD), ("wall", Metric.WALL))
@@ -214,7 +215,7 @@ def _notes(task: Task, row: str) -> list[str]:
     If there are none: what the file says about all rows, namely what bounds the task and what was tried in vain.
     """
     path = task.path / "docs" / "dispatch.md"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = LINK.sub(r"\1", path.read_text(encoding="utf-8")) if path.is_file() else ""
     sizes = re.escape(row.rpartition("-")[2]).replace("x", r"\s?x\s?")
     wanted = re.compile(rf"{re.escape(row)}(?![\w-])|(?<![\w.]){sizes}(?![\w.])")
     found = [sentence for sentence in _sentences(text) if wanted.search(sentence)]
