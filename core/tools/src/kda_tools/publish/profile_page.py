@@ -65,7 +65,7 @@ HELD = {
 }
 """What each word of the rule means."""
 CONCLUSIONS = """What holds the kernels of each profiled row, by Nsight Compute on one call of each arm. Durations are
-ncu's, with caches as its passes left them: they explain results; they are not results. All numbers are in
+those of ncu, whose passes change what is cached. They explain results and are none themselves. All numbers are in
 [profile.jsonl](profile.jsonl) and, as tables, on this page of the site (`kda site`).
 """
 

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 INTRODUCTION = """Device time of every candidate on every row, microseconds per call: a CUDA graph of calls, replayed,
 the median over the rounds. `copy` is a streaming copy of as many bytes as the row moves. These times choose the lines
-of [`tuned.toml`](../solution/tuned.toml) and are no results, which are in [results.md](results.md). """
+of [`tuned.toml`](../solution/tuned.toml). Results are in [results.md](results.md). """
 TABLES = """Every row is in
 [tuning.csv](tuning.csv), the cost of every other choice in [tuning_choices.csv](tuning_choices.csv), every candidate
-in [tuning.jsonl](tuning.jsonl). `paid` decides: the device's time, or what such a call takes the host where that is
-longer. The host counts only if the sweep took wall times and its callers use no CUDA graphs. The cost of a choice is a
-geometric mean, over a line's rows, of device times over the chosen configuration's, with the least and the most of a
-row: `alone` with nothing else changed (empty: not tried), `at_best` of the best candidate with that choice.
+in [tuning.jsonl](tuning.jsonl).
+
+`paid` is the time that decides: the device's, or the host's where the host takes longer. The host counts only if the
+sweep took wall times and the op's callers use no CUDA graphs. The cost of a choice is the device time with it over the
+time of the chosen configuration: the geometric mean over a line's rows, and the least and the most of a row. `alone`:
+with nothing else changed (empty: not tried). `at_best`: the best candidate with that choice.
 """
 NO_TABLES = "Every candidate is in\n[tuning.jsonl](tuning.jsonl).\n"
 SEVERAL_ROWS = re.compile(r"(?: --rows \S+){2,}")
