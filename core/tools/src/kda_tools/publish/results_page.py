@@ -130,8 +130,8 @@ def numerics(record: RunRecord, contract: str) -> str:
             mean = sum(one.equal for one in found) / len(found)
             least, near, most = min(o.equal for o in found), min(o.near for o in found), max(o.ulps for o in found)
             parts.append(
-                f"beside {arm_name(record, name)} {mean:.2%} of the elements have equal bits (at least {least:.2%} of "
-                f"a row), at least {near:.2%} are within 1 ulp, the furthest is {most} ulp away"
+                f"beside {arm_name(record, name)} {mean:.2%} of the elements have equal bits ({least:.2%} in the worst "
+                f"row), in every row {near:.2%} or more are within 1 ulp, the furthest is {most} ulp away"
             )
     return "; ".join(parts)
 
