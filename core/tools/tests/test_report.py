@@ -432,8 +432,8 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     assert f"| {wall.estimate:.3f} [{wall.low:.3f}, {wall.high:.3f}] |\n" in text
     assert (
         "- **Numerics**: *lossless*, every output within the tolerance of the float64 oracle; beside baseline (sglang "
-        "1.0) 75.00% of the elements have equal bits (75.00% in the worst row), in every row 100.00% or more are within "
-        "1 ulp, the furthest is 1 ulp away"
+        "1.0) 75.00% of the elements have equal bits (75.00% in the worst row), in every row 100.00% or more are "
+        "within 1 ulp, the furthest is 1 ulp away"
     ) in text
     assert f"- **Limit**: {interval(headline.attained)} of what the machine's memory allows" in text
     assert "- **Models**: some-model\n" in text
