@@ -12,9 +12,10 @@ from core.tools.tests.every_task import ROOT
 from core.tools.tests.reached_files import computed_with
 from core.tools.tests.test_llm import kda
 from kda_judge.contract.errors import ArmFailed, LedgerError
+from kda_judge.contract.tasks import find_task
 from kda_judge.evidence import provenance, record_log
 from kda_judge.evidence.run_record import Metric
-from kda_tools.llm import known_llms, readme_block, run_step, step_page, step_protocol, step_worker
+from kda_tools.llm import known_llms, readme_block, run_step, step_page, step_protocol, step_worker, task_gain
 from kda_tools.llm.served_phase import Phase
 from kda_tools.llm.served_step import ServedStep
 from kda_tools.llm.solution_ops import NAMES, SolutionOps, functions, step_tasks
@@ -254,6 +255,21 @@ def test_the_readme_shows_the_latest_clean_run_of_each_model(monkeypatch):
     ]
     gone = other[0].model_copy(update={"hashes": {"step": "0" * 64}})
     assert "H100" not in readme_block.steps_md([gone, record], FOLDER), "there is one that is not stale"
+
+
+def test_a_tasks_draft_has_the_newest_steps_that_call_it(monkeypatch):
+    record = measured(monkeypatch)
+    task, other = find_task("silu_and_mul"), find_task("temperature_softmax")
+    stale = record.model_copy(update={"model": "llama3.1-8b", "hashes": {"step": "0" * 64}})
+    disturbed = record.model_copy(update={"run_id": "last", "noisy": ("busy",)})
+    old = record.model_copy(update={"run_id": "old"})
+    monkeypatch.setattr(task_gain, "read", lambda _: [old, record, stale, disturbed])
+    line, marked = task_gain.gain_of_steps(task).splitlines()[1:]
+    assert line == f"- qwen3-8b (H200, run {record.run_id}, 36 of 36 layers): decode-b2-kv8 1.111 [1.111, 1.111]"
+    assert marked.startswith("- llama3.1-8b (H200, run ")
+    assert " (stale)): " in marked
+    assert task_gain.gain_of_steps(task, stale_too=False).splitlines()[1:] == [line]
+    assert task_gain.gain_of_steps(other) == task_gain.NOTHING
 
 
 def test_what_is_stale_or_no_clean_run_is_said(monkeypatch):

@@ -227,6 +227,7 @@ def test_who_decides_is_said(
     assert "- `sglang.kernels.ops.fake.fake`\n" in made.files["description.md"]
     asked = any("denoise" in one or "picture" in one for one in made.missing)
     assert asked == ("models.md" in made.files) == (family == "diffusion")
+    assert ("of a language model is recorded" in made.files["description.md"]) == (family == "llm")
     if family == "llm":
         with pytest.raises(UsageError, match="expected with a task of diffusion, got k99_fake"):
             collect(task, Given(pictures=(tmp_path / "fox.png",)))

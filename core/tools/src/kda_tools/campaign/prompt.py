@@ -22,6 +22,7 @@ from kda_tools.campaign.passages import passages
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.state import State
 from kda_tools.knowledge.ranking import Passage
+from kda_tools.llm.task_gain import gain_of_steps
 from kda_tools.models.task_share import share_of_steps
 from kda_tools.project.check import Check
 from kda_tools.publish import report, why
@@ -100,7 +101,10 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
     if rest := rows[most:]:
         title = "Further rows that miss" if missing else "Further rows, none of which is known to miss"
         yield Section(title, ", ".join(rest), f"kda why {task.op} ROW")
-    yield Section("What a gain is worth in models", share_of_steps(task), "diffusion/models, kda model step")
+    worth = (share_of_steps(task), "diffusion/models, kda model step")
+    if task.family == "llm":
+        worth = (gain_of_steps(task), "llm/docs, kda llm step")
+    yield Section("What a gain is worth in models", *worth)
     yield Section("What was tried before", _tried_before(task), f"{campaign.folder}/docs/iterations.jsonl")
     yield Section(
         "Notes: docs/dispatch.md", _read(task.path, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md"

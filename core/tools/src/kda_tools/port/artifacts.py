@@ -14,6 +14,7 @@ from kda_judge.evidence import record_log
 from kda_judge.evidence.run_record import Basis, Metric, RunRecord
 from kda_tools.lab.profile.profile_record import Kernel, ProfileRecord
 from kda_tools.lab.profile.profile_record import log as profile_log
+from kda_tools.llm.task_gain import gain_of_steps
 from kda_tools.models import denoise_compare
 from kda_tools.models.apply_site import PACKAGE, Replacement, replacements
 from kda_tools.models.task_share import share_of_steps
@@ -282,10 +283,10 @@ def _description(task: Task, given: Given, measured: Measured, profile: ProfileR
         models = ", models.md" if "models.md" in made.files else ""
         parts += [*([] if faster else [_speedups(measured)]), METHOD, f"Tables: microbench.md{models}.\n"]
     if task.family == DIFFUSION:
-        parts += [
-            "Steps of models, with all kernels of KDA-Pilot at once:\n",
-            f"{share_of_steps(task, release.value)}\n",
-        ]
+        steps = f"Steps of models, with all kernels of KDA-Pilot at once:\n\n{share_of_steps(task, release.value)}\n"
+    else:
+        steps = f"{gain_of_steps(task, stale_too=False)}\n"
+    parts.append(steps)
     profiled = profile is not None and not is_outdated(task, profile.provenance)
     parts.append(causes(profile) + "\n" if profile and profiled else "Not profiled.\n")
     parts.append(CHECKLIST.format(op=task.op))
