@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from kda_judge.contract.task_import import import_path
 from kda_judge.contract.tasks import Task, all_tasks, checkout_root, find_task
 from kda_judge.contract.workloads import Workload
 from kda_judge.evidence import provenance
+from kda_runtime import op as op_module
 from kda_tools.port import (
     check_port,
     dispatch_edit,
@@ -43,6 +45,7 @@ from kda_tools.port.package_files import KERNEL
 from kda_tools.port.port_record import Checks
 from kda_tools.port.port_task import Port, make_port
 from kda_tools.port.ported_arm import write_arm, write_files
+from kda_tools.port.untraced import untraced
 from kda_tools.port.upstream_tests import find_tests, run_tests
 
 pytest.importorskip("torch")
@@ -199,6 +202,10 @@ def test_what_the_facade_learns(releases: dict[Layout, Path]) -> None:
     wrapper = other["sglang/kernels/kda_kernels/group_norm_silu/wrap_kernels.py"]
     assert "Op.refusal" in wrapper, "what nobody records keeps what a signature's call remembers"
     new = make_port(find_task("norm_tanh_mul_add"), tree).patch
+    ops = [next(text for path, text in one.items() if path.endswith("_kda/op.py")) for one in (texts, new.texts())]
+    assert ["torch.library" in text for text in ops] == [False, True], (
+        "tracers see SGLang's own function, if it has one"
+    )
     assert '"fused_norm_tanh_mul_add": "sglang.kernels.kda_kernels.norm_tanh_mul_add"' in "".join(new.texts().values())
     assert not any("denoising" in path or "site" in path for path in new.texts())
 
@@ -240,6 +247,13 @@ def copied(op: str, folder: Path, family: str = DIFFUSION) -> Task:
     copy = folder / family / original.name
     shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
     return Task(copy)
+
+
+def test_a_runtime_that_has_changed_is_noticed() -> None:
+    text = inspect.getsource(op_module)
+    assert "torch.library" not in untraced(text)
+    with pytest.raises(UsageError, match=r"kda_runtime/op\.py: expected the methods .*'_fake'"):
+        untraced(text.replace("def _fake(", "def _made("))
 
 
 def test_a_checkout_has_its_python_below(releases: dict[Layout, Path], tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def check(workload: Workload) -> None:
         shapes = [(logits.shape[0], 1), (1, 1), (1,)]
         expect(temperatures.shape in shapes, "temperatures", f"one of the shapes {shapes}", temperatures.shape)
         expect(temperatures.dtype == "float32", "temperatures", "dtype float32", temperatures.dtype)
-        expect(temperatures.fill == "scale", "temperatures", "positive values, fill = 'scale'", temperatures.fill)
+        positive = temperatures.fill == "scale" or (temperatures.fill == "randint" and temperatures.low > 0)
+        expect(positive, "temperatures", "fill = 'scale', or 'randint' with `low` above 0", temperatures.fill)
     out = workload.outputs["p"]
     expect(out.shape == logits.shape, "p", f"shape {list(logits.shape)}, as logits", list(out.shape))
     expect(out.dtype == "float32", "p", "dtype float32", out.dtype)

@@ -19,6 +19,7 @@ from kda_tools.port.block_files import BLOCK, LAYOUTS, block_function, layouts_t
 from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import DIFFUSION, Tree, called_from, classes
 from kda_tools.port.tree_format import formatted
+from kda_tools.port.untraced import untraced
 from kda_tools.project.export.prune import prune
 from kda_tools.project.export.readme import origin_json, port_readme
 from kda_tools.project.export.sources import (
@@ -34,6 +35,7 @@ KERNEL = "kernel"
 """The export's folder in the package."""
 INVISIBLE = {f"{KERNEL}/{VENDORED}/cubin.py", f"{KERNEL}/{VENDORED}/cuda_cpp.py"}
 """Files that launch kernels without Triton's JIT. `replay_launches` would not repeat these launches."""
+OP = f"{KERNEL}/{VENDORED}/op.py"
 SWITCH = "SGLANG_DISABLE_KDA_KERNELS"
 """The environment variable that turns the ports of a process off."""
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
@@ -178,6 +180,8 @@ def package_files(
     exported["__init__.py"] = titled(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
     files = {f"{KERNEL}/{name}": _told(text, new) for name, text in exported.items()}
+    if not new:
+        files[OP] = untraced(files[OP])
     files["wrap_kernels.py"] = _template("wrap_kernels_recorded.py")
     if is_gated_by_bits(numerics, tree, task, new):
         files["exact.py"] = _template("exact.py")
