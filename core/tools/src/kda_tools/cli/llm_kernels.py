@@ -184,14 +184,13 @@ def cards(
     threshold: Annotated[float, typer.Option(min=0, max=100, help="Least share of GPU time, in per cent.")] = 1,
 ) -> None:
     """Write a task card for every kernel of an inventory that is worth one; `kda new --from-trace` takes it."""
-    from kda_judge.contract.strict_models import read_json
+    from kda_tools.llm import inventory as inventories
     from kda_tools.llm import kernel_cards
-    from kda_tools.llm.inventory import Inventory
     from kda_tools.llm.llm_views import worth_lines
     from kda_tools.traces import cards as drafts
     from kda_tools.traces import trace_view
 
-    found = read_json(Inventory, file)
+    found = inventories.read(file)
     made, lines = kernel_cards.cards(found, _catalogue(), _limits(found), threshold / 100)
     drafts.empty_folder(out, "DIR")
     paths = drafts.write(made, out)
