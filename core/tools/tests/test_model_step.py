@@ -817,18 +817,22 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     ) in where
     whole = measured(layers=0, layers_of_model=0)
     assert f"| whole | {calls} | {record.release} |" in readme_block.steps_md([whole], folder)
-    none = measured(model="zimage", calls=())
+    of_zimage = hashes([K05], [], known_models.load_models().models["zimage"], "0.5.23")
+    none = measured(model="zimage", calls=(), hashes=of_zimage)
     *_, first, second, _, _ = readme_block.steps_md([none, measured()], folder).splitlines()
     assert first.startswith("| [flux]"), "a model with calls of ours comes first"
     boards = [on_board(measured(), name) for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200")]
     lines = readme_block.steps_md(boards, folder).splitlines()[2:4]
     assert [line.split(" | ")[1] for line in lines] == ["H200", "H100"], "a line for each kind of GPU"
-    less = on_board(measured(calls=(), utc="2026-01-01T00:00:00Z"), "NVIDIA H200")
+    other = record.calls[0].model_copy(update={"task": "k01_norm_infer"}).model_dump()
+    less = on_board(measured(calls=(other,), utc="2026-01-01T00:00:00Z"), "NVIDIA H200")
     changed = boards[1].model_copy(update={"hashes": {"k05_norm_scale_shift": "0" * 64}})
     for more, marks in ((boards[1], [0, 1]), (changed, [1, 1])):
         lines = readme_block.steps_md([more, less], folder).splitlines()[2:4]
         assert [line.count("(stale)") for line in lines] == marks, "a later run has calls of more tasks"
-    after = less.model_copy(update={"utc": "2999-01-01T00:00:00Z"})
+    without = less.model_copy(update={"calls": ()})
+    assert " | H200 | " not in readme_block.steps_md([boards[1], without], folder), "it has no times, and is stale"
+    after = without.model_copy(update={"utc": "2999-01-01T00:00:00Z"})
     assert readme_block.steps_md([boards[1], after], folder).count("(stale)") == 0
     assert second.endswith(f" | - | - | - | 3 of 57 | 0 | {record.release} |")
     far = {"estimate": 1.0, "low": 0.97, "high": 1.11, "level": 0.95}

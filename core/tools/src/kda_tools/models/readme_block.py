@@ -37,7 +37,10 @@ def block(folder: Path) -> dict[str, str]:
 
 
 def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
-    """A line for each model and kind of GPU: the latest run that nothing disturbed, of the latest release."""
+    """A line for each model and kind of GPU: the latest run that nothing disturbed, of the latest release.
+
+    A stale run without a call of ours is left out: it says nothing of what is here now.
+    """
     fit = [r for r in records if not unfit(r, folder) and not r.tiny and r.arm == "solution" and _ran(r)]
     by_release = sorted(fit, key=lambda one: numbers(one.release))
     latest = {(record.model, gpu_of(record.machine)): record for record in by_release}
@@ -46,6 +49,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     runs = [*latest.values()]
     best = fastest_of(runs, records, folder)
     old = {id(record) for record in runs if stale(record, folder) or _lacks(record, runs)}
+    runs = [record for record in runs if _replaced(record) or id(record) not in old]
     lines = [
         line(
             f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
