@@ -263,7 +263,8 @@ def test_a_judge_that_comes_too_late_is_not_held_against_the_arm(toy, longest_s,
     row = bench(toy, SLOW.format("1e-3")).rows[0]
     assert row.verdict is Verdict.CORRECT
     assert row.arms["arm"].replaced == compared
-    assert (max(counts) > 128) == bool(compared)  # 64 calls of 1 ms are a loop
+    # 64 calls of 1 ms are a loop. On a busy machine a first loop may be longer than that by itself.
+    assert not compared or max(counts) > 128
 
 
 def _spied(original, compared, wrong=()):
