@@ -101,10 +101,11 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
     if rest := rows[most:]:
         title = "Further rows that miss" if missing else "Further rows, none of which is known to miss"
         yield Section(title, ", ".join(rest), f"kda why {task.op} ROW")
-    worth = (share_of_steps(task), "diffusion/models, kda model step")
+    worth = "What a gain is worth in models"
     if task.family == "llm":
-        worth = (gain_of_steps(task), "llm/docs, kda llm step")
-    yield Section("What a gain is worth in models", *worth)
+        yield Section(worth, gain_of_steps(task), "llm/docs, kda llm step")
+    else:
+        yield Section(worth, share_of_steps(task), "diffusion/models, kda model step")
     yield Section("What was tried before", _tried_before(task), f"{campaign.folder}/docs/iterations.jsonl")
     yield Section(
         "Notes: docs/dispatch.md", _read(task.path, "docs/dispatch.md"), f"{campaign.folder}/docs/dispatch.md"
