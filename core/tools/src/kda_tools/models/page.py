@@ -38,7 +38,7 @@ random weights, real widths, and as many layers as named. The tasks' solutions r
   may end at most {BOUND} times as far from eager as upstream does, or as one more rounding of each output of the
   replaced ops would, whichever is further. The arm *exact* replaces only ops that can give upstream's bits.
 - **Compile** is torch.compile. A compiled graph keeps the model's own statements; only functions are replaced in it.
-  The decode of `hunyuan-vae` has no such times: compiling it does not end within 8 minutes.
+  The decode of `hunyuan-vae` has no such times: its tiles become one graph, which takes too long to compile.
 - **Fastest** is each arm in its own fastest mode, which is what a user would run. The modes may be from different runs.
 - Random weights show how rounding spreads. They say little about the quality of pictures.
 """
