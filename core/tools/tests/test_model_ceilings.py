@@ -56,12 +56,11 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
         record_log.append(step_hotspots.log(tmp_path), recorded(tmp_path, **changed))
     assert ceilings_page.publish(tmp_path, check=False)
     text = (tmp_path / "docs" / "ceilings.md").read_text()
-    (summary,) = [line for line in text.splitlines() if line.startswith("| flux |")]
+    (summary,) = [line for line in text.splitlines() if line.startswith("| [flux](flux.md) |")]
     made = step_hotspots.ceiling(recorded(tmp_path), {LIMIT.gpu: LIMIT})
     assert made is not None
-    assert summary.startswith("| flux | 0.5.23 | 2 of 57 | NVIDIA H200 | 0.60 | ")
+    assert summary.startswith("| [flux](flux.md) | 0.5.23 | 2 of 57 | NVIDIA H200 | 0.60 | ")
     assert f" {made.gpu_us / made.at_limit_us:.3f}x | - | {made.gpu_us / made.without_us:.3f}x |" in summary
-    assert "## flux, sglang 0.5.23, NVIDIA H200" in text
     assert ceilings_page.publish(tmp_path, check=True) == []
     flow = StepFlow(
         run_id=provenance.run_id(),
@@ -87,7 +86,7 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
     later = recorded(tmp_path, layers=4, dirty=True).model_copy(update={"run_id": "20260101T000000Z-abcdef"})
     for fit, layers in (({}, 2), ({later.run_id: STEP}, 4)):  # the step of its run is of files that are here
         text = ceilings_page.page_md([recorded(tmp_path), later], {}, [], fit)
-        assert f"| flux | 0.5.23 | {layers} of 57 |" in text
+        assert f"| [flux](flux.md) | 0.5.23 | {layers} of 57 |" in text
     text = ceilings_page.page_md(
         [later], {LIMIT.gpu: LIMIT}, [flow.model_copy(update={"layers": 4})], {later.run_id: STEP}
     )
@@ -109,7 +108,8 @@ def test_large_hotspots_without_a_limit_are_named(tmp_path: Path) -> None:
         for us in (9.0, 0.5)
     )
     found = record.model_copy(update={"spots": (*record.spots, large, small)})
-    text = ceilings_page.page_md([found], {LIMIT.gpu: LIMIT}, [])
+    text = ceilings_page.sections([found], {LIMIT.gpu: LIMIT})["flux"]
+    assert "## Hotspots, sglang 0.5.23, NVIDIA H200" in text
     assert f"`pack.py(7): pack` of Block (18.0 us, {18 / record.gpu_us:.2%})" in text
     assert "(1.0 us" not in text, "too small"
     assert "/where" not in text
@@ -180,7 +180,6 @@ def test_a_fused_step_is_no_slower_than_one_at_the_limit(tmp_path: Path) -> None
 def test_profiles_that_an_older_version_read_are_stale(tmp_path: Path) -> None:
     now = recorded(tmp_path)
     old = step_hotspots.StepHotspots.model_validate_json(now.model_dump_json(exclude={"attribution"}))
-    assert "| flux | 0.5.23 |" in ceilings_page.page_md([now], {}, [])
-    text = ceilings_page.page_md([old], {}, [])
-    assert "| flux (stale) | 0.5.23 |" in text
-    assert "\n**Stale.** Profile of " in text
+    assert "| [flux](flux.md) | 0.5.23 |" in ceilings_page.page_md([now], {}, [])
+    assert "| [flux](flux.md) (stale) | 0.5.23 |" in ceilings_page.page_md([old], {}, [])
+    assert "\n**Stale.** Profile of " in ceilings_page.sections([old], {})["flux"]

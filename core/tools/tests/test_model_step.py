@@ -730,7 +730,7 @@ def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monk
     record_log.append(log(tmp_path), measured())
     (tmp_path / "models.toml").write_bytes((ROOT / known_models.FOLDER / "models.toml").read_bytes())
     assert page.publish(tmp_path, check=False)
-    text = (tmp_path / "docs" / "steps.md").read_text()
+    text = (tmp_path / "docs" / "flux.md").read_text()
     assert "2.000 [2.000, 2.000]; A/A 1.000" in text
     assert "does not run: no capture" in text
     assert "fallback: k03 rope, 4 calls: too wide" in text
@@ -738,12 +738,15 @@ def test_page_holds_times_refusals_fallbacks_new_shapes_and_plots(tmp_path, monk
     assert "GPU time of k05_norm_scale_shift: 0.040 -> 0.040 ms" in text
     assert "3 of 57 layers" in text
     assert "stale" not in text
+    summary = (tmp_path / "docs" / "steps.md").read_text()
+    assert "\n| [flux](flux.md) | 0.5.23 | H200 | solution | 3 of 57 | 0.100 ms (eager) -> " in summary
+    assert "fallback" not in summary
     assert (tmp_path / "docs" / "plots" / "shares.svg").read_text().startswith("<svg")
     assert page.publish(tmp_path, check=True) == []
     record_log.append(log(tmp_path), measured(hashes={"k05_norm_scale_shift": "0" * 64}))
     assert any("steps.md:" in line for line in page.publish(tmp_path, check=True))
     page.publish(tmp_path, check=False)
-    assert "**stale**: k05_norm_scale_shift changed since" in (tmp_path / "docs" / "steps.md").read_text()
+    assert "**stale**: k05_norm_scale_shift changed since" in (tmp_path / "docs" / "flux.md").read_text()
 
 
 def test_the_page_names_known_models_of_which_no_step_is_timed(tmp_path):
@@ -769,7 +772,7 @@ def test_rows_that_production_does_not_make_are_named_and_counted_apart(monkeypa
     one = {"task": "k05", "op": "f", "inputs": {}}
     rows = (("made", True, 2), ("unmade", False, 3), (None, False, 4))
     record = measured(calls=[one | {"row": row, "production": made, "count": n} for row, made, n in rows])
-    shown = page.contents([record], ROOT / known_models.FOLDER)["steps.md"]
+    shown = page.contents([record], ROOT / known_models.FOLDER)["flux.md"]
     assert "ops: 9, 2 of them with a production row's shapes, 3 with those of a frozen row" in shown
     assert "| unmade (no production row) |" in shown
     assert "| made |" in shown
@@ -781,8 +784,8 @@ def test_the_page_says_psnr_and_which_code_is_stale(monkeypatch):
     drifted = {**measured().drift.model_dump(), "steps": 1, "upstream_eager": same}
     record = measured(drift=drifted, hashes={"models": "0" * 64})
     found = page.contents([record], ROOT / known_models.FOLDER)
-    assert "after 1 step, PSNR: solution to upstream 54.0 dB, upstream to eager equal, solution to" in found["steps.md"]
-    assert "**stale**: the code or the settings of the run changed since" in found["steps.md"]
+    assert "after 1 step, PSNR: solution to upstream 54.0 dB, upstream to eager equal, solution to" in found["flux.md"]
+    assert "**stale**: the code or the settings of the run changed since" in found["flux.md"]
     assert "PSNR, dB" in found["plots/drift-flux-0.5.23-solution-h200.svg"]
 
 
@@ -805,7 +808,7 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     older = measured(release="0.5.12.post1")
     head, _, line, _, where = readme_block.steps_md([measured(), *unfit, older], folder).splitlines()
     assert head.count("|") == line.count("|")
-    there = "diffusion/models/docs/steps.md#flux-sglang-0523-solution-h200"
+    there = "diffusion/models/docs/flux.md"
     record = measured()
     calls = sum(call.count for call in record.calls)
     place = f"{record.layers} of {record.layers_of_model} | {calls} | {record.release} |"
@@ -858,19 +861,35 @@ def test_a_run_of_other_modes_alone_stands_beside_an_earlier_one(monkeypatch):
     whole = measured(command="kda whole", modes={"eager": eager, "compile": eager}, utc="2026-01-01T00:00:00Z")
     later = measured(command="kda later", modes={"compile": eager, "graph": graph}, utc="2026-01-02T00:00:00Z")
     found = page.contents([whole, later], folder)
-    shown = found["steps.md"]
+    shown = found["flux.md"]
     assert re.findall(r"^## (.*)$", shown, re.MULTILINE) == [
-        "flux, sglang 0.5.23, solution, H200",
-        "flux, sglang 0.5.23, solution, H200, compile, graph",
+        "sglang 0.5.23, solution, H200",
+        "sglang 0.5.23, solution, H200, compile, graph",
     ]
-    best, *modes = [row.split(" | ")[5] for row in shown.splitlines() if row.startswith("| flux |")]
-    assert best.startswith("0.100 ms (eager) -> 0.050 ms (eager), 2.000")
-    assert modes == ["eager", "compile", "graph"]
+    rows = [row.split(" | ")[4:] for row in shown.splitlines() if row.startswith("| 0.5.23 |")]
+    assert [mode for mode, _ in rows] == ["fastest", "eager", "compile", "graph"]
+    assert rows[0][1].startswith("0.100 ms (eager) -> 0.050 ms (eager), 2.000")
     assert found["plots/shares.svg"].count("flux 0.5.23") == 1
     again = measured(command="kda again", modes={"eager": eager}, utc="2026-01-03T00:00:00Z")
-    assert "kda whole" not in page.contents([whole, later, again], folder)["steps.md"]
+    assert "kda whole" not in page.contents([whole, later, again], folder)["flux.md"]
     old = measured(command="kda old", hashes={"models": "0" * 64}, utc="2026-01-01T00:00:00Z")
-    assert "kda old" not in page.contents([old, later], folder)["steps.md"]
+    assert "kda old" not in page.contents([old, later], folder)["flux.md"]
+
+
+def test_a_models_page_has_its_newest_release_first_and_its_hotspots(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    runs = [measured(release=one) for one in ("0.5.23", "0.5.12.post1")]
+    old = measured(release="0.5.23", arm="exact", hashes={"k05_norm_scale_shift": "0" * 64})
+    other = measured(model="zimage")
+    found = page.contents([old, *runs, other], ROOT / known_models.FOLDER, {"flux": "## Hotspots\n"})
+    assert re.findall(r"^## (.*)$", found["flux.md"], re.MULTILINE) == [
+        *(f"sglang {one}, solution, H200" for one in ("0.5.23", "0.5.12.post1")),
+        "sglang 0.5.23, exact, H200",
+        "Hotspots",
+    ]
+    assert "Hotspots" not in found["zimage.md"]
+    names = re.findall(r"^\| \[[\w-]+\]\(([\w-]+\.md)\)", found["steps.md"], re.MULTILINE)
+    assert set(names) == {"flux.md", "zimage.md"}
 
 
 def times(us: float, ours: float) -> dict[str, object]:
@@ -909,8 +928,8 @@ def test_a_stale_run_does_not_make_the_arm_faster_on_the_page(monkeypatch):
     (best,) = page.fastest_of([record], [stale, disturbed, record], folder).values()
     assert (best.mode_before, best.before, best.mode_after, best.after) == ("compile", 0.05, "eager", 0.06)
     assert (
-        "| 0.050 ms (compile) -> 0.060 ms (eager), 0.833 "
-        in page.contents([stale, disturbed, record], folder)["steps.md"]
+        "| fastest | 0.050 ms (compile) -> 0.060 ms (eager), 0.833 "
+        in page.contents([stale, disturbed, record], folder)["flux.md"]
     )
 
 
@@ -934,14 +953,14 @@ def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     folder = ROOT / known_models.FOLDER
     clean, noisy = measured(command="kda clean"), measured(command="kda noisy", noisy=("GPU was busy",))
-    assert "kda clean" in page.contents([clean, noisy], folder)["steps.md"]
-    assert "kda clean" in page.contents([noisy, clean], folder)["steps.md"]
-    alone = page.contents([noisy], folder)["steps.md"]
+    assert "kda clean" in page.contents([clean, noisy], folder)["flux.md"]
+    assert "kda clean" in page.contents([noisy, clean], folder)["flux.md"]
+    alone = page.contents([noisy], folder)["flux.md"]
     assert "noisy: GPU was busy" in alone
     lost = measured(command="kda lost", dirty=True, hashes={"models": "0" * 64})
-    assert "kda clean" in page.contents([clean, lost], folder)["steps.md"]
-    assert staleness.LOST in page.contents([lost], folder)["steps.md"]
-    changed = page.contents([clean, measured(command="kda changed", dirty=True)], folder)["steps.md"]
+    assert "kda clean" in page.contents([clean, lost], folder)["flux.md"]
+    assert staleness.LOST in page.contents([lost], folder)["flux.md"]
+    changed = page.contents([clean, measured(command="kda changed", dirty=True)], folder)["flux.md"]
     assert "` with changes, `kda changed`" in changed
     assert staleness.LOST not in changed
 

@@ -223,7 +223,7 @@ def publish(
         blocks = (readme_block.block(models) if models else {}) | (llm_readme.block(llms) if llms else {})
         changed = generate(all_tasks(), check=check, readme_blocks=blocks)
         if models is not None:
-            changed += page.publish(models, check=check)
+            changed += page.publish(models, check, ceilings_page.hotspots(models))
             changed += ceilings_page.publish(models, check=check)
         if llms is not None:
             changed += llm_page.publish(llms, check=check)

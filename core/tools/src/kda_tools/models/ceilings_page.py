@@ -1,4 +1,4 @@
-"""Generate `diffusion/models/docs/ceilings.md`: what faster kernels could gain in each model's step, from profiles."""
+"""Generate `diffusion/models/docs/ceilings.md`, what faster kernels could gain in a step, and each model's hotspots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kda_judge.evidence import record_log
 from kda_tools import checkout_folder
 from kda_tools.models import step_flow, step_record
 from kda_tools.models.known_models import layers_of
-from kda_tools.models.page import HEADER, unfit
+from kda_tools.models.page import HEADER, page_of, unfit
 from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
 from kda_tools.models.step_record import StepRecord
@@ -25,6 +25,7 @@ MOST_SPOTS = 10
 LEAST_SHARE = 0.002
 """Share of GPU time from which hotspots without a limit are named."""
 INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with random weights and the layers that are named.
+Each model's page ranks its hotspots.
 
 - **Bound by bytes**: the share of GPU time in all kernels but attention, GEMM, communication and copies from and to the
   host.
@@ -52,29 +53,39 @@ def publish(folder: Path, check: bool) -> list[str]:
     records = record_log.read(log(folder), StepHotspots)
     if not records:
         return []
-    limits = {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
     flows = record_log.read(step_flow.log(folder), StepFlow)
+    text = page_md(records, _limits(records), flows, _fit_steps(folder))
+    return write_pages({folder / "docs" / "ceilings.md": text}, check)
+
+
+def hotspots(folder: Path) -> dict[str, str]:
+    """Model -> what its page says of the hotspots of its newest undisturbed profiles."""
+    records = record_log.read(log(folder), StepHotspots)
+    return sections(records, _limits(records), _fit_steps(folder), catalogue.load(checkout_folder.root()))
+
+
+def _limits(records: Sequence[StepHotspots]) -> dict[str, CopyLimit]:
+    return {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
+
+
+def _fit_steps(folder: Path) -> dict[str, StepRecord]:
+    """Run -> its step, of the undisturbed runs whose files are here."""
     steps = record_log.read(step_record.log(folder), StepRecord)
-    fit = {one.run_id: one for one in steps if not unfit(one, folder)}
-    entries = catalogue.load(checkout_folder.root())
-    return write_pages({folder / "docs" / "ceilings.md": page_md(records, limits, flows, fit, entries)}, check)
+    return {one.run_id: one for one in steps if not unfit(one, folder)}
 
 
 def page_md(
     records: Sequence[StepHotspots],
-    limits: dict[str, CopyLimit],
+    limits: Mapping[str, CopyLimit],
     flows: Sequence[StepFlow],
     fit_steps: Mapping[str, StepRecord] = {},
-    entries: tuple[Entry, ...] = (),
 ) -> str:
-    """A line for each model, release and GPU, then the hotspots of each: of its newest undisturbed profile.
+    """A line for each model, release and GPU: of its newest undisturbed profile.
 
     `fit_steps`: the undisturbed runs whose files are here, for profiles of a checkout with changes, and for what our
-    kernels saved in a profile's run. `entries`: the catalogue.
+    kernels saved in a profile's run.
     """
-    fit = [one for one in records if not one.noisy and (not one.dirty or one.run_id in fit_steps)] or records
-    newest = {(one.model, one.release, one.gpu): one for one in fit}
-    latest = sorted(newest.values(), key=lambda one: (_old(one), one.model, one.release, one.gpu))
+    latest = _latest(records, fit_steps)
     head = (
         *("model", "sglang", "layers", "GPU", "GPU ms a step", "bound by bytes"),
         *("at the limit", "fused", "without them", "reached"),
@@ -85,9 +96,27 @@ def page_md(
         table_md(head, summaries),
         *(_source(gpu, limits.get(gpu)) for gpu in sorted({one.gpu for one in latest})),
     ]
-    for one in latest:
-        parts += _section(one, limits.get(one.gpu), entries)
     return "".join(parts)
+
+
+def _latest(records: Sequence[StepHotspots], fit_steps: Mapping[str, StepRecord]) -> list[StepHotspots]:
+    """The newest undisturbed profile of each model, release and GPU; older readings last."""
+    fit = [one for one in records if not one.noisy and (not one.dirty or one.run_id in fit_steps)] or records
+    newest = {(one.model, one.release, one.gpu): one for one in fit}
+    return sorted(newest.values(), key=lambda one: (_old(one), one.model, one.release, one.gpu))
+
+
+def sections(
+    records: Sequence[StepHotspots],
+    limits: Mapping[str, CopyLimit],
+    fit_steps: Mapping[str, StepRecord] = {},
+    entries: tuple[Entry, ...] = (),
+) -> dict[str, str]:
+    """Model -> the hotspots of the profiles that `page_md` sums up. `entries`: the catalogue."""
+    found: dict[str, str] = {}
+    for one in reversed(_latest(records, fit_steps)):  # the newest release first
+        found[one.model] = found.get(one.model, "") + "".join(_section(one, limits.get(one.gpu), entries))
+    return found
 
 
 def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | None) -> tuple[str, ...]:
@@ -95,7 +124,7 @@ def _summary(one: StepHotspots, found: StepCeiling | None, step: StepRecord | No
     after = (found.at_limit_us, found.fused_us, found.without_us) if found else (None, None, None)
     ratios = (f"{one.gpu_us / us:.3f}x" if us else NONE for us in after)
     layers = layers_of(one.layers, one.layers_of_model)
-    model = one.model + STALE * _old(one)
+    model = f"[{one.model}]({page_of(one.model)})" + STALE * _old(one)
     share = reached(found, step) if found and step else None
     gained = NONE if share is None else f"{round(share, 2) + 0:.0%}"  # + 0: no minus before a zero
     return model, one.release, layers, one.gpu, f"{one.gpu_us / 1000:.2f}", f"{bound:.1%}", *ratios, gained
@@ -126,7 +155,7 @@ def _source(gpu: str, limit: CopyLimit | None) -> str:
 
 
 def _section(one: StepHotspots, limit: CopyLimit | None, entries: tuple[Entry, ...]) -> Iterator[str]:
-    yield f"\n## {one.model}, sglang {one.release}, {one.gpu}\n\n"
+    yield f"\n## Hotspots, sglang {one.release}, {one.gpu}\n\n"
     yield f"{'**Stale.** ' * _old(one)}Profile of {one.utc[:10]}, run `{one.run_id}`, commit `{one.commit[:10]}`.\n\n"
     head = ("hotspot", "module", "class", "known", "us a step", "gain at its limit, us", "of GPU time")
     lines = []

@@ -7,16 +7,17 @@ from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
 from kda_tools.models.fastest_modes import Fastest
 from kda_tools.models.known_models import FOLDER, layers_of
-from kda_tools.models.page import anchor, fastest_of, stale, unfit
+from kda_tools.models.page import fastest_of, page_of, stale, unfit
 from kda_tools.models.step_record import MOST_NOISE, StepRecord, log
 from kda_tools.project.preflight import numbers
 from kda_tools.publish.report import NONE, STALE, gpu_of, interval, line
 
 NAME = "steps"
 """Name of the generated block."""
-PAGE = f"{FOLDER.as_posix()}/docs/steps.md"
-"""The page of all recorded steps, with a section for each run."""
-CEILINGS = f"{FOLDER.as_posix()}/docs/ceilings.md"
+DOCS = f"{FOLDER.as_posix()}/docs"
+PAGE = f"{DOCS}/steps.md"
+"""The page of all recorded steps."""
+CEILINGS = f"{DOCS}/ceilings.md"
 """The page of what faster kernels could give, if a profile is recorded."""
 SHOWN = 4
 """Lines before the fold, so that the README's first screen holds its three questions."""
@@ -52,7 +53,7 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     runs = [record for record in runs if _replaced(record) or id(record) not in old]
     lines = [
         line(
-            f"[{record.model}]({PAGE}#{anchor(record)})" + STALE * (id(record) in old),
+            f"[{record.model}]({DOCS}/{page_of(record.model)})" + STALE * (id(record) in old),
             gpu_of(record.machine),
             *_fastest(best[id(record)] if _replaced(record) else None),
             _eager(record),

@@ -144,6 +144,9 @@ def _staged(root: Path, ledgers: Ledgers, runs: Runs, step_names: Mapping[str, S
     steps = f"[What a model's step is made of](../{STEPS})." if (root / STEPS).is_file() else NO_STEPS
     steps_pages = [path for path in (STEPS, CEILINGS) if (root / path).is_file()]
     staged |= {path: wide(_text(root / path)) for path in steps_pages}
+    of_models = [path.relative_to(root) for path in (root / STEPS).parent.glob("*.md")]
+    above = f"[Models' steps]({STEPS.name})"
+    staged |= {path: wide(_text(root / path), above=above) for path in of_models if path not in staged}
     known = {path.stem: f"[What its step is made of](../{path})." for path in llms}
     found = overview_pages.model_pages(runs, steps, known, overview_pages.step_tables(_text(root / START), step_names))
     models = {Path("models") / f"{name}.md": text for name, text in found.items()}
