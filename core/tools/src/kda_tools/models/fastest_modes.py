@@ -10,6 +10,9 @@ from kda_judge.evidence.run_record import Interval
 from kda_tools.models.step_record import Mode, Samples, StepRecord
 from kda_tools.publish.report import interval
 
+WORDS = {"graph": "CUDA graph", "compile": "compiled"}
+"""Mode -> words for it, if its name does not say it."""
+
 
 class Fastest(NamedTuple):
     """Milliseconds of a step, each arm in the mode in which its median is smallest, and the speedup between them."""
@@ -27,6 +30,13 @@ class Fastest(NamedTuple):
         """For example `14.235 ms (compile) -> 13.386 ms (graph), 1.063 [1.049, 1.080]`."""
         times = f"{self.before:.3f} ms ({self.mode_before}) -> {self.after:.3f} ms ({self.mode_after})"
         return f"{times}, {interval(self.speedup)}"
+
+    @property
+    def ms(self) -> str:
+        """For example `14.24 compiled → 13.39 CUDA graph`; one word if both modes are the same."""
+        before, after = (WORDS.get(mode, mode) for mode in (self.mode_before, self.mode_after))
+        first = "" if before == after else f" {before}"
+        return f"{self.before:.2f}{first} → {self.after:.2f} {after}"
 
 
 def fastest(record: StepRecord, of_upstream: Iterable[StepRecord], of_arm: Iterable[StepRecord]) -> Fastest | None:

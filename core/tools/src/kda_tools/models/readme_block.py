@@ -115,7 +115,4 @@ def _fastest(best: Fastest | None) -> tuple[str, str]:
     if best is None or best.noisy:
         word = NONE if best is None else NOISY
         return word, word
-    words = {"graph": "CUDA graph", "compile": "compiled"}
-    before, after = (words.get(mode, mode) for mode in (best.mode_before, best.mode_after))
-    first = "" if before == after else f" {before}"
-    return interval(best.speedup), f"{best.before:.2f}{first} → {best.after:.2f} {after}"
+    return interval(best.speedup), best.ms

@@ -121,15 +121,26 @@ def timings(record: StepRecord) -> list[str]:
 
 def on_gpu(record: StepRecord) -> list[str]:
     """Lines: the GPU time of a step by kind, longest first; peak memory; the GPU during the run; what disturbed it."""
-    lines = []
-    if (profile := record.profile) is not None:
-        before, after = profile.upstream, profile.subject
-        kinds = {*before.by_kind, *after.by_kind}
-        times = [(kind, before.by_kind.get(kind, 0.0), after.by_kind.get(kind, 0.0)) for kind in kinds]
-        times.sort(key=lambda time: (-time[1], -time[2], time[0]))  # several kinds may be the subject's alone
-        times.insert(0, ("all kernels", before.total_us, after.total_us))
-        lines += [f"GPU time of {kind}: {old / 1e3:.3f} -> {new / 1e3:.3f} ms" for kind, old, new in times]
-    lines += [f"{arm}: peak memory {size / 2**30:.1f} GiB" for arm, size in record.peak_bytes.items()]
+    lines = [f"GPU time of {kind}: {old / 1e3:.3f} -> {new / 1e3:.3f} ms" for kind, old, new in by_kind(record)]
+    return lines + around(record)
+
+
+def by_kind(record: StepRecord) -> list[tuple[str, float, float]]:
+    """Kind of kernel, its GPU time of a step with upstream's ops and the arm's, in us: all, then the longest first."""
+    if (profile := record.profile) is None:
+        return []
+    before, after = profile.upstream, profile.subject
+    times = [
+        (kind, before.by_kind.get(kind, 0.0), after.by_kind.get(kind, 0.0))
+        for kind in {*before.by_kind, *after.by_kind}
+    ]
+    times.sort(key=lambda time: (-time[1], -time[2], time[0]))  # several kinds may be the subject's alone
+    return [("all kernels", before.total_us, after.total_us), *times]
+
+
+def around(record: StepRecord) -> list[str]:
+    """Lines: peak memory, the GPU during the run, what disturbed it."""
+    lines = [f"{arm}: peak memory {size / 2**30:.1f} GiB" for arm, size in record.peak_bytes.items()]
     if record.machine_watch is not None:
         lines.append(f"the GPU during the run: {gpu_seen(record.machine_watch)}")
     return lines + [f"noisy: {reason}" for reason in record.noisy]
@@ -137,13 +148,19 @@ def on_gpu(record: StepRecord) -> list[str]:
 
 def timing(mode: Mode) -> str:
     """Medians of both arms, the speedup and A/A, each with its interval."""
+    before, after, speedup, noise = cells(mode)
+    return f"{before} ms -> {after} ms, {speedup}; A/A {noise}" if after else before
+
+
+def cells(mode: Mode) -> tuple[str, str, str, str]:
+    """Milliseconds of both arms, the speedup and A/A; of a mode that does not run the reason and nothing."""
     from kda_judge.evidence.stats import summarise
     from kda_tools.publish.report import interval
 
     if mode.refused is not None or mode.speedup is None or mode.noise is None:
-        return f"does not run: {mode.refused}"
-    before, after = (summarise(samples).median / 1e3 for samples in (mode.upstream, mode.subject))
-    return f"{before:.3f} ms -> {after:.3f} ms, {interval(mode.speedup)}; A/A {interval(mode.noise)}"
+        return f"does not run: {mode.refused}", "", "", ""
+    before, after = (f"{summarise(samples).median / 1e3:.3f}" for samples in (mode.upstream, mode.subject))
+    return before, after, interval(mode.speedup), interval(mode.noise)
 
 
 def _error(value: float | None) -> str:
