@@ -172,6 +172,27 @@ def test_what_is_reached_stays_and_nothing_else():
             ast.parse(left[name], name)
 
 
+def test_what_needs_a_module_that_is_left_out_goes_with_what_follows():
+    late = "def bind(x):\n    slow = x\n    try:\n        from . import native\n    except ImportError:  # left out\n"
+    late += "        return slow\n    return native.bind(_described(x))\n\n\ndef _described(x):\n    return x\n"
+    root = {"__init__.py": "from .late import bind\n\nbind(1)\n"}
+    assert prune({**root, "late.py": late}, ["__init__.py"])["late.py"] == (
+        "def bind(x):\n    slow = x\n    return slow\n"
+    )
+    there = {**root, "late.py": late, "native.py": "def bind(x):\n    return x\n"}
+    assert prune(there, ["__init__.py"]) == there
+
+
+def test_an_attribute_of_another_packages_module_keeps_no_method():
+    """`re.compile` is no call of a method `compile`."""
+    text = "import re\n\n\nclass One:\n    def run(self):\n        return re.compile('a')\n\n"
+    files = {
+        "__init__.py": "from .one import One\n\nOne().run()\n",
+        "one.py": f"{text}    def compile(self):\n        pass\n",
+    }
+    assert prune(files, ["__init__.py"])["one.py"] == text.rstrip("\n") + "\n"
+
+
 def test_a_heading_with_nothing_below_it_goes():
     text = "# --- one\n\n\ndef a():\n    pass\n\n\n# --- two\n\n\ndef b():\n    pass\n"
     left = prune({"x.py": "from .y import b\n", "y.py": text}, ["x.py"])

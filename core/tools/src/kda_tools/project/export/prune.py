@@ -49,6 +49,8 @@ class _Module:
     """Names that its own kept code uses, and names that other modules import from it."""
     attributes: set[str] = field(default_factory=set)
     """Names of the attributes that its kept code uses, and its strings, any of which `getattr` may get."""
+    elsewhere: frozenset[str] = frozenset()
+    """What its imports of other packages' modules are called: an attribute of these is no method of a class here."""
     importers: set[_Module] = field(default_factory=set)
     """Modules that import this module itself, not names from it."""
     kept: set[_Part] = field(default_factory=set)
@@ -85,7 +87,9 @@ class _Pruning:
 
     def _module(self, path: str, tree: ast.Module, whole: bool, known: Collection[str]) -> _Module:
         lines = self.files[path].splitlines(keepends=True)
-        return _Module(path, lines, tuple(_parts(tree.body, lines, known)), whole)
+        outer = [one for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+        parts = tuple(_parts(tree.body, lines, known))
+        return _Module(path, lines, parts, whole, elsewhere=frozenset(map(_bound, outer)))
 
     def _extent(self) -> tuple[int, ...]:
         return tuple(
@@ -115,7 +119,8 @@ class _Pruning:
             if isinstance(one, ast.Name):
                 module.wanted.add(one.id)
             elif isinstance(one, ast.Attribute):
-                module.attributes.add(one.attr)
+                if ast.unparse(one).partition(".")[0] not in module.elsewhere:
+                    module.attributes.add(one.attr)
             elif isinstance(one, ast.Import | ast.ImportFrom):
                 self._follow(module, one, one.names)
             elif isinstance(one, ast.Constant) and isinstance(one.value, str):
@@ -246,14 +251,21 @@ def _found(place: PurePosixPath, files: Collection[str]) -> str | None:
 
 
 def _without_fallback(path: str, text: str, files: Mapping[str, str]) -> str:
-    """Replace a `try: from .a import b` whose module is not exported by the body of its `except`."""
-    lines = text.splitlines(keepends=True)
-    for node in reversed(ast.parse(text).body if path.endswith(".py") else []):
+    """Replace a `try: from .a import b` whose module is not exported by the body of its `except`.
+
+    If that body returns, what follows in the function goes too.
+    """
+    lines, tree = text.splitlines(keepends=True), ast.parse(text if path.endswith(".py") else "")
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.FunctionDef)]
+    for block, node in sorted(((one, node) for one in blocks for node in one.body), key=lambda pair: -pair[1].lineno):
         if not isinstance(node, ast.Try) or not isinstance(first := node.body[0], ast.ImportFrom) or not first.level:
             continue
-        if _found(_place(path, first), files) is None:
-            instead = [ast.get_source_segment(text, one) for one in node.handlers[0].body]
-            lines[node.lineno - 1 : node.end_lineno] = [f"{one}\n" for one in instead]
+        names = [""] if first.module else [one.name for one in first.names]
+        if all(_found(_place(path, first, name), files) is None for name in names):
+            instead = node.handlers[0].body
+            last = block.body[-1] if isinstance(instead[-1], ast.Return) else node
+            pad = " " * node.col_offset
+            lines[node.lineno - 1 : last.end_lineno] = [f"{pad}{ast.unparse(one)}\n" for one in instead]
     return "".join(lines)
 
 
