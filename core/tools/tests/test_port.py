@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,7 @@ from kda_tools.port import (
     port_task,
     proof_files,
     row_source,
+    support,
     tree_files,
     tree_format,
     upstream_tests,
@@ -41,12 +44,14 @@ from kda_tools.port.check_port import check_syntax
 from kda_tools.port.dispatch_edit import imports
 from kda_tools.port.insertions import Insertion, Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, find_tree, pin_of
+from kda_tools.port.lean_ops import declared, op_modules
 from kda_tools.port.package_files import KERNEL
 from kda_tools.port.port_record import Checks
-from kda_tools.port.port_task import Port, make_port
+from kda_tools.port.port_task import Port, make_port, undo
 from kda_tools.port.ported_arm import write_arm, write_files
-from kda_tools.port.untraced import untraced
+from kda_tools.port.support import SUPPORT
 from kda_tools.port.upstream_tests import find_tests, run_tests
+from kda_tools.project.export.sources import runtime_files
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -135,7 +140,7 @@ def test_every_op_is_ported_and_taken_back_byte_for_byte(tree: Tree) -> None:
         _demand_dispatch(tree, port)
         _demand_lines(tree, port)
     for op in [*ported[1::2], *ported[::2]]:
-        insertions.undo(tree.repository, op)
+        undo(find_task(op), tree)
     assert hashes(tree.root) == before
 
 
@@ -199,13 +204,11 @@ def test_what_the_facade_learns(releases: dict[Layout, Path]) -> None:
     assert "if not round_norm_before_rope and not cache_has_full_width:\n        kda_result" in host
     other = make_port(find_task("group_norm_silu"), tree).patch.texts()
     assert "replay_launches" not in other["sglang/kernels/kda_kernels/group_norm_silu/__init__.py"], "launches cubins"
-    wrapper = other["sglang/kernels/kda_kernels/group_norm_silu/wrap_kernels.py"]
-    assert "Op.refusal" in wrapper, "what nobody records keeps what a signature's call remembers"
+    found = [f"sglang/kernels/kda_kernels/{SUPPORT}/eager.py" in one for one in (texts, other)]
+    assert found == [False, True], "what nobody records keeps what a signature's call remembers"
     new = make_port(find_task("norm_tanh_mul_add"), tree).patch
-    ops = [next(text for path, text in one.items() if path.endswith("_kda/op.py")) for one in (texts, new.texts())]
-    assert ["torch.library" in text for text in ops] == [False, True], (
-        "tracers see SGLang's own function, if it has one"
-    )
+    registers = [any("torch.library" in text for text in one.values()) for one in (texts, new.texts())]
+    assert registers == [False, True], "tracers see SGLang's own function, if it has one"
     assert '"fused_norm_tanh_mul_add": "sglang.kernels.kda_kernels.norm_tanh_mul_add"' in "".join(new.texts().values())
     assert not any("denoising" in path or "site" in path for path in new.texts())
 
@@ -251,9 +254,47 @@ def copied(op: str, folder: Path, family: str = DIFFUSION) -> Task:
 
 def test_a_runtime_that_has_changed_is_noticed() -> None:
     text = inspect.getsource(op_module)
-    assert "torch.library" not in untraced(text)
-    with pytest.raises(UsageError, match=r"kda_runtime/op\.py: expected the methods .*'_fake'"):
-        untraced(text.replace("def _fake(", "def _made("))
+    for there, instead in (("_fake", "_made"), ("plain: ", "eager: "), (" five functions", " six functions")):
+        with pytest.raises(UsageError, match=rf"kda_runtime/op\.py: expected .*, lacks: *{there.strip(': ')}"):
+            op_modules(text.replace(there, instead))
+    runtime = "".join(runtime_files().values())
+    assert [words for words in support.WORDS if words not in runtime] == []
+
+
+OPS = """
+_op = partial(Op[Call], plan=plan, plain=_plain)  # all of them
+ONE = Op("one", kernel=kernel, plan=plan, plain=_plain, exact=(best, _best))
+TWO = _op(
+    "two",
+    exact=(plan, _plain),
+)
+other(plain=1, exact=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("plain", "exact", "lines"),
+    [
+        (
+            False,
+            False,
+            ("_op = partial(Op[Call], plan=plan)  # all of them", 'ONE = Op("one", kernel=kernel, plan=plan)'),
+        ),
+        (True, False, ("_op = partial(Op[Call], plan=plan, plain=_plain)  # all of them",)),
+        (False, True, ('ONE = Op("one", kernel=kernel, plan=best)',)),
+        (True, True, ('ONE = Op("one", kernel=kernel, plan=best, plain=_best)',)),
+    ],
+)
+def test_ops_are_declared_with_one_plan(plain: bool, exact: bool, lines: tuple[str, ...]) -> None:
+    text = OPS.replace("exact=(plan, _plain),", "")
+    made = declared(text, plain, exact)
+    assert set(lines) <= set(made.splitlines())
+    assert "other(plain=1, exact=True)" in made
+    if exact:
+        with pytest.raises(UsageError, match=r"two.*expected plan beside exact"):
+            declared(OPS, plain, exact)
+    else:
+        assert 'TWO = _op(\n    "two",\n)' in declared(OPS, plain, exact)
 
 
 def test_a_checkout_has_its_python_below(releases: dict[Layout, Path], tmp_path: Path) -> None:
@@ -558,8 +599,8 @@ def test_a_port_with_exact_bits_is_of_the_ops_that_can(releases: dict[Layout, Pa
     port = make_port(find_task("fuse_scale_shift"), find_tree(releases[Layout.FACADE]), exact=True)
     texts = port.patch.texts()
     package = "sglang/kernels/kda_kernels/fuse_scale_shift"
-    assert "(fuse_scale_shift_kernel,):\n    _function.kda_op.set_exact()" in texts[f"{package}/kernel/__init__.py"]
-    assert f"{package}/exact.py" in texts
+    assert "    plan=exact_plan,\n" in texts[f"{package}/kernel/scale_shift.py"]
+    assert f"sglang/kernels/kda_kernels/{SUPPORT}/exact.py" in texts
     assert "try_fuse_scale_shift_kernel" in texts[f"{package}/__init__.py"]
     assert not any("try_fuse_layernorm" in text for text in texts.values())
     assert "BitExactFusionGate" in texts["sglang/kernels/ops/diffusion/sites/kda_fuse_scale_shift_site.py"]
@@ -600,23 +641,128 @@ def package_of(port: Port) -> dict[str, str]:
 
 def test_what_nobody_asks_for_stays_here(tree: Tree) -> None:
     files = package_of(make_port(find_task("norm_infer"), tree))
+    assert "hooks(" not in files["kernel/__init__.py"]
+    assert "def _plain" not in files["kernel/norm.py"], "SGLang's own function does what the kernels do not take"
     assert not [name for name in files if name.endswith(".toml")]
     assert "tomli" not in "".join(files.values())
-    assert "hooks(" not in files["kernel/__init__.py"] + files["kernel/_kda/op.py"]
-    assert "def set_exact" not in files["kernel/_kda/op.py"]
-    assert "def whole" not in files["wrap_kernels.py"]
-    assert "object.__setattr__" not in files["wrap_kernels.py"]
     exact_one = package_of(make_port(find_task("fuse_scale_shift"), tree, exact=True))
     assert "kernel/select01.py" not in exact_one
     tables = {name: json.loads(one["kernel/tuned.json"]) for name, one in (("exact", exact_one), ("norm", files))}
     assert (set(tables["exact"]), set(tables["norm"])) == ({"scale_shift"}, {"norm"})
-    assert "def set_exact" in exact_one["kernel/_kda/op.py"]
+
+
+def own_files(port: Port) -> dict[str, str]:
+    """The Python files that a port alone brings into a tree, by their paths, without its test and benchmark."""
+    files = {**port.patch.created, **port.patch.shared}
+    return {
+        path: text for path, text in files.items() if path.endswith(".py") and "sglang/" in path and "_kda_" not in path
+    }
+
+
+def words(node: ast.AST) -> Counter[str]:
+    """The names that code names, in strings too, but not in docstrings."""
+    found: Counter[str] = Counter()
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name):
+            found[one.id] += 1
+        elif isinstance(one, ast.Attribute):
+            found[one.attr] += 1
+        elif isinstance(one, ast.alias):
+            found[one.name] += 1
+        elif isinstance(one, ast.Constant):
+            found.update(re.findall(r"\w+", str(one.value)))
+        elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
+            found.subtract(re.findall(r"\w+", str(one.value.value)))
+    return found
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Functions, classes, constants and methods of a module, with their names."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            names = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((each.id, each) for one in names for each in ast.walk(one) if isinstance(each, ast.Name))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node
+            methods = [one for one in node.body if isinstance(node, ast.ClassDef) and isinstance(one, ast.FunctionDef)]
+            yield from ((one.name, one) for one in methods)
+
+
+CALLED_FROM_OUTSIDE = {"data_ptr", "mount", "unmount"}
+"""Methods that Triton and SGLang call."""
+
+
+def test_nothing_in_a_port_is_unreachable_or_missing(tree: Tree, tmp_path: Path) -> None:
+    """No function, class, constant or method that nothing names; no import of what is not there; no unknown name."""
+    for op in (one for one in TASKS if one not in HOMELESS[tree.layout]):
+        files = own_files(make_port(find_task(op), tree))
+        assert len(files) > 8, op
+        trees = {path: ast.parse(text) for path, text in files.items()}
+        named = sum(map(words, trees.values()), Counter())
+        for path, module in trees.items():
+            for name, node in definitions(module):
+                hook = name.startswith("__") or name in CALLED_FROM_OUTSIDE
+                assert hook or named[name] > words(node)[name], (path, name)
+            for node in ast.walk(module):
+                if isinstance(node, ast.ImportFrom) and node.level:
+                    assert all(is_there(trees, path, node, one.name) for one in node.names), (path, ast.unparse(node))
+            (tmp_path / op / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / op / path).write_text(files[path])
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(tmp_path)]
+    done = subprocess.run(ruff, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def is_there(trees: dict[str, ast.Module], path: str, node: ast.ImportFrom, name: str) -> bool:
+    """Whether a relative import leads to a module of the port, or to a name that one defines or imports."""
+    place = Path(path).parents[node.level - 1].joinpath(*(node.module or "").split("."))
+    if f"{place / name}.py" in trees or f"{place / name}/__init__.py" in trees:
+        return True
+    module = trees.get(f"{place}.py") or trees.get(f"{place}/__init__.py") or ast.Module([], [])
+    imported = {each.name for one in module.body if isinstance(one, ast.ImportFrom) for each in one.names}
+    return name in imported.union(found for found, _ in definitions(module))
+
+
+def test_ports_share_one_package(releases: dict[Layout, Path], tmp_path: Path) -> None:
+    """It has what its ports need, whichever came first, and a later port's patch only adds to it."""
+    tree = find_tree(shutil.copytree(releases[Layout.FACADE], tmp_path / "tree"))
+    folder = tree.root / "sglang/kernels/kda_kernels" / SUPPORT
+    first, second = find_task("norm_infer"), find_task("causal_pad")
+    alone = make_port(second, tree).patch.shared
+    insertions.write(make_port(first, tree).patch, first.op)
+    before = hashes(folder)
+    port = make_port(second, tree)
+    patch = port.patch.difference()
+    assert f"+++ b/sglang/kernels/kda_kernels/{SUPPORT}/op_with_plain.py" in patch
+    assert f"{SUPPORT}/tuned_table.py" not in patch, "the first port brought all that both need of it"
+    insertions.write(port.patch, second.op)
+    with check_port.arm(make_port(first, tree)) as arm:
+        grid = check_port.run_grid(make_port(first, tree), arm, ["zimage-rms-4096x128"], "cpu")
+    assert (len(grid.taken), grid.failed) == (1, ()), "with an `Op` that has all that both need"
+    undo(first, tree)
+    assert {path: (tree.root / path).read_text() for path in alone} == alone
+    insertions.write(make_port(first, tree).patch, first.op)
+    undo(second, tree)
+    assert hashes(folder) == before
+    init = folder.with_name(first.op) / "__init__.py"
+    text = init.read_text()
+    init.write_text(f"{text}(\n")
+    with pytest.raises(UsageError, match=r"norm_infer/__init__\.py:\d+: expected Python"):
+        make_port(second, tree)
+    init.write_text(text)
+    (folder / "op.py").write_text("# of another version\n")
+    for call in (lambda: make_port(second, tree), lambda: undo(first, tree)):
+        with pytest.raises(UsageError, match=r"kda_support/op\.py: expected what this version .*, got another file"):
+            call()
 
 
 def test_new_ops_keep_their_plain_path(releases: dict[Layout, Path]) -> None:
-    files = package_of(make_port(find_task("norm_tanh_mul_add"), find_tree(releases[Layout.FACADE])))
-    assert "def whole" in files["wrap_kernels.py"]
-    assert "def kernels_only" not in files["wrap_kernels.py"]
+    port = make_port(find_task("norm_tanh_mul_add"), find_tree(releases[Layout.FACADE]))
+    files = package_of(port)
+    assert "def _plain" in files["kernel/norm_tanh_mul_add.py"]
+    recorded = port.patch.shared[f"sglang/kernels/kda_kernels/{SUPPORT}/recorded.py"]
+    assert "def whole" in recorded
+    assert "def kernels_only" not in recorded
     assert "No model calls these ops yet" in files["README.md"]
 
 
@@ -626,7 +772,7 @@ def test_files_are_as_sglangs_formatter_has_them(releases: dict[Layout, Path], t
     files = package_of(port)
     for name, digest in json.loads(files["provenance.json"])["files"].items():
         assert hashlib.sha256(files[name].encode()).hexdigest() == digest, name
-    for path, text in port.patch.created.items():
+    for path, text in {**port.patch.created, **port.patch.shared}.items():
         if path.endswith(".py"):
             (tmp_path / "sglang" / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "sglang" / path).write_text(text)
@@ -718,8 +864,9 @@ import torch
 from sglang.kernels.ops.diffusion.common import fast_launch
 package = {package!r}
 kernel = import_module(package + ".kernel")
-kernels_only = import_module(package + ".wrap_kernels").kernels_only
-import_module(package + ".kernel._kda.launch").Launch.run = lambda *_: None  # what is left is what the wrapper does
+support = package.rpartition(".")[0] + ".kda_support"
+kernels_only = import_module(support + ".recorded").kernels_only
+import_module(support + ".launch").Launch.run = lambda *_: None  # what is left is what the wrapper does
 seen = []
 class Watched(fast_launch._LaunchOnly):
     def __torch_dispatch__(self, *args, **kwargs):

@@ -16,9 +16,9 @@ from kda_tools.models.chain_sites import sites_of
 from kda_tools.models.known_models import load_models
 from kda_tools.port.dispatch_edit import FIRST, into_models
 from kda_tools.port.facade_edit import STAGE
-from kda_tools.port.insertions import undo, with_insertions, write
+from kda_tools.port.insertions import with_insertions, write
 from kda_tools.port.layouts import Layout, Tree, find_tree
-from kda_tools.port.port_task import Port, make_port
+from kda_tools.port.port_task import Port, make_port, undo
 
 TASK, BLOCKS, SLICES = find_task("causal_pad"), find_task("group_norm_silu_pad"), find_task("temb_modulation")
 VAE = "sglang/multimodal_gen/runtime/models/vaes/hunyuanvae.py"
@@ -200,7 +200,7 @@ def test_both_ports_can_be_undone_in_any_order(tree: Tree, tmp_path: Path, first
     assert text.index('kda_block("padding"') < text.index("return self.conv(causal_pad(")
     assert f"{FIRST}\n        {FIRST}" not in text
     for task in sorted((TASK, BLOCKS), key=lambda task: task.op != first):
-        undo(tmp_path, task.op)
+        undo(task, find_tree(tmp_path))
     assert (tmp_path / VAE).read_bytes() == original
 
 
@@ -269,7 +269,7 @@ def test_a_port_into_classes_parses_and_can_be_undone(tree: Tree, tmp_path: Path
         == {"temb_modulation": {HELIOS, WAN}, "qkv_pack": {HUNYUAN, FLUX, JOY}, "rounded_rmsnorm_modulate": {LTX2}}[op]
     )
     assert all(ast.parse((tmp_path / path).read_text()).body for path in changed)
-    undo(tmp_path, op)
+    undo(find_task(op), find_tree(tmp_path))
     assert {path: (tmp_path / path).read_bytes() for path in DITS} == original
 
 

@@ -66,13 +66,14 @@ def tree(
     from kda_tools.port.check_port import arm, check_syntax
     from kda_tools.port.layouts import find_tree
     from kda_tools.port.port_task import make_port
+    from kda_tools.port.port_task import undo as take_back
 
     if undo and (write or record):
         raise UsageError("--undo: expected alone, without --write or --record")
     _demand_possible(record, check, checks)
     found, place = find_task(task), find_tree(sglang)
     if undo:
-        for path in insertions.undo(place.repository, found.op):
+        for path in take_back(found, place):
             typer.echo(f"{'as before' if (place.repository / path).exists() else 'removed'}: {path}")
         return
     insertions.demand_none(place.repository, found.op)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class Patch:
 
     base: Path
     created: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+    """Files of several ports, as they are with this one too. `undo` gets them as they are without it."""
     inserted: dict[str, list[Insertion]] = field(default_factory=dict)
 
     def insert(self, path: str, *insertions: Insertion) -> None:
@@ -41,6 +43,7 @@ class Patch:
         """Path -> the text of every touched file with the patch."""
         return {
             **self.created,
+            **self.shared,
             **{path: with_insertions(self.read(path), all_) for path, all_ in self.inserted.items()},
         }
 
@@ -52,12 +55,14 @@ class Patch:
         """The patch in git's form."""
         parts = []
         for path, new in sorted(self.texts().items()):
-            old = "" if path in self.created else self.read(path)
-            source = "/dev/null" if path in self.created else f"a/{path}"
+            added = path in self.created or not (self.base / path).exists()
+            if (old := "" if added else self.read(path)) == new:
+                continue  # a shared file that has all that this port needs
+            source = "/dev/null" if added else f"a/{path}"
             lines = difflib.unified_diff(
                 old.splitlines(keepends=True), new.splitlines(keepends=True), source, f"b/{path}"
             )
-            head = f"diff --git a/{path} b/{path}\n" + ("new file mode 100644\n" if path in self.created else "")
+            head = f"diff --git a/{path} b/{path}\n" + ("new file mode 100644\n" if added else "")
             parts.append(head + "".join(line if line.endswith("\n") else f"{line}\n" for line in lines))
         return "".join(parts)
 
@@ -130,8 +135,10 @@ def write(patch: Patch, op: str) -> None:
         target.write_bytes(text.encode())
 
 
-def undo(base: Path, op: str) -> list[str]:
+def undo(base: Path, op: str, shared: Callable[[], Mapping[str, str | None]] = dict) -> list[str]:
     """Remove a port from the tree; returns the paths that it touched.
+
+    `shared` gives the files of several ports as they are without this one, None for those that go.
 
     Raises:
         UsageError: nothing to undo, or a file was changed since the port; then no file is written.
@@ -149,14 +156,16 @@ def undo(base: Path, op: str) -> list[str]:
         target = base / path
         if target.exists() and _sha256(target.read_bytes()) != sha256:
             raise UsageError(f"{target}: changed since {op} was ported; keep your copy elsewhere, then remove it")
-    for path, text in texts.items():
-        (base / path).write_bytes(text.encode())
-    for path in done.created:
+    kept = shared()
+    for path, left in {**texts, **dict.fromkeys(done.created), **kept}.items():
+        if left is not None:
+            (base / path).write_bytes(left.encode())
+            continue
         (base / path).unlink(missing_ok=True)
         _remove_empty(base, (base / path).parent)
     place.unlink()
     _remove_empty(base, place.parent)
-    return [*done.inserted, *done.created]
+    return [*done.inserted, *done.created, *kept]
 
 
 def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:

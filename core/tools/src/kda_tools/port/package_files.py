@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -14,18 +13,19 @@ from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_tools.models.apply_site import replacements
 from kda_tools.models.chain_sites import Site
-from kda_tools.port import tree_files
+from kda_tools.port import support
 from kda_tools.port.block_files import BLOCK, LAYOUTS, block_function, layouts_text
 from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import DIFFUSION, Tree, called_from, classes
+from kda_tools.port.lean_ops import declared
+from kda_tools.port.support import LICENSE, MYPY, SUPPORT
 from kda_tools.port.tree_format import formatted
-from kda_tools.port.untraced import untraced
 from kda_tools.project.export.prune import prune
 from kda_tools.project.export.readme import origin_json, port_readme
 from kda_tools.project.export.sources import (
-    VENDORED,
     collect,
     exact_ops,
+    relative,
     titled,
     with_plain_tables,
     without_unused_tables,
@@ -33,16 +33,12 @@ from kda_tools.project.export.sources import (
 
 KERNEL = "kernel"
 """The export's folder in the package."""
-INVISIBLE = {f"{KERNEL}/{VENDORED}/cubin.py", f"{KERNEL}/{VENDORED}/cuda_cpp.py"}
+INVISIBLE = {f"{SUPPORT}/cubin.py", f"{SUPPORT}/cuda_cpp.py"}
 """Files that launch kernels without Triton's JIT. `replay_launches` would not repeat these launches."""
-OP = f"{KERNEL}/{VENDORED}/op.py"
 SWITCH = "SGLANG_DISABLE_KDA_KERNELS"
 """The environment variable that turns the ports of a process off."""
-LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 PLAIN = re.compile(r"take(\s+)(?:a\s+)?plain\s+PyTorch(?:\s+path)?(,[^:]*)?:\s+see\s+`why_not`")
 """In docstrings of solutions: where the calls go that the kernels do not take."""
-MYPY = re.compile(r"  # type: ignore\[.*?\]")
-"""Words for mypy, which SGLang does not run."""
 TIERS = {
     "exact": "made to give the bits of SGLang's own kernels",
     "lossless": "SGLang's maths and precision of every operand and accumulator, rounded elsewhere",
@@ -176,29 +172,24 @@ def package_files(
     `functions` are ported. `new`: the tree has none of them. `exact`: the port gives upstream's bits.
     """
     names = [one.__name__ for one in functions]
-    exported = with_plain_tables(task, collect(task, runtime=False, exact=exact, only=names))
+    exported = with_plain_tables(task, collect(task, runtime=True))
     exported["__init__.py"] = titled(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
-    files = {f"{KERNEL}/{name}": _told(text, new) for name, text in exported.items()}
-    if not new:
-        files[OP] = untraced(files[OP])
-    files["wrap_kernels.py"] = _template("wrap_kernels_recorded.py")
-    if is_gated_by_bits(numerics, tree, task, new):
-        files["exact.py"] = _template("exact.py")
-    files[LAYOUTS] = _told(layouts_text(), new)  # kept only where `kda_block` imports it
-    init = "__init__.py"
-    files[init] = _init(task, tree, functions, new, replayed=False, numerics=numerics)
-    whole, files = files, prune(files, [init])
-    replayed = tree.has_levels(task) and not INVISIBLE & set(files)
-    if not (replayed or new):  # nobody records the launches, so `Op.call` with its memory per signature costs least
-        files = prune({**whole, "wrap_kernels.py": _template("wrap_kernels_eager.py")}, [init])
-    files = without_unused_tables(files)
+    place, init = support.place(tree, task), "__init__.py"
+    files = {f"{place}/{KERNEL}/{name}": _leaner(name, text, place, new, exact) for name, text in exported.items()}
+    files[f"{place}/{LAYOUTS}"] = _told(layouts_text(), new)  # kept only where `kda_block` imports it
+    for replayed in (tree.has_levels(task), False):
+        files[f"{place}/{init}"] = _init(task, tree, functions, new, replayed, numerics)
+        cut = prune({**files, **support.whole()}, [f"{place}/{init}"])
+        if not INVISIBLE & set(cut):
+            break
+    files = without_unused_tables({name.removeprefix(f"{place}/"): cut[name] for name in files if name in cut})
     files[f"{KERNEL}/{init}"] += f"\n__all__ = {sorted(names)}\n"
-    files |= {name: LICENSE + text for name, text in files.items() if name.endswith(".py")}
-    files[init] = _init(task, tree, functions, new, replayed, numerics)
+    files |= {name: LICENSE + text for name, text in files.items() if name.endswith(".py") and name != init}
     files = formatted(files)
     package = tree.package(task).replace("/", ".")
-    files["README.md"] = port_readme(task, package, names, _about(task, tree, names, new, numerics), exact)
+    shared = f"{package.removesuffix(place.replace('/', '.'))}{SUPPORT}"
+    files["README.md"] = port_readme(task, package, shared, names, _about(task, tree, names, new, numerics), exact)
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return {**files, "provenance.json": origin_json(task, hashes)}
 
@@ -206,12 +197,18 @@ def package_files(
 def _told(text: str, new: bool) -> str:
     """A file of the export whose comments name what a port has: no `why_not`, for old functions no plain path."""
     end = r"take\1a plain PyTorch path\2" if new else r"are\1left to SGLang's own code\2"
-    text = PLAIN.sub(end, text).replace("so does a call", "so does a call" if new else "so is a call")
-    return MYPY.sub("", text).replace("`kda_runtime", f"`{VENDORED}")
+    text = PLAIN.sub(end, text)
+    if not new:
+        text = text.replace("so does a call", "so is a call").replace(", and the path for the rest", "")
+    return MYPY.sub("", text).replace("`kda_runtime", f"`{SUPPORT}")
 
 
-def _template(name: str) -> str:
-    return (Path(str(tree_files.__file__)).parent / name).read_text(encoding="utf-8")
+def _leaner(name: str, text: str, place: str, new: bool, exact: bool) -> str:
+    """A file of the export with the shared package in the runtime's place, and ops without what the port needs not."""
+    if not name.endswith(".py"):
+        return text
+    text = relative(_told(declared(text, plain=new, exact=exact), new), f"{place}/{KERNEL}/{name}".count("/"), SUPPORT)
+    return text.replace(f"{SUPPORT}.op import", f"{SUPPORT}.op_with_plain import") if new else text
 
 
 def dispatched(task: Task, exact: bool = False) -> list[Callable[..., Any]]:
@@ -252,6 +249,7 @@ def _exported(functions: list[Callable[..., Any]], new: bool) -> list[str]:
 
 def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool, replayed: bool, numerics: str) -> str:
     facade, exact = tree.has_levels(task), is_gated_by_bits(numerics, tree, task, new)
+    shared = f"{'.' * (support.place(tree, task).count('/') + 2)}{SUPPORT}"
     parts = (ABOUT, _numerics(task, tree, new, numerics))
     text = HEAD.format(
         task=task.folder,
@@ -272,11 +270,12 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
         if exact:
             names = [one.__name__ for one in functions]
             hosts = "".join(f'    "{op}": "{module}",\n' for op, module in _hosts(task, tree, names).items())
-            text += f"from .exact import checked, own\n\n_HOSTS = {{\n{hosts}}}\n"
+            text += f"from {shared}.exact import checked, own\n\n_HOSTS = {{\n{hosts}}}\n"
     elif not new:
         text = text.replace("from typing import Any\n", "from functools import cache\nfrom typing import Any\n", 1)
     wrapper = "whole" if new else "kernels_only"
-    load = ["from . import kernel", f"from .wrap_kernels import {wrapper}"]
+    # Where nobody records the launches, `Op.call` with its memory per signature costs least.
+    load = [f"from {shared}.{'recorded' if replayed or new else 'eager'} import {wrapper}", "from . import kernel"]
     wrapped = f"{wrapper}(getattr(kernel, name))"
     if replayed:
         load.insert(0, "from sglang.kernels.ops.diffusion.common.fast_launch import replay_launches\n")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
+from kda_tools.port import insertions, support
 from kda_tools.port.block_files import BLOCK, lines
 from kda_tools.port.dispatch_edit import dispatch, into_models, lacking
 from kda_tools.port.facade_edit import edit_facade
@@ -87,8 +88,9 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     base = tree.repository
     prefix = tree.prefix
     patch = Patch(base)
-    for name, text in package_files(task, tree, list(functions.values()), new, exact).items():
-        patch.created[f"{prefix}{place}/{name}"] = text
+    files = package_files(task, tree, list(functions.values()), new, exact)
+    patch.created |= {f"{prefix}{place}/{name}": text for name, text in files.items()}
+    patch.shared |= {f"{prefix}{path}": text for path, text in support.shared(tree, task, files).items()}
     strangers = []
     absent: dict[str, frozenset[str]] = {}
     pins = locked(task, tree.layout)
@@ -117,3 +119,14 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     proof = {tree.test(task): test, tree.benchmark(task): benchmark}
     patch.created |= formatted({path.relative_to(base).as_posix(): text for path, text in proof.items()})
     return Port(task, tree, patch, modules, new, tuple(strangers), exact, absent)
+
+
+def undo(task: Task, tree: Tree) -> list[str]:
+    """Remove a task's port from the tree; returns the paths that it touched.
+
+    Raises:
+        UsageError: nothing to undo, or a file was changed since the port; then no file is written.
+    """
+    return insertions.undo(
+        tree.repository, task.op, lambda: {tree.prefix + path: text for path, text in support.left(tree, task).items()}
+    )

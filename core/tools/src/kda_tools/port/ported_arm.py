@@ -42,8 +42,8 @@ def write_arm(port: Port, folder: Path) -> Path:
             raise UsageError(
                 f"{port.tree.root / path}: expected the file that {port.task.op}'s module imports, got none"
             )
-    for path, text in port.patch.created.items():
-        if path.startswith((package, f"{prefix}sglang/kernels/ops/diffusion/sites/")):
+    for path, text in {**port.patch.created, **port.patch.shared}.items():
+        if path in port.patch.shared or path.startswith((package, f"{prefix}sglang/kernels/ops/diffusion/sites/")):
             files[path.removeprefix(prefix)] = text.encode()
     gated = port.tree.has_levels(port.task) and not port.new
     site = f"sglang.kernels.ops.diffusion.sites.kda_{port.task.op}_site"

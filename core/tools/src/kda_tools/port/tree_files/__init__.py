@@ -1,4 +1,4 @@
-"""Files that a port copies unchanged; in the tree either of the `wrap_kernels_*.py` is called `wrap_kernels.py`."""
+"""Files that only ports have: parts of the package that they share, and the arm of a ported tree."""
 
 LEFT = "left to SGLang's own code"
 """Error text of a port's arm on a CPU, for a call that its kernels do not take."""

@@ -60,8 +60,8 @@ def readme(task: Task, name: str, launcher: str, call: str, exact: bool = False)
     return "\n".join(parts)
 
 
-def port_readme(task: Task, package: str, ops: Sequence[str], about: Sequence[str], exact: bool) -> str:
-    """The README of a port: the package `package` in a tree, with the functions `ops`.
+def port_readme(task: Task, package: str, shared: str, ops: Sequence[str], about: Sequence[str], exact: bool) -> str:
+    """The README of a port: the package `package` in a tree, with the functions `ops`; `shared` is that of all ports.
 
     `about`: paragraphs on who calls it, when, and what its numerics are.
     """
@@ -69,7 +69,7 @@ def port_readme(task: Task, package: str, ops: Sequence[str], about: Sequence[st
     parts = [
         f"# {package}\n\n{task.config.task.title}.\n",
         f"From the task {task.folder} of KDA-Pilot, by `kda port`; Apache-2.0. {PROVENANCE}\n",
-        f"`kernel/{VENDORED}/` holds the little that the kernels share.\n",
+        f"`{shared}` holds what the kernels share.\n",
         *(f"{one}\n" for one in about),
         *([_bits(task, ops)] if exact else []),
         "## What it computes\n",

@@ -113,10 +113,10 @@ def _measured(line: Line) -> str:
     return line.reason if line.reason.startswith(UNMEASURED) else f"{line.device}, {line.date}"
 
 
-def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] | None = None) -> dict[str, str]:
+def collect(task: Task, runtime: bool, exact: bool = False) -> dict[str, str]:
     """Path -> text of the solution's modules and tables, and of the runtime's unless `runtime` stays a dependency.
 
-    `exact`: with upstream's bits for the ops that can give them; `only` restricts these ops.
+    `exact`: with upstream's bits for the ops that can give them.
 
     Raises:
         UsageError: no op can give upstream's bits.
@@ -128,21 +128,27 @@ def collect(task: Task, runtime: bool, exact: bool = False, only: Sequence[str] 
         if path.is_file() and path.suffix != ".pyc" and "__pycache__" not in name.parts:
             text = path.read_text(encoding="utf-8")
             depth = len(name.parts) - 1
-            files[name.as_posix()] = text if runtime or path.suffix != ".py" else _relative(text, depth, VENDORED)
-    if exact and (names := switched(task, exact_ops(task) if only is None else only)):
+            files[name.as_posix()] = text if runtime or path.suffix != ".py" else relative(text, depth, VENDORED)
+    if exact and (names := switched(task, exact_ops(task))):
         files["__init__.py"] += EXACT.format(names=", ".join(names))
     if not runtime:
-        (folder,) = map(Path, find_spec(RUNTIME).submodule_search_locations)  # type: ignore[union-attr,arg-type]
-        for part in sorted({"__init__.py", *library(solution)} - LEFT_OUT):
-            text = (folder / part).read_text(encoding="utf-8")
-            files[f"{VENDORED}/{part}"] = _relative(text, len(Path(part).parts) - 1, "")
+        needed = {"__init__.py", *library(solution)}
+        files |= {f"{VENDORED}/{part}": text for part, text in runtime_files().items() if part in needed}
     return files
 
 
-def _relative(text: str, depth: int, inside: str) -> str:
+def runtime_files() -> dict[str, str]:
+    """Path -> text of the runtime's modules, with relative imports, without the C launcher."""
+    (folder,) = map(Path, find_spec(RUNTIME).submodule_search_locations)  # type: ignore[union-attr,arg-type]
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    parts = {part: path.read_text(encoding="utf-8") for part, path in files.items() if part not in LEFT_OUT}
+    return {part: relative(text, part.count("/"), "") for part, text in parts.items()}
+
+
+def relative(text: str, depth: int, inside: str) -> str:
     """The text of a module `depth` folders deep, with its imports of the runtime made relative.
 
-    `inside` is the export's folder with the runtime; it is empty for the runtime's own modules.
+    `inside` is the folder with the runtime, from the one that `depth` counts from; empty for the runtime's own modules.
     """
     lines = text.splitlines(keepends=True)
     for node in sorted(ast.walk(ast.parse(text)), key=lambda node: -getattr(node, "lineno", 0)):

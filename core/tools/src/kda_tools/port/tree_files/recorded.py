@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .launch import MISS
+
 
 def kernels_only(public: Any) -> Callable[..., Any]:
     """A function of `public`'s arguments: its result (in place the tensor written), or None for a call that is left."""
-    from .kernel._kda.launch import MISS
-
     op = public.kda_op
 
     def run(*args: Any, **kwargs: Any) -> Any:

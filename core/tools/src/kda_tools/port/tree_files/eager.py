@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .kernel._kda.op import Op
+from .op import Op
 
 
 class NotTakenError(Exception):
     """The kernels do not take a call; nothing has been written."""
 
 
-Op.refusal = NotTakenError  # this package's own copy of the class: of all ops that its functions end in
+Op.refusal = NotTakenError  # of all ops that such a function may end in
 
 
 def kernels_only(public: Any) -> Callable[..., Any]:
