@@ -94,7 +94,7 @@ def op_modules(text: str) -> tuple[str, str]:
                     spans.append((_above(lines, one.lineno - 1), int(one.end_lineno or 0)))
                     if name == "__post_init__" and _asked(one) & TRACED:
                         registered += "".join(lines[slice(*spans[-1])])
-    if absent := [*sorted((TRACED | SWITCH) - found), *(words for words in WORDS if words not in text)]:
+    if absent := [*sorted((TRACED | SWITCH) - found), *(words for words in (EVERY, *WORDS) if words not in text)]:
         raise UsageError(f"kda_runtime/op.py: expected a class {CLASS} with what a port leaves out, lacks: {absent[0]}")
     for begin, end in sorted(spans, reverse=True):
         del lines[begin:end]
