@@ -34,7 +34,8 @@ HOW_TO_READ = """How to read these tables:
 
 - GPU times by operation come from profiles of single steps, launched one kernel after the other. In a CUDA graph a
   kernel may begin while the one before it ends, so a step can save more than the profiles say. Such a kernel's own time
-  holds what it waits for, so in a profile it may look slower than upstream's.
+  holds what it waits for. So a kernel of either arm may look many times slower than it is, and all kernels together may
+  take longer than the step.
 - With random weights a single rounding can send a token to other experts. So compare how far our probabilities are from
   upstream's with how far those of PyTorch's own norms, activations and rope are.
 """
