@@ -1,4 +1,4 @@
-"""Print two runs side by side on the terminal: which rows moved, by how much, and what else differs."""
+"""Print two runs side by side on the terminal: which rows changed, by how much, and what else differs."""
 
 from collections.abc import Sequence
 
