@@ -51,33 +51,30 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     best = fastest_of(runs, records, folder)
     old = {id(record) for record in runs if stale(record, folder) or _lacks(record, runs)}
     runs = [record for record in runs if _replaced(record) or id(record) not in old]
+    newest = max((record.release for record in runs), key=numbers)
+    runs.sort(key=lambda one: (not _replaced(one), id(one) in old, one.release != newest, one.model))
     lines = [
         line(
-            f"[{record.model}]({DOCS}/{page_of(record.model)})" + STALE * (id(record) in old),
+            f"[{record.model}]({DOCS}/{page_of(record.model)})"
+            + (record.release != newest) * f" ({record.release})"
+            + STALE * (id(record) in old),
             gpu_of(record.machine),
-            *_fastest(best[id(record)] if _replaced(record) else None),
-            _eager(record),
             layers_of(record.layers, record.layers_of_model),
-            str(_replaced(record)),
-            record.release,
+            *_fastest(best[id(record)] if _replaced(record) else None),
         )
-        for record in sorted(
-            runs,
-            key=lambda one: (not _replaced(one), id(one) in old, _newest(one), one.modes["eager"].too_noisy, one.model),
-        )
+        for record in runs
     ]
-    head = line("model", "GPU", "speedup, fastest", "ms, fastest", "speedup, eager", "layers", "our calls", "sglang")
+    head = line("model", "GPU", "layers", "ms", "speedup")
     footnote = OLD_MEANS * any(STALE in one for one in lines) + NOISY_MEANS * any(NOISY in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * step_hotspots.log(folder).is_file()
-    head += "|---" * 8 + "|\n"
+    head += "|---" * 5 + "|\n"
     shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
     folded = f"<details><summary>More models and GPUs</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
         f"{head}{shown}\n"
-        "Steps of SGLang's own models, with as many layers as named; a VAE's step is a decode. See also "
-        f"[what a step is made of]({PAGE}){more}. "
-        "*Fastest*: each arm in its own fastest mode, eager, as a CUDA graph or under torch.compile. "
-        "*Our calls*: how many calls of a step go to our ops."
+        f"Steps of SGLang {newest}'s own models, with upstream's kernels and with ours, each in its fastest mode "
+        "(eager, CUDA graph or torch.compile). They have as many layers as named; a VAE's step is a decode. See also "
+        f"[every step]({PAGE}){more}."
         f"{footnote}\n{folded}"
     )
 
@@ -90,20 +87,8 @@ def _lacks(record: StepRecord, others: Sequence[StepRecord]) -> bool:
     return not later <= {call.task for call in record.calls}
 
 
-def _newest(record: StepRecord) -> list[int]:
-    """Sorts newer releases first."""
-    return [-number for number in numbers(record.release)]
-
-
 def _replaced(record: StepRecord) -> int:
     return sum(call.count for call in record.calls)
-
-
-def _eager(record: StepRecord) -> str:
-    """The speedup of the eager step."""
-    if not _replaced(record):
-        return NONE
-    return NOISY if record.modes["eager"].too_noisy else interval(record.modes["eager"].speedup)
 
 
 def _ran(record: StepRecord) -> bool:
@@ -111,8 +96,8 @@ def _ran(record: StepRecord) -> bool:
 
 
 def _fastest(best: Fastest | None) -> tuple[str, str]:
-    """Speedup and milliseconds."""
+    """Milliseconds and speedup."""
     if best is None or best.noisy:
         word = NONE if best is None else NOISY
         return word, word
-    return interval(best.speedup), best.ms
+    return best.ms, interval(best.speedup)
