@@ -63,7 +63,8 @@ def _floors(task: Task, records: Sequence[RunRecord]) -> str:
 
 def _history(task: Task, records: Sequence[RunRecord]) -> str:
     first, latest = _releases(task)
-    head = ("run", "GPU", f"device, over {first}", f"device, over {latest}", f"wall, over {first}", "attained")
+    over = (f"device, over {first}", f"device, over {latest}", f"wall, over {first}")
+    head = ("run", "GPU", "solution", *over, "attained")
     lines = []
     for record in reversed(whole_runs(task, records)):
         if record.headline is None:
@@ -73,5 +74,6 @@ def _history(task: Task, records: Sequence[RunRecord]) -> str:
             for basis, arm in ((Basis.DEVICE, BASELINE), (Basis.DEVICE, LATEST), (Basis.WALL, BASELINE))
         ]
         shown = map(interval, (*means, record.headline.attained))
-        lines.append((f"`{record.run_id}`", gpu_of(record.machine), *shown))
+        solution = record.provenance.hashes["solution"][:6]
+        lines.append((f"`{record.run_id}`", gpu_of(record.machine), f"`{solution}`", *shown))
     return table_md(head, lines)
