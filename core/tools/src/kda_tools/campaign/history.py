@@ -33,7 +33,7 @@ def tried(task: Task, row: str) -> list[tuple[str, str]]:
 
 
 def claims(state: State) -> list[str]:
-    """A line for each claimed iteration of the campaign: what was tried, and how it is said to have ended."""
+    """One line for each iteration that an agent only claims: what it tried, and how it says that this ended."""
     return [
         f"{one.iteration}: {one.hypothesis or one.title}: {one.status}"
         + (f", {one.speedup:g} times as fast as its agent says" if one.speedup is not None else "")

@@ -1,7 +1,8 @@
-"""What of ops a port leaves out: the switch to upstream's bits, and in front of SGLang's functions more.
+"""Cut from `op.py` what a port does not need.
 
-SGLang's own function does the calls that such an op does not take, and is what tracers see. So these ops need neither a
-plain PyTorch path nor a custom op. Both stay in a class of their own, for ops that SGLang has no function of.
+No port has the switch to upstream's bits. An op in front of a function of SGLang also needs no plain PyTorch path and
+no custom op: SGLang's function does the calls that the op does not take, and tracers see that function. An op for which
+SGLang has no function keeps both, in a class of its own.
 """
 
 from __future__ import annotations

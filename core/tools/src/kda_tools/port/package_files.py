@@ -177,7 +177,7 @@ def package_files(
     numerics = tier(task, exact)
     place, init = support.place(tree, task), "__init__.py"
     files = {f"{place}/{KERNEL}/{name}": _leaner(name, text, place, new, exact) for name, text in exported.items()}
-    files[f"{place}/{LAYOUTS}"] = _told(layouts_text(), new)  # kept only where `kda_block` imports it
+    files[f"{place}/{LAYOUTS}"] = _reworded(layouts_text(), new)  # kept only where `kda_block` imports it
     for replayed in (tree.has_levels(task), False):
         files[f"{place}/{init}"] = _init(task, tree, functions, new, replayed, numerics)
         cut = prune({**files, **support.whole()}, [f"{place}/{init}"])
@@ -194,7 +194,7 @@ def package_files(
     return {**files, "provenance.json": origin_json(task, hashes)}
 
 
-def _told(text: str, new: bool) -> str:
+def _reworded(text: str, new: bool) -> str:
     """A file of the export whose comments name what a port has: no `why_not`, for old functions no plain path."""
     end = r"take\1a plain PyTorch path\2" if new else r"are\1left to SGLang's own code\2"
     text = PLAIN.sub(end, text)
@@ -207,7 +207,7 @@ def _leaner(name: str, text: str, place: str, new: bool, exact: bool) -> str:
     """A file of the export with the shared package in the runtime's place, and ops without what the port needs not."""
     if not name.endswith(".py"):
         return text
-    text = relative(_told(declared(text, plain=new, exact=exact), new), f"{place}/{KERNEL}/{name}".count("/"), SUPPORT)
+    text = relative(_reworded(declared(text, plain=new, exact=exact), new), f"{place}/{KERNEL}/{name}".count("/"), SUPPORT)
     return text.replace(f"{SUPPORT}.op import", f"{SUPPORT}.op_with_plain import") if new else text
 
 

@@ -128,5 +128,5 @@ def undo(task: Task, tree: Tree) -> list[str]:
         UsageError: nothing to undo, or a file was changed since the port; then no file is written.
     """
     return insertions.undo(
-        tree.repository, task.op, lambda: {tree.prefix + path: text for path, text in support.left(tree, task).items()}
+        tree.repository, task.op, lambda: {tree.prefix + path: text for path, text in support.files_without(tree, task).items()}
     )

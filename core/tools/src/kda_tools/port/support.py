@@ -58,10 +58,10 @@ def whole() -> Mapping[str, str]:
     files["__init__.py"] = ABOUT
     folder = Path(str(tree_files.__file__)).parent
     files |= {name: (folder / name).read_text(encoding="utf-8") for name in MADE_HERE}
-    return {f"{SUPPORT}/{name}": _told(text) for name, text in files.items()}
+    return {f"{SUPPORT}/{name}": _reworded(text) for name, text in files.items()}
 
 
-def _told(text: str) -> str:
+def _reworded(text: str) -> str:
     for words, instead in WORDS.items():
         text = text.replace(words, instead)
     return MYPY.sub("", text)
@@ -74,19 +74,19 @@ def shared(tree: Tree, task: Task, package: Mapping[str, str]) -> dict[str, str]
         UsageError: the tree has another version of it.
     """
     there, own = _packages(tree), place(tree, task)
-    _demand(tree, _made(there))
-    made = _made(_without(there, own) | {f"{own}/{name}": text for name, text in package.items()})
+    _demand(tree, _support_files(there))
+    made = _support_files(_without(there, own) | {f"{own}/{name}": text for name, text in package.items()})
     return {f"{_parent(tree)}/{name}": text for name, text in made.items()}
 
 
-def left(tree: Tree, task: Task) -> dict[str, str | None]:
+def files_without(tree: Tree, task: Task) -> dict[str, str | None]:
     """Path from the root -> text of the shared package's files without the task's package; None if none is needed.
 
     Raises:
         UsageError: the tree has another version of it.
     """
     there = _packages(tree)
-    before, after = _made(there), _made(_without(there, place(tree, task)))
+    before, after = _support_files(there), _support_files(_without(there, place(tree, task)))
     _demand(tree, before, after)  # `after`: the port broke off before it wrote the file
     return {f"{_parent(tree)}/{name}": after.get(name) for name, text in before.items() if text != after.get(name)}
 
@@ -110,7 +110,7 @@ def _without(packages: Mapping[str, str], own: str) -> dict[str, str]:
     return {name: text for name, text in packages.items() if not name.startswith(f"{own}/")}
 
 
-def _made(packages: Mapping[str, str]) -> Mapping[str, str]:
+def _support_files(packages: Mapping[str, str]) -> Mapping[str, str]:
     """The files of the shared package for these packages' files."""
     return _cut(tuple(sorted((name, text) for name, text in packages.items() if name.endswith(".py"))))
 

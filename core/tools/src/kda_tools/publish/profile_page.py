@@ -64,8 +64,8 @@ HELD = {
     "latency": "waiting, with no unit busy",
 }
 """What each word of the rule means."""
-CONCLUSIONS = """What holds the kernels of each profiled row, by Nsight Compute on one call of each arm. Durations are
-those of ncu, whose passes change what is cached. They explain results and are none themselves. All numbers are in
+CONCLUSIONS = """What slows the kernels of each profiled row, as Nsight Compute (ncu) sees it on one call of each
+arm. ncu repeats a kernel, which changes what is cached, so its durations are no benchmark results. All numbers are in
 [profile.jsonl](profile.jsonl) and, as tables, on this page of the site (`kda site`).
 """
 

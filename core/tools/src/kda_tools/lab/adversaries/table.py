@@ -17,7 +17,7 @@ LARGE, TAIL, INPLACE_LARGE = "large-4096x8192", "tail-67x16", "inplace-large-409
 PASSES = {"cpu": (Verdict.CORRECT,), "cuda": (Verdict.FASTER, Verdict.NOT_FASTER)}
 """Verdicts with which the row of an honest arm ends."""
 NOISY = "noisy"
-"""Name of the ending in which the row ends as an honest one's, but the run cannot be published."""
+"""Name of the ending in which the row passes like an honest arm's, but the run is noisy and cannot be published."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Ending:
     noisy: bool = False
     """Whether the whole run, not the row, is marked, so that it cannot be published."""
     missed: str = ""
-    """What the adversary gains although its row ends as an honest one's; empty if it gains nothing."""
+    """What the adversary gains although its row passes like an honest arm's; empty if it gains nothing."""
 
     @property
     def caught(self) -> bool:
@@ -97,7 +97,7 @@ def caught(
 def harmless(
     name: str, kinds: tuple[Kind, ...] = ("cpu", "cuda"), *, loops: bool = False, opponent: bool = False
 ) -> Adversary:
-    """An adversary without effect: its row rightly ends as an honest one's."""
+    """An adversary without effect: its row passes like an honest arm's, and should."""
     cpu, cuda = (Ending(None) if kind in kinds else None for kind in ("cpu", "cuda"))
     return Adversary(name, cpu, cuda, loops=loops, opponent=opponent)
 

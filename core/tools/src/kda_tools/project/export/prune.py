@@ -96,15 +96,15 @@ class _Pruning:
             len(one.wanted) + len(one.attributes) + len(one.importers) + len(one.kept) for one in self.reached.values()
         )
 
-    def _asked(self, module: _Module) -> set[str]:
+    def _wanted_names(self, module: _Module) -> set[str]:
         return module.wanted.union(*(one.attributes for one in module.importers))
 
     def _look_at(self, module: _Module, part: _Part) -> None:
         if part.imports is not None:
-            names = [one for one in part.imports.names if module.whole or _bound(one) in self._asked(module)]
+            names = [one for one in part.imports.names if module.whole or _bound(one) in self._wanted_names(module)]
             self._follow(module, part.imports, names)
             module.wanted.update({"TYPE_CHECKING"} if names and part.typing else ())
-        elif module.whole or not part.names or part.names & self._asked(module):
+        elif module.whole or not part.names or part.names & self._wanted_names(module):
             self._keep(module, part)
             called = CALLED_BY_OTHERS.union(*(one.attributes for one in self.reached.values()))
             for method in part.methods:
@@ -148,10 +148,10 @@ class _Pruning:
     def _left(self, module: _Module) -> list[str]:
         """The text that stays of a module."""
         lines: list[str | None] = list(module.lines)
-        asked = self._asked(module) | {"annotations"}
+        wanted = self._wanted_names(module) | {"annotations"}
         typed: dict[ast.If, int] = {}
         for part in [*module.parts, *(method for one in module.parts for method in one.methods)]:
-            names = [one for one in part.imports.names if _bound(one) in asked] if part.imports else []
+            names = [one for one in part.imports.names if _bound(one) in wanted] if part.imports else []
             if part.typing is not None:
                 typed[part.typing] = typed.get(part.typing, 0) + len(names)
             if part.imports is not None and names and len(names) < len(part.imports.names):
