@@ -21,6 +21,7 @@ from kda_judge.evidence.run_record import (
     LIMIT_ARM,
     ArmRow,
     Basis,
+    Distance,
     Interval,
     Limit,
     MachineWatch,
@@ -47,7 +48,7 @@ from kda_tools.publish.report import (
     slower_rows,
     stale,
 )
-from kda_tools.publish.results_page import results_md
+from kda_tools.publish.results_page import numerics, results_md
 from kda_tools.publish.rows_data import flat_rows, rows_csv, rows_json
 from kda_tools.publish.tables import bounds_md, overview_md, replace_block, target_words
 
@@ -419,6 +420,36 @@ def test_a_moved_pin_is_named(task: Task, record: RunRecord) -> None:
 # ---- the pages --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("distances", "said"),
+    [
+        ([(1.0, 1.0, 0)], "all elements have equal bits"),
+        ([(0.5, 1.0, 1), (1.0, 1.0, 0)], "75.00% of the elements have equal bits (50.00% in the worst row), all are "),
+        (
+            [(0.99999, 0.999999, 3)],
+            "99.99% of the elements have equal bits (99.99% in the worst row), at least 99.99% ",
+        ),
+        ([(0.7, 0.9065, 128)], "at least 90.65% are within 1 ulp in every row, the furthest is 128 ulp away"),
+        ([(0.7, 0.9065, 129)], "at least 90.65% are within 1 ulp in every row"),
+        ([(0.2, 0.5, 9), (0.0, 0.0, 8386506)], "(none in the worst row), in the worst row none are within 1 ulp"),
+        (
+            [(0.00005, 0.00009, 500)],
+            "almost none of the elements have equal bits (almost none in the worst row), in the ",
+        ),
+    ],
+)
+def test_closeness_is_said_in_words_that_fit_it(
+    record: RunRecord, distances: list[tuple[float, float, int]], said: str
+) -> None:
+    """The shares are rounded down, so that "all" and "none" are exact; a distance that says nothing is left out."""
+    found = tuple(Distance(output="y", equal=equal, near=near, ulps=ulps) for equal, near, ulps in distances)
+    row = record.rows[0]
+    arm = row.arms["baseline"].model_copy(update={"distance": found})
+    words = numerics(record.model_copy(update={"rows": (row.model_copy(update={"arms": {"baseline": arm}}),)}), "exact")
+    assert said in words
+    assert ("ulp away" in words) == ("ulp away" in said or distances[0][2] == 3)
+
+
 def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None:
     dirty = updated(make_record(task, seed=2, utc=LATER), provenance=OTHER_FILES)
     text = results_md(task, [record, dirty])
@@ -432,8 +463,7 @@ def test_results_hold_what_a_reader_needs(task: Task, record: RunRecord) -> None
     assert f"| {wall.estimate:.3f} [{wall.low:.3f}, {wall.high:.3f}] |\n" in text
     assert (
         "- **Numerics**: *lossless*, every output within the tolerance of the float64 oracle; beside baseline (sglang "
-        "1.0) 75.00% of the elements have equal bits (75.00% in the worst row), in every row 100.00% or more are "
-        "within 1 ulp, the furthest is 1 ulp away"
+        "1.0) 75.00% of the elements have equal bits (75.00% in the worst row), all are within 1 ulp"
     ) in text
     assert f"- **Limit**: {interval(headline.attained)} of what the machine's memory allows" in text
     assert "- **Models**: some-model\n" in text

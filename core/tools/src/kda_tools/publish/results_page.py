@@ -1,10 +1,20 @@
 """Make a task's `docs/results.md`: one screen for each GPU, and below it folded details for a careful reader."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import floor
 
 from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence.run_record import PORTABLE_ARM, REPLAYED_ARM, Basis, Metric, RowResult, RunRecord, Verdict
+from kda_judge.evidence.run_record import (
+    PORTABLE_ARM,
+    REPLAYED_ARM,
+    Basis,
+    Distance,
+    Metric,
+    RowResult,
+    RunRecord,
+    Verdict,
+)
 from kda_tools.publish.plots import ATTAINED, FOLDER, HISTORY, SPEEDUP, SUMMARY, Plot, file_name
 from kda_tools.publish.report import (
     COMMAND,
@@ -37,6 +47,10 @@ from kda_tools.publish.tables import bound_groups, folded, geometric_means_md, t
 
 NAMED = 3
 """Most rows named in a line; the folded table has all."""
+FAR = 128
+"""Ulps: the number of values of bfloat16 between a power of two and the next. Larger distances are not stated."""
+LEAST_SHARE = 0.0001
+"""Smaller shares would read 0.00%."""
 UNMEASURED = "Compiled ({capability}). The ledger holds no run on this GPU that can be published."
 
 
@@ -122,18 +136,39 @@ def models_of(task: Task, record: RunRecord) -> list[str]:
 
 
 def numerics(record: RunRecord, contract: str) -> str:
-    """What the solution promises of its numerics, and how close its outputs were to those of each other arm."""
+    """What the solution promises of its numerics, and how close its outputs were to those of each other arm.
+
+    A largest distance above `FAR` is left out. In bfloat16 it means a factor of two or another sign, which the tolerance
+    allows only near 0. In float32 it reaches millions near 0, where one value may be subnormal and the other 0. Between
+    integers, such as token ids, it is no rounding. The tolerance, not this distance, says whether such outputs are right.
+    """
     parts = [f"*{contract}*, every output within the tolerance of the float64 oracle"]
     for name in dict.fromkeys(arm for row in record.rows for arm in row.arms):
         found = [one for row in record.rows if name in row.arms for one in row.arms[name].distance]
         if found and name not in (PORTABLE_ARM, REPLAYED_ARM):
-            mean = sum(one.equal for one in found) / len(found)
-            least, near, most = min(o.equal for o in found), min(o.near for o in found), max(o.ulps for o in found)
-            parts.append(
-                f"beside {arm_name(record, name)} {mean:.2%} of the elements have equal bits ({least:.2%} in the worst "
-                f"row), in every row {near:.2%} or more are within 1 ulp, the furthest is {most} ulp away"
-            )
+            parts.append(f"beside {arm_name(record, name)} {_beside(found)}")
     return "; ".join(parts)
+
+
+def _beside(found: Sequence[Distance]) -> str:
+    """How close the outputs of all rows are to one arm's, in words."""
+    mean = sum(one.equal for one in found) / len(found)
+    least, near, most = min(o.equal for o in found), min(o.near for o in found), max(o.ulps for o in found)
+    if least == 1:
+        return "all elements have equal bits"
+    words = f"{_share(mean)} of the elements have equal bits ({_share(least)} in the worst row), "
+    if near == 1:
+        return f"{words}all are within 1 ulp"
+    some = near >= LEAST_SHARE
+    words += f"{'at least' if some else 'in the worst row'} {_share(near)} are within 1 ulp{' in every row' * some}"
+    return words + (f", the furthest is {most} ulp away" if most <= FAR else "")
+
+
+def _share(value: float) -> str:
+    """A share below 1 in words. Percents are rounded down, so that none reads 100%."""
+    if value < LEAST_SHARE:
+        return "almost none" if value else "none"
+    return f"{floor(value * 10_000) / 10_000:.2%}"
 
 
 def _limit(record: RunRecord) -> str:
