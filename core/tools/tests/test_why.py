@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.derive import recompute
+from kda_tools.campaign.history import tried
 from kda_tools.publish import report
-from kda_tools.publish.why import WIDTH, find_row, missing_rows, why
+from kda_tools.publish.read_once import unchanged_files
+from kda_tools.publish.why import LINES, WIDTH, _notes, find_row, missing_rows, why
 
 ROOT = Path(__file__).resolve().parents[3]
-SCREEN = 55
-"""Lines."""
 
 
 @pytest.fixture
@@ -90,8 +91,8 @@ def test_notes_that_do_not_name_the_row_are_shown_by_what_they_say_of_all(task: 
         "# Which\n\nOne path.\n\n## What bounds it\n\nThe host.\n\n"
         "## Tried in vain\n\n- Two warps: slower.\n\n## Else\n\nNo.\n"
     )
-    tried = [line for line in why(task, "small-4x8").splitlines() if "note: " in line]
-    assert tried == ["  note: The host.", "  note: Two warps: slower."]
+    shown = [line for line in why(task, "small-4x8").splitlines() if "note: " in line]
+    assert shown == ["  note: The host.", "  note: Two warps: slower."]
 
 
 def test_a_row_without_an_interval_has_the_ratio_of_medians(tmp_path: Path) -> None:
@@ -122,12 +123,62 @@ def test_rows_that_miss_come_with_the_largest_gap_first(task: Task) -> None:
 
 
 @every_task
-def test_it_fits_a_screen(task: Task) -> None:
-    """The row with the longest call of every task: each screen reads all of the task's records."""
-    row = max(task.workloads, key=lambda row: len(str(row.inputs)))
-    longest = why(task, row.id).splitlines()
-    assert len(longest) <= SCREEN, "\n".join(longest)
-    assert max(map(len, longest)) <= WIDTH
+def test_every_row_fits_a_screen(task: Task) -> None:
+    with unchanged_files():
+        for row in task.workloads:
+            lines = why(task, row.id, tried(task, row.id)).splitlines()
+            assert len(lines) <= LINES, row.id
+            assert max(map(len, lines)) <= WIDTH, row.id
+
+
+def test_what_does_not_fit_is_left_out_whole_and_named(task: Task) -> None:
+    points = [f"Change {at}: {'slower on every row, ' * 8}and dropped." for at in range(30)]
+    notes = "".join(f"- {one}\n" for one in points)
+    (task.path / "docs" / "dispatch.md").write_text(f"# Which\n\n## Tried in vain\n\n{notes}")
+    campaigns = [(f"idea {at}", "revert: no gain") for at in range(3)]
+    lines = why(task, "small-4x8", campaigns).splitlines()
+    assert len(lines) <= LINES
+    said = " ".join(" ".join(lines).split())
+    assert all(f"idea {at}: revert: no gain" in said for at in range(3))
+    shown = [one for one in points if f"note: {one}" in said]
+    assert 0 < len(shown) == said.count("note: Change")
+    assert f"not shown: {30 - len(shown)} in docs/dispatch.md, 'Tried in vain'" in said
+    many = why(task, "small-4x8", campaigns * 20)
+    assert len(many.splitlines()) <= LINES
+    assert "in docs/iterations.md; 30 in docs/dispatch.md, 'Tried in vain'" in " ".join(many.split())
+    assert "no record shows:" in many
+
+
+def test_notes_on_other_ops_of_the_task_are_not_shown() -> None:
+    task = find_task("moe_routing")
+    for begin, others in (("topk-", ("alignment", "the sum for")), ("align-", ("top-k", "the sum for"))):
+        row = next(row for row in task.workloads if row.id.startswith(begin))
+        notes = [one for one, _ in _notes(task, row)]
+        assert notes
+        assert not any(other in one.lower() for one in notes for other in others if "and the top-k" not in one)
+
+
+def test_a_word_of_an_id_that_is_no_size_names_no_row(task: Task) -> None:
+
+    notes = task.path / "docs" / "dispatch.md"
+    notes.write_text("# Which\n\n## Else\n\nLogits of float32 take longer. Rows of 1 x 77 take 3 us.\n")
+    row = task.workloads[0].model_copy(update={"id": "model-1x77-float32"})
+    assert _notes(task, row) == [("note: Rows of 1 x 77 take 3 us.", "docs/dispatch.md, 'Else'")]
+
+
+def test_a_published_run_on_another_gpu_is_named_with_its_times() -> None:
+    task = find_task("qknorm_rope")
+    runs = report.published_runs(task)
+    assert len(runs) > 1
+    row = task.workloads[0].id
+    said = " ".join(why(task, row).split())
+    newest = max(runs.values(), key=report.by_age)
+    for record in runs.values():
+        us = next(one.arms["solution"].summary[report.Metric.DEVICE].median for one in record.rows if one.id == row)
+        named = re.search(
+            rf"also published on {report.gpu_of(record.machine)}(, STALE)?: device solution {us:.2f} us", said
+        )
+        assert (named is None) == (record is newest)
 
 
 def test_a_profile_is_quoted_with_its_state() -> None:

@@ -207,7 +207,8 @@ def _leaner(name: str, text: str, place: str, new: bool, exact: bool) -> str:
     """A file of the export with the shared package in the runtime's place, and ops without what the port needs not."""
     if not name.endswith(".py"):
         return text
-    text = relative(_reworded(declared(text, plain=new, exact=exact), new), f"{place}/{KERNEL}/{name}".count("/"), SUPPORT)
+    text = _reworded(declared(text, plain=new, exact=exact), new)
+    text = relative(text, f"{place}/{KERNEL}/{name}".count("/"), SUPPORT)
     return text.replace(f"{SUPPORT}.op import", f"{SUPPORT}.op_with_plain import") if new else text
 
 

@@ -127,6 +127,8 @@ def undo(task: Task, tree: Tree) -> list[str]:
     Raises:
         UsageError: nothing to undo, or a file was changed since the port; then no file is written.
     """
-    return insertions.undo(
-        tree.repository, task.op, lambda: {tree.prefix + path: text for path, text in support.files_without(tree, task).items()}
-    )
+
+    def shared() -> dict[str, str | None]:
+        return {tree.prefix + path: text for path, text in support.files_without(tree, task).items()}
+
+    return insertions.undo(tree.repository, task.op, shared)

@@ -27,21 +27,21 @@ def unchanged_files() -> Iterator[None]:
         _known.reset(token)
 
 
-def once_per_task(compute: Callable[Concatenate[Task, Further], Answer]) -> Callable[Concatenate[Task, Further], Answer]:
+def once_per_task(make: Callable[Concatenate[Task, Further], Answer]) -> Callable[Concatenate[Task, Further], Answer]:
     """Decorator for a function of a task's files, and of further objects; callers must not change its answer.
 
     Further arguments are the same if they are the same objects, and must not change inside the block.
     """
 
-    @wraps(compute)
+    @wraps(make)
     def cached(task: Task, /, *args: Further.args, **kwargs: Further.kwargs) -> Answer:
         known = _known.get()
         if known is None:
-            return compute(task, *args, **kwargs)
+            return make(task, *args, **kwargs)
         more = (*args, *kwargs.values())
-        key = (f"{compute.__module__}.{compute.__qualname__}", task.path, *map(id, more), *kwargs)
+        key = (f"{make.__module__}.{make.__qualname__}", task.path, *map(id, more), *kwargs)
         if key not in known:
-            known[key] = (compute(task, *args, **kwargs), more)  # `more` stays alive, so that its ids stay its own
+            known[key] = (make(task, *args, **kwargs), more)  # `more` stays alive, so that its ids stay its own
         return known[key][0]  # type: ignore[return-value]  # of the same function and arguments
 
     return cached

@@ -138,9 +138,9 @@ def models_of(task: Task, record: RunRecord) -> list[str]:
 def numerics(record: RunRecord, contract: str) -> str:
     """What the solution promises of its numerics, and how close its outputs were to those of each other arm.
 
-    A largest distance above `FAR` is left out. In bfloat16 it means a factor of two or another sign, which the tolerance
-    allows only near 0. In float32 it reaches millions near 0, where one value may be subnormal and the other 0. Between
-    integers, such as token ids, it is no rounding. The tolerance, not this distance, says whether such outputs are right.
+    A largest distance above `FAR` is left out. In bfloat16 it means a factor of two or another sign, which the
+    tolerance allows only near 0. In float32 it reaches millions near 0, where one value may be subnormal and the other
+    0. Between integers, such as token ids, it is no rounding. The tolerance says whether such outputs are right.
     """
     parts = [f"*{contract}*, every output within the tolerance of the float64 oracle"]
     for name in dict.fromkeys(arm for row in record.rows for arm in row.arms):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.near_names import nearest
@@ -18,14 +19,18 @@ from kda_tools.lab.profile.profile_record import log as profiles
 from kda_tools.lab.tune.sweep_record import RowTimes, SweepRecord, TableTimes
 from kda_tools.publish import report
 from kda_tools.publish.profile_page import bound, mean, top_stalls
+from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.staleness import is_outdated
 from kda_tools.publish.tables import host_bound
 
-WIDTH = 110
-"""Columns of the screen; longer lines are wrapped."""
+WIDTH, LINES = 100, 40
+"""Columns and lines of the screen. Longer lines are wrapped; what does not fit is counted, with its page."""
+LEAST = 3
+"""Lines that a section leaves for each less important one: the heading, and where to find what is not shown."""
 LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
-LONGEST_NOTE = 260
-SHOWN_NOTES, SHOWN_CONFIGURATIONS, SHOWN_PARTS = 4, 3, 3
+SIZES = re.compile(r"\d+(?:x\d+)+")
+SHOWN_CONFIGURATIONS, SHOWN_PARTS, SHOWN_ROWS = 3, 3, 3
+NOTES = "docs/dispatch.md"
 TIMED = (("device", Metric.DEVICE), ("cold", Metric.COLD), ("wall", Metric.WALL))
 ABOUT_ALL = ("What bounds it", "Tried in vain")
 """Headings of `docs/dispatch.md` whose text concerns all rows."""
@@ -36,6 +41,8 @@ LACKS = (
 )
 Tried = Sequence[tuple[str, str]]
 """Iterations of campaigns that concern the row: pairs of change and outcome."""
+Entry = tuple[str, str]
+"""What a section says, never shown in part, and the page that has it; without words it is counted only."""
 
 
 def find_row(task: Task, row: str) -> Workload:
@@ -47,6 +54,7 @@ def find_row(task: Task, row: str) -> Workload:
     return found
 
 
+@unchanged_files()
 def why(task: Task, row: str, tried: Tried = ()) -> str:
     """The text of the screen. `tried` comes from campaigns; everything else is read from the task's own records."""
     frozen = find_row(task, row)
@@ -54,17 +62,44 @@ def why(task: Task, row: str, tried: Tried = ()) -> str:
     models = ", ".join(frozen.models) or "no serving model"
     head = [
         f"{task.op} {row}",
-        f"  {frozen.op}({shapes}); {models}{'' if frozen.production else '; not of production'}",
+        *_wrapped(f"  {frozen.op}({shapes}); {models}{'' if frozen.production else '; not of production'}"),
     ]
     record, result = _latest(task, row)
-    sections = [
-        ("times", _times(task, record, result) if record and result else [_unmeasured(task, row)]),
-        ("what holds it", _profile(task, row)),
-        ("tried", [*_sweeps(task, row), *(f"{what}: {end}" for what, end in tried), *_notes(task, row)]),
-        ("no record shows", _gaps(task, row, record, result, bool(tried))),
+    times = [*_times(task, record, result)] if record and result else [_unmeasured(task, row)]
+    attempts = [
+        *((line, "docs/tuning.md") for line in _sweeps(task, row)),
+        *((f"{what}: {end}", "docs/iterations.md") for what, end in tried),
+        *_notes(task, frozen),
     ]
-    lines = [*head, *(line for name, found in sections for line in (f"{name}:", *(f"  {one}" for one in found)))]
-    return "\n".join(map(_wrapped, lines))
+    by_importance: dict[str, list[Entry]] = {
+        "times": [(line, "docs/results.md") for line in times],
+        "what holds it": [(line, "docs/profile.md") for line in _profile(task, row)],
+        "no record shows": [(line, "docs/results.md") for line in _gaps(task, row, record, result, bool(tried))],
+        "tried": attempts,
+    }
+    room, shown, later = LINES - len(head), dict[str, list[str]](), len(by_importance)
+    for name, entries in by_importance.items():
+        later -= 1
+        shown[name] = [f"{name}:", *_fitted(entries, room - 1 - LEAST * later)]
+        room -= len(shown[name])
+    return "\n".join([*head, *shown["times"], *shown["what holds it"], *shown["tried"], *shown["no record shows"]])
+
+
+def _fitted(entries: Sequence[Entry], room: int) -> list[str]:
+    """The lines of the entries that fit whole, the first ones first, and a count of the others by their page."""
+    more: list[str] = []
+    while True:
+        lines, left = list[str](), Counter[str]()
+        for text, page in entries:
+            own = _wrapped(f"  {text}")
+            if text and len(lines) + len(own) + len(more) <= room:
+                lines += own
+            else:
+                left[page] += 1
+        named = _wrapped(f"  not shown: {'; '.join(f'{count} in {page}' for page, count in left.items())}")
+        if not left or len(named) <= len(more):
+            return [*lines, *named * bool(left)]
+        more = named
 
 
 def missing_rows(task: Task) -> list[str]:
@@ -100,6 +135,7 @@ def _times(task: Task, record: RunRecord, row: RowResult) -> Iterator[str]:
     more = f"; and {len(parts) - SHOWN_PARTS} more" if len(parts) > SHOWN_PARTS else ""
     stale = f"; STALE: {'; '.join(parts[:SHOWN_PARTS])}{more}" if parts else ""
     yield f"run {record.run_id}, {gpu}, {record.utc[:10]}{stale}"
+    yield from _elsewhere(task, record, row.id)
     subject, limit = record.settings.subject, row.limit
     for name in (*record.settings.against, subject, "portable"):
         parts = [
@@ -134,6 +170,21 @@ def _times(task: Task, record: RunRecord, row: RowResult) -> Iterator[str]:
             yield f"speedup, {report.WORDS[basis]}: {'; '.join(speedups)}"
 
 
+def _elsewhere(task: Task, shown: RunRecord, row: str) -> Iterator[str]:
+    """For each published run on another GPU, in one line: its device times of the row."""
+    for target, record in report.published_runs(task).items():
+        if target == report.target_of(task, shown):
+            continue
+        for result in (one for one in record.rows if one.id == row):
+            times = [
+                f"{arm} {report.microseconds(us)} us"
+                for arm in (record.settings.subject, *record.settings.against)
+                if (us := report.median(result, arm, Metric.DEVICE)) is not None
+            ]
+            old = ", STALE" if report.stale(task, record) else ""
+            yield f"also published on {report.gpu_of(record.machine)}{old}: device {', '.join(times)}"
+
+
 def _gap(record: RunRecord, row: RowResult) -> float | None:
     device = report.median(row, record.settings.subject, Metric.DEVICE)
     return device - row.limit.device_us if device is not None and row.limit is not None else None
@@ -158,8 +209,12 @@ def _profile(task: Task, row: str) -> list[str]:
     records = record_log.read(profiles(task), ProfileRecord)
     of_row = [record for record in records if record.row == row]
     if not of_row:
-        others = ", ".join(dict.fromkeys(record.row for record in records)) or "none"
-        return [f"unknown: this row was never profiled: kda profile {task.op} --row {row}", f"profiled: {others}"]
+        others = list(dict.fromkeys(record.row for record in records))
+        more = f" and {len(others) - SHOWN_ROWS} more" if len(others) > SHOWN_ROWS else ""
+        return [
+            f"unknown: this row was never profiled: kda profile {task.op} --row {row}",
+            f"profiled: {', '.join(others[:SHOWN_ROWS]) or 'none'}{more}",
+        ]
     record = of_row[-1]
     old = "; THE SOLUTION HAS CHANGED SINCE" if is_outdated(task, record.provenance) else ""
     lines = [f"profile {record.run_id}, {record.gpu.name}, ncu {record.ncu}{old}"]
@@ -209,32 +264,52 @@ def _config(candidate: Mapping[str, object], other: Mapping[str, object]) -> str
     return " ".join(f"{key}={value or repr(value)}" for key, value in unlike.items())
 
 
-def _notes(task: Task, row: str) -> list[str]:
-    """Sentences of `docs/dispatch.md` that name the row or its sizes.
+def _notes(task: Task, row: Workload) -> list[Entry]:
+    """Sentences of `docs/dispatch.md` that name the row or its sizes, without those about other ops of the task.
 
     If there are none: what the file says about all rows, namely what bounds the task and what was tried in vain.
     """
-    path = task.path / "docs" / "dispatch.md"
+    path = task.path / NOTES
     text = LINK.sub(r"\1", path.read_text(encoding="utf-8")) if path.is_file() else ""
-    sizes = re.escape(row.rpartition("-")[2]).replace("x", r"\s?x\s?")
-    wanted = re.compile(rf"{re.escape(row)}(?![\w-])|(?<![\w.]){sizes}(?![\w.])")
-    found = [sentence for sentence in _sentences(text) if wanted.search(sentence)]
-    more = [f"... and {len(found) - SHOWN_NOTES} more in docs/dispatch.md"] if len(found) > SHOWN_NOTES else []
-    if found:
-        return [*(f"note: {textwrap.shorten(sentence, LONGEST_NOTE)}" for sentence in found[:SHOWN_NOTES]), *more]
-    blocks = [block for title in ABOUT_ALL for block in _blocks(_section(text, title))]
-    # Tables are left out: they are larger than the screen.
-    return [f"note: {block}" for block in blocks if not block.startswith("|")] or ["docs/dispatch.md does not name it"]
+    names = [rf"{re.escape(row.id)}(?![\w-])"]
+    if sizes := SIZES.findall(row.id):
+        names.append(rf"(?<![\w.]){sizes[-1].replace('x', '[ ]?x[ ]?')}(?![\w.])")
+    wanted = re.compile("|".join(names))
+    named, general = list[Entry](), list[Entry]()
+    for section in f"\n{text}".split("\n## "):
+        title, _, under = section.partition("\n")
+        page, lead = f"{NOTES}, {title.strip()!r}" if title.strip() else NOTES, ""
+        for block in _blocks(under):
+            if block.startswith("|"):  # a line says too little without the head of its table
+                named += [("", page)] if wanted.search(block) else []
+                continue
+            sentences = _of_op(task, row.op, block)
+            named += [(f"note: {one}", page) for one in sentences if wanted.search(one)]
+            if title in ABOUT_ALL and block.endswith(":"):
+                lead = f"{block} "  # stands before a list; its first shown point takes it along
+            elif title in ABOUT_ALL and sentences:
+                general.append((f"note: {lead}{' '.join(sentences)}", page))
+                lead = ""
+    return named or general or [(f"{NOTES} does not name it", NOTES)]
 
 
-def _section(text: str, title: str) -> str:
-    """The text under a second-level heading; empty if there is no such heading."""
-    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def _of_op(task: Task, op: str, block: str) -> list[str]:
+    """The block's sentences without those about other ops, in the words with which the ids of their rows begin.
 
-
-def _sentences(text: str) -> Iterable[str]:
-    for block in _blocks(text):
-        yield from re.split(r"(?<=[.:])\s+(?=[A-Z])", block)
+    `top-k` and `alignment` stand for rows `topk-...` and `align-...`. A sentence without such a word is about what the
+    one before it is about.
+    """
+    begins: dict[str, set[str]] = {}
+    for one in task.workloads:
+        begins.setdefault(one.id.partition("-")[0], set()).add(one.op)
+    kept, about = list[str](), set[str]()
+    for sentence in re.split(r"(?<=\.)\s+(?=[A-Z`])", block):
+        words = re.findall(r"[a-z0-9]+", sentence.lower().replace("-", ""))
+        found = [ops for begin, ops in begins.items() if any(word.startswith(begin) for word in words)]
+        about = set().union(*found) or about
+        if not about or op in about:
+            kept.append(sentence)
+    return kept
 
 
 def _blocks(text: str) -> Iterator[str]:
@@ -260,13 +335,12 @@ def _gaps(task: Task, row: str, record: RunRecord | None, result: RowResult | No
     ]
     yield from dict.fromkeys(untimed)  # sweeps on several kinds of GPU leave out the same ones
     devices = {record.device for record, _, _ in swept}
-    for name in task.config.targets:
-        if not any(name in device.lower() for device in devices):
-            yield f"a sweep of this row on {name}"
+    if absent := [name for name in task.config.targets if not any(name in device.lower() for device in devices)]:
+        yield f"a sweep of this row on {', '.join(absent)}"
     if not in_campaign:
         yield "an iteration of a campaign that is about this row"
 
 
-def _wrapped(line: str) -> str:
+def _wrapped(line: str) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

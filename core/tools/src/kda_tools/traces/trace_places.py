@@ -96,7 +96,7 @@ class Places:
         stack.append(_Open(one.end, min(one.end, earliest), self._within(around, one), one))
 
     def _without_ended(self, stack: list[_Open], now: float) -> list[_Open]:
-        """The stack without the ranges that have ended by `now`; each range gets its place anew from those left around it.
+        """The stack without ranges that ended by `now`; the others are placed anew, within those that are left.
 
         A frame whose return the tracer has missed seems to last longer than the operator that called it, and would
         credit that operator with what is launched after it.
