@@ -50,6 +50,7 @@ from kda_tools.publish.report import (
 )
 from kda_tools.publish.results_page import numerics, results_md
 from kda_tools.publish.rows_data import flat_rows, rows_csv, rows_json
+from kda_tools.publish.site.task_page import compared_runs
 from kda_tools.publish.tables import bounds_md, overview_md, replace_block, target_words
 
 LATER = "2026-11-21T04:30:00Z"
@@ -566,9 +567,9 @@ def test_exact_numerics_are_held_to_what_was_measured(task: Task, record: RunRec
     ]
 
 
-def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> None:
-    """Two halves, of one state, give the rows of the whole; a half alone, or of another state, does not."""
-    halves = [
+def parts_of(record: RunRecord) -> list[RunRecord]:
+    """A run of the same state for each row."""
+    return [
         recompute(
             updated(record, settings={"rows": (row.id,)}).model_copy(
                 update={"rows": (row,), "run_id": f"20261120T0430{number:02}Z-00000{number}", "noise_floor": {}}
@@ -576,6 +577,24 @@ def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> No
         )
         for number, row in enumerate(record.rows)
     ]
+
+
+def test_a_result_joined_from_runs_can_be_compared_as_one(task: Task, record: RunRecord) -> None:
+    halves = parts_of(record)
+    old = make_record(task, seed=7, utc="2026-11-01T00:00:00Z").model_copy(update={"partial": True})
+    joined, *rest = json.loads(compared_runs(task, [old, *halves]))
+    assert joined["name"].endswith(f"{len(ROWS)} rows (published, joined from {len(halves)} runs)")
+    assert (list(joined["rows"]), joined["published"], joined["part"]) == (list(ROWS), True, False)
+    assert [one["id"] for one in rest] == [half.run_id for half in reversed(halves)] + [old.run_id]
+    assert joined["id"] not in {one["id"] for one in rest}
+    assert [one["part"] for one in rest] == [True] * len(halves) + [False]
+    assert [one["published"] for one in rest] == [False] * len(rest)
+    assert [one["published"] for one in json.loads(compared_runs(task, [record]))] == [True]
+
+
+def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> None:
+    """Two halves, of one state, give the rows of the whole; a half alone, or of another state, does not."""
+    halves = parts_of(record)
     assert published(task, halves[:1]) == {}
     (whole,) = published(task, halves).values()
     assert whole.rows == record.rows

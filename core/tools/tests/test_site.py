@@ -320,6 +320,21 @@ def test_the_runs_compared_at_first_share_rows_and_the_address_keeps_a_choice(re
     assert tab.complaints == []
 
 
+def test_the_published_results_of_two_gpus_are_compared_at_first(real: Path, browser: "Browser") -> None:
+    tab = opened(browser, real / "index.html")
+    tool = tab.locator(".kda-compare")
+    found = [(task, list(runs.values())) for task in find_tasks() if len(runs := report.published_runs(task)) > 1]
+    assert any(len(record.parts) > 1 for _, runs in found for record in runs)
+    for task, runs in found:
+        tab.goto((real / task.family / task.folder / "docs" / "results.html").as_uri())
+        names = [tool.get_by_label(f"run {side}").locator("option:checked").inner_text() for side in "AB"]
+        assert all("(published" in name for name in names), names
+        assert {name.split(", ")[1] for name in names} == {report.gpu_of(record.machine) for record in runs}
+        cells = [line.split("\t") for line in tool.locator("tbody tr").all_inner_texts()]
+        assert {row.id for row in runs[0].rows} <= {name for name, *_ in cells}
+        assert report.NONE not in {change for *_, change in cells}, task.folder
+
+
 def test_two_runs_stand_side_by_side(real: Path, browser: "Browser") -> None:
     def whole(task: Task) -> list[RunRecord]:
         runs = sorted(read(task.ledger), key=by_age, reverse=True)

@@ -60,10 +60,16 @@ def _keywords(task: Task) -> str:
 
 
 def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:
-    """The medians of every run as JSON, from which the page's script shows two runs side by side."""
-    shown = report.shown_ids(report.published(task, records))
+    """The medians of every run as JSON, from which the page's script shows two runs side by side.
+
+    A published result that was joined from runs stands before the newest of them, whose id and time it has.
+    """
+    published = report.published(task, records)
+    joined = [record for record in published.values() if len(record.parts) > 1]
+    whole = {record.run_id for record in published.values() if len(record.parts) < 2}
+    parts = {run for record in joined for run in record.parts}
     found = []
-    for record in sorted(records, key=report.by_age, reverse=True):
+    for record in sorted([*joined, *records], key=report.by_age, reverse=True):
         if record.machine.before is None:
             continue
         arms = (record.settings.subject, *record.settings.against)
@@ -76,11 +82,24 @@ def compared_runs(task: Task, records: Sequence[RunRecord]) -> str:
             }
             for row in record.rows
         }
-        state = " (published)" if record.run_id in shown else ""
+        is_joined, state = any(record is one for one in joined), ""
+        code = f"{record.provenance.commit[:7]}, "
+        if is_joined:  # of parts that may have several commits
+            code, state = "", f" (published, joined from {len(record.parts)} runs)"
+        elif record.run_id in whole | parts:
+            state = " (published)" if record.run_id in whole else " (part of a published result)"
         when, gpu = record.utc[:16].replace("T", " "), report.gpu_of(record.machine)
-        count = f"{len(rows)} row{'s'[: len(rows) != 1]}"
-        name = f"{when}, {gpu}, {record.provenance.commit[:7]}, {count}{state}"
-        found.append({"id": record.run_id, "gpu": gpu, "name": name, "rows": rows})
+        name = f"{when}, {gpu}, {code}{len(rows)} row{'s'[: len(rows) != 1]}{state}"
+        found.append(
+            {
+                "id": f"{record.run_id}{'-joined' * is_joined}",
+                "gpu": gpu,
+                "name": name,
+                "published": is_joined or record.run_id in whole,
+                "part": not is_joined and record.run_id in parts,
+                "rows": rows,
+            }
+        )
     return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -169,5 +188,6 @@ def _runs(task: Task, records: Sequence[RunRecord], latest: dict[str, RunRecord]
     every = raw(table("Runs", [*head, "attained"], lines) + pictures)
     return (
         f"## Runs\n\nEvery run in the ledger, the newest first.\n{every}"
-        f"\n### Two runs side by side\n\nMedians of any two runs, of other code or on other GPUs.\n{raw(side_by_side)}"
+        f"\n### Two runs side by side\n\nMedians of any two runs, of other code or on other GPUs. "
+        f"A published result that was joined from runs is one choice.\n{raw(side_by_side)}"
     )

@@ -69,16 +69,21 @@ function sorting(table, number) {
   if (asked === String(number) && column in heads) sort(table, Number(column), way === "down");
 }
 
-// Places of the newest two runs on one kind of GPU with the most rows in common: a run may have a part of the rows.
-function alike(runs) {
+// Places of the published results of two GPUs. If there is one GPU: of the newest two runs on one kind of GPU with the
+// most rows in common, since a run may have a part of the rows. A part of a published result has that result's times.
+function first(runs) {
+  const published = [...runs.keys()].filter((place) => runs[place].published);
+  if (published.length > 1) return published.slice(0, 2);
   let [before, after, most] = [0, 0, 0];
   runs.forEach((b, later) => {
+    if (b.part) return;
     runs.slice(later + 1).forEach((a, place) => {
+      if (a.part) return;
       const both = Object.keys(a.rows).filter((row) => row in b.rows).length * (a.gpu === b.gpu ? 1000 : 1);
       if (both > most) [before, after, most] = [later + 1 + place, later, both];
     });
   });
-  return [before, after];
+  return most ? [before, after] : [published[0] ?? 0, published[0] ?? 0];
 }
 
 function cell(row, text, number) {
@@ -94,7 +99,7 @@ function compare(tool) {
   const clocks = new Set(runs.flatMap((run) => Object.values(run.rows).flatMap(Object.keys)));
   for (const choice of [a, b]) runs.forEach((run) => choice.add(new Option(run.name, run.id)));
   for (const name of clocks) clock.add(new Option(name));
-  [a.selectedIndex, b.selectedIndex] = alike(runs);
+  [a.selectedIndex, b.selectedIndex] = first(runs);
   const fill = () => {
     const [before, after] = [runs[a.selectedIndex].rows, runs[b.selectedIndex].rows];
     const body = tool.querySelector("tbody");
