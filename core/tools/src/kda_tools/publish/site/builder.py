@@ -20,7 +20,7 @@ from kda_tools.publish.plots import missing as missing_matplotlib
 from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.site import overview_pages
 from kda_tools.publish.site.frames import write_row_pages
-from kda_tools.publish.site.html_tables import inlined, raw, wide
+from kda_tools.publish.site.html_tables import inlined, raw, stacked, wide
 from kda_tools.publish.site.row_pages import folder_of, row_pages
 from kda_tools.publish.site.sweep_table import sweep_tables
 from kda_tools.publish.site.task_page import task_page
@@ -239,6 +239,11 @@ def _lazy(app: Any, doctree: Any, _: str) -> None:
                 image[side] = str(round(float(size[side]) * 4 / 3))
 
 
+def _stack(_: Any, __: str, ___: str, context: dict[str, Any], ____: Any) -> None:
+    if "body" in context:
+        context["body"] = stacked(context["body"])
+
+
 def _sphinx(source: Path, html: Path, doctrees: Path) -> None:
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace, patch_docutils
@@ -247,6 +252,7 @@ def _sphinx(source: Path, html: Path, doctrees: Path) -> None:
     with patch_docutils(), docutils_namespace():
         app = Sphinx(source, None, html, doctrees, "html", SETTINGS, status=None, warning=warnings)
         app.connect("doctree-resolved", _lazy)
+        app.connect("html-page-context", _stack)
         app.build()
     if found := re.sub(r"\x1b\[[0-9;]*m", "", warnings.getvalue()).replace(f"{source}/", "").strip():
         raise KdaError(f"kda site: {found}")

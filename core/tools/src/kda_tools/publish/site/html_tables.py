@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ CLOCKS = "*Device* is time on the GPU alone; *wall* is host time with kda-runtim
 """Explains the heads of columns to a reader."""
 BREAKS = "breaks"
 """Mark of a cell whose words may break at any letter: row ids and settings may be longer than a column is wide."""
+HEAD = re.compile(r'<table class="(docutils[^"]*)">(?=\s*<thead>(.*?)</thead>)', re.DOTALL)
+"""The tag of a Markdown table, and its head."""
 WIDE = "kda-wide"
 """Name of the meta tag that makes a page wide. It is in the head, so the layout does not change while loading."""
 
@@ -64,6 +66,27 @@ def table(title: str, head: Iterable[str], lines: Sequence[Line]) -> str:
     )
 
 
+def breaking(text: str) -> str:
+    """HTML of names that are wider than a column: they break behind underscores, and releases before `.post`."""
+    return escape(text).replace("_", "_<wbr>").replace(".post", "<wbr>.post")
+
+
+def labels(head: Iterable[str]) -> str:
+    """CSS properties of a table that label its cells on a phone: a label in each would make large pages far larger."""
+    quoted = (name.replace("\\", "\\\\").replace("'", "\\'") for name in head)
+    return "".join(f"--h{place}:'{name}';" for place, name in enumerate(quoted, 1))
+
+
+def stacked(html: str) -> str:
+    """A page whose Markdown tables become cards on a phone, as `table`'s do; two columns fit there and stay."""
+
+    def with_labels(found: re.Match[str]) -> str:
+        head = [" ".join(unescape(re.sub("<[^>]*>", "", one)).split()) for one in found[2].split("</th>")[:-1]]
+        return f'<table class="{found[1]} kda-stack" style="{escape(labels(head))}">' if len(head) > 2 else found[0]
+
+    return HEAD.sub(with_labels, html)
+
+
 def speedup_cell(value: float | None, found: Interval | None) -> Cell:
     """A cell with a ratio; the pointer shows its interval."""
     return Cell(ratio(value), key=value, hint=f"95% interval {interval(found)}" if found else "", mark=NUMBER)
@@ -89,7 +112,7 @@ def inlined(svg: str, name: str, says: str) -> str:
     svg = re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(?<= id=")', f"{name}-", svg)
     svg = re.sub(r'(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
-    # On a phone the plot scrolls, so that its text stays large enough to read.
+    # It scrolls where it is so narrow that its text could not be read.
     scroll = f'<div tabindex="0" role="region" aria-label="{escape(says)}">{svg}</div>'
     return f'<figure class="kda-figure">{scroll}<figcaption>{says}.</figcaption></figure>'
 
@@ -122,6 +145,7 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     environment.filters |= {"interval": interval, "us": microseconds, "ratio": ratio}
+    environment.filters |= {"breaking": breaking, "labels": labels}
     return environment
 
 
