@@ -23,7 +23,7 @@ from kda_tools.publish.site.overview_pages import step_tables
 from kda_tools.publish.site.row_pages import row_html
 from kda_tools.publish.site.strips import strips
 from kda_tools.publish.site.task_page import task_page
-from kda_tools.publish.tables import all_pins, bounds_md
+from kda_tools.publish.tables import SHOWN_BASES, all_pins, bounds_md
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -289,6 +289,13 @@ def test_filters_leave_the_rows_that_were_asked_for(real: Path, browser: "Browse
     assert tab.complaints == []
 
 
+def test_the_page_of_every_row_has_the_portable_wall(real: Path, browser: "Browser") -> None:
+    runs = [run for task in find_tasks() for run in report.published(task, read(task.ledger)).values()]
+    expected = [ratio(report.row_ratio(run, row, Basis.PORTABLE, report.LATEST)) for run in runs for row in run.rows]
+    assert any(float(text) < 1 for text in expected if text != report.NONE)
+    assert column(opened(browser, real / "rows.html"), "portable speedup over the latest") == expected
+
+
 def test_rows_of_two_gpus_can_be_told_apart(real: Path, browser: "Browser") -> None:
     tab = opened(browser, real / "rows.html")
     both = list(zip(shown_rows(tab), column(tab, "task"), column(tab, "GPU"), strict=True))
@@ -433,7 +440,9 @@ def test_the_numbers_are_the_ledgers(made: tuple[Path, RunRecord], browser: "Bro
     stated = [interval(device), interval(headline.attained)]
     start = opened(browser, site / "index.html")
     assert start.locator("svg.kda-plot").count() == 1
-    assert column(start, "device speedup over sglang 1.0") == [ratio(device.estimate)]
+    for basis in SHOWN_BASES:
+        mean = headline.speedup[basis]["baseline"]
+        assert column(start, f"{basis.value} speedup over sglang 1.0") == [ratio(mean.estimate)]
     followed(start, start.get_by_role("link", name="k99_fake").last)
     cards = " ".join(start.locator(".kda-cards").inner_text().split())
     assert all(number in cards for number in stated)

@@ -27,7 +27,7 @@ from kda_tools.publish.tables import Runs
 
 ROW_HEAD = (
     *("row", "task", "GPU", "verdict", "device speedup over the first release", "device speedup over the latest"),
-    *("wall speedup over the first release", "device us", "limit us", "attained"),
+    *("portable speedup over the latest", "wall speedup over the first release", "device us", "limit us", "attained"),
 )
 RELEASES = (BASELINE, LATEST)
 STEP_LINE = re.compile(r"\| \[([^\]]+)\]\(")
@@ -58,8 +58,7 @@ def headlines(runs: Runs, folder: str) -> str:
     every = [record for _, latest in runs for record in latest.values()]
     pins = tables.shown_pins(every)
     there = [b for b in tables.SHOWN_BASES if any(r.headline and r.headline.speedup.get(b) for r in every)]
-    shown = there[:2]  # there is no room for three; each task's page has all
-    columns = [(pin, basis) for pin in pins for basis in (shown if pin else shown[:1])]
+    columns = [(pin, basis) for pin in pins for basis in (there if pin else there[:1])]  # a task's page has all
     head = ["task", "GPU", "rows", *(f"{basis.value} speedup over {pin or tables.OWN}" for pin, basis in columns)]
     lines = []
     for task, latest in runs:
@@ -165,7 +164,7 @@ def _row_line(
     task: Task, target: str, record: RunRecord, row: RowResult, folder: str, filters: Mapping[str, str] | None = None
 ) -> Line:
     frozen = next((one for one in task.workloads if one.id == row.id), None)
-    shown = [(Basis.DEVICE, arm) for arm in RELEASES] + [(Basis.WALL, BASELINE)]
+    shown = [(Basis.DEVICE, arm) for arm in RELEASES] + [(Basis.PORTABLE, LATEST), (Basis.WALL, BASELINE)]
     cells = [
         Cell(row.id, href=f"{folder}{row_link(target, row.id)}"),
         Cell(task.folder, href=f"{folder}results.html"),
