@@ -38,7 +38,7 @@ Pair = tuple[Generations, Generations]
 
 
 class Test(Strict):
-    """The test of one try: with the samples, its fields are all that decides the outcome."""
+    """One try's test, and all that its outcome follows from beside the samples."""
 
     __test__ = False  # for pytest, which collects classes of this name
     tries: Annotated[int, Field(gt=0)]
