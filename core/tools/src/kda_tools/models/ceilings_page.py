@@ -27,6 +27,10 @@ LEAST_SHARE = 0.002
 INTRODUCTION = """Each line is a profile of upstream's step on a GPU, with random weights and the layers that are named.
 Each model's page ranks its hotspots.
 
+"""
+HOW_TO_READ = """
+## How to read
+
 - **Bound by bytes**: the share of GPU time in all kernels but attention, GEMM, communication and copies from and to the
   host.
 - **At the limit**: how much faster the step is if each of those kernels takes only the time that its bytes need, by the
@@ -92,9 +96,10 @@ def page_md(
     )
     summaries = [_summary(one, ceiling(one, limits, flows), fit_steps.get(one.run_id)) for one in latest]
     parts = [
-        f"{HEADER}\n# What faster kernels could give a model's step\n\n{INTRODUCTION}\n",
+        f"{HEADER}\n# What faster kernels could give a model's step\n\n{INTRODUCTION}",
         table_md(head, summaries),
         *(_source(gpu, limits.get(gpu)) for gpu in sorted({one.gpu for one in latest})),
+        HOW_TO_READ,
     ]
     return "".join(parts)
 

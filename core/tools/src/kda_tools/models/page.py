@@ -22,8 +22,10 @@ from kda_tools.publish.report import gpu_of, interval, table_md
 from kda_tools.publish.staleness import CHANGES, LOST, is_lost
 from kda_tools.publish.write_pages import write_pages
 
-INTRODUCTION = f"""One denoising step of SGLang's own transformers, or one decode of a VAE, from the pinned wheels:
+INTRODUCTION = """One denoising step of SGLang's own transformers, or one decode of a VAE, from the pinned wheels:
 random weights, real widths, and as many layers as named. The tasks' solutions replace functions and statements.
+"""
+HOW_TO_READ = f"""## How to read
 
 - **Attention** is PyTorch's `scaled_dot_product_attention`; a server takes FlashAttention 3. So shares are approximate.
 - **Times** are wall times of a step, both arms interleaved in each of several processes; brackets hold 95% intervals.
@@ -159,7 +161,7 @@ def page_md(
     if any(record.profile for record in chosen):
         parts.append("![Share of a step's GPU time by kind of kernel](plots/shares.svg)\n")
     parts += [not_timed] if not_timed else []
-    return "\n".join(parts)
+    return "\n".join([*parts, HOW_TO_READ])
 
 
 def model_md(
@@ -169,7 +171,7 @@ def model_md(
     hotspots: str,
 ) -> str:
     """A model's page: its fastest times, then every run."""
-    terms = "How to read [the times](steps.md) and [the hotspots](ceilings.md)."
+    terms = "How to read [the times](steps.md#how-to-read) and [the hotspots](ceilings.md#how-to-read)."
     parts = [f"{HEADER}\n# {chosen[0].model}: its step\n\n{terms}\n"]
     lines = [row for one in chosen for row in _fastest(one, best, stale_parts)]
     parts.append(table_md(HEAD, lines) if lines else f"{UNTIMED}\n")
