@@ -63,21 +63,8 @@ def drift_svg(record: StepRecord) -> str:
 def shares_svg(records: Sequence[StepRecord]) -> str:
     """One bar for each run: where upstream's GPU time of a step goes."""
     names = [f"{record.model} {record.release} {gpu_of(record.machine)}" for record in records]
-
-    def draw(axes: Axes) -> None:
-        left = [0.0] * len(records)
-        for part, label, colour in PARTS:
-            widths = [100 * _part(record, part) for record in records]
-            axes.barh(range(len(records)), widths, left=left, color=colour, height=0.6, label=label)
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_xlabel("share of a step's GPU time with upstream's ops, per cent", loc="right")
-        axes.grid(visible=False, axis="y")
-        figures.legend(axes, 3)
-
-    long = max(map(len, names)) * figures.LETTER
-    return figures.figure_svg(draw, max(1, len(names)) * 2 * figures.ROW, long, top=0.65)
+    parts = ((label, colour, [_part(record, part) for record in records]) for part, label, colour in PARTS)
+    return figures.shares_svg(names, parts, "share of a step's GPU time with upstream's ops")
 
 
 def _part(record: StepRecord, part: str) -> float:

@@ -6,7 +6,7 @@ text. Nothing depends on the width of a text, on a user's matplotlibrc, or on th
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,24 @@ def legend(axes: "Axes", columns: int) -> None:
         borderaxespad=0.2,
         handletextpad=0.3,
     )
+
+
+def shares_svg(names: Sequence[str], parts: Iterable[tuple[str, str, Sequence[float]]], xlabel: str) -> str:
+    """A bar for each name, made of `parts`: label, colour, and the part's share (0 to 1) of every bar."""
+
+    def draw(axes: "Axes") -> None:
+        left = [0.0] * len(names)
+        for label, colour, shares in parts:
+            widths = [100 * share for share in shares]
+            axes.barh(range(len(names)), widths, left=left, color=colour, height=0.6, label=label)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_xlabel(f"{xlabel}, per cent", loc="right")
+        axes.grid(visible=False, axis="y")
+        legend(axes, 3)
+
+    return figure_svg(draw, max(1, len(names)) * 2 * ROW, max(map(len, names)) * LETTER, top=0.65)
 
 
 def figure_svg(draw: Callable[["Axes"], None], height: float, left: float, below: float = 0.0, top: float = TOP) -> str:
