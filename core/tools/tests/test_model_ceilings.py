@@ -12,6 +12,7 @@ from kda_judge.evidence import provenance, record_log
 from kda_tools.models import ceilings_page, step_flow, step_hotspots
 from kda_tools.models.known_models import load_models
 from kda_tools.models.step_flow import StepFlow
+from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces.catalogue import Entry, Replaced, Status, Upstream
 from kda_tools.traces.ceiling import Spot, SpotRow, ceiling
 from kda_tools.traces.kernel_classes import KernelClass
@@ -49,19 +50,23 @@ def test_the_ceiling_of_recorded_hotspots_is_that_of_the_trace(tmp_path: Path) -
     assert step_hotspots.ceiling(record, {}) is None
 
 
+def published(folder: Path, check: bool) -> list[str]:
+    return write_pages(ceilings_page.contents(folder)[0], check)
+
+
 def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings_page, "copy_limit", lambda gpu, _tasks: LIMIT if gpu == LIMIT.gpu else None)
-    assert ceilings_page.publish(tmp_path, check=False) == []
+    assert published(tmp_path, check=False) == []
     for changed in ({"layers": 1}, {}, {"noisy": ("busy",), "layers": 3}, {"dirty": True, "layers": 4}):
         record_log.append(step_hotspots.log(tmp_path), recorded(tmp_path, **changed))
-    assert ceilings_page.publish(tmp_path, check=False)
+    assert published(tmp_path, check=False)
     text = (tmp_path / "docs" / "ceilings.md").read_text()
     (summary,) = [line for line in text.splitlines() if line.startswith("| [flux](flux.md) |")]
     made = step_hotspots.ceiling(recorded(tmp_path), {LIMIT.gpu: LIMIT})
     assert made is not None
     assert summary.startswith("| [flux](flux.md) | 0.5.23 | 2 of 57 | NVIDIA H200 | 0.60 | ")
     assert f" {made.gpu_us / made.at_limit_us:.3f}x | - | {made.gpu_us / made.without_us:.3f}x |" in summary
-    assert ceilings_page.publish(tmp_path, check=True) == []
+    assert published(tmp_path, check=True) == []
     flow = StepFlow(
         run_id=provenance.run_id(),
         utc=provenance.utc(),
@@ -77,7 +82,7 @@ def test_the_page_shows_the_newest_undisturbed_profile(tmp_path: Path, monkeypat
     )
     record_log.append(step_flow.log(tmp_path), flow)
     record_log.append(step_flow.log(tmp_path), flow.model_copy(update={"layers": 57, "kernels": (1,)}))
-    assert ceilings_page.publish(tmp_path, check=False)
+    assert published(tmp_path, check=False)
     left = made.without_us + 1 + 2  # microseconds, by LIMIT
     assert left < made.at_limit_us
     assert f"x | {made.gpu_us / left:.3f}x | " in (tmp_path / "docs" / "ceilings.md").read_text()

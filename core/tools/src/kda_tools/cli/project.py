@@ -217,14 +217,15 @@ def publish(
     from kda_tools.publish import hardware_page
     from kda_tools.publish.generate import publish as generate
     from kda_tools.publish.read_once import unchanged_files
+    from kda_tools.publish.write_pages import write_pages
 
     with unchanged_files():
         models, llms = find_folder(), known_llms.find_folder()
         blocks = (readme_block.block(models) if models else {}) | (llm_readme.block(llms) if llms else {})
         changed = generate(all_tasks(), check=check, readme_blocks=blocks)
         if models is not None:
-            changed += page.publish(models, check, ceilings_page.hotspots(models))
-            changed += ceilings_page.publish(models, check=check)
+            ceilings, hotspots = ceilings_page.contents(models)
+            changed += page.publish(models, check, hotspots) + write_pages(ceilings, check)
         if llms is not None:
             changed += llm_page.publish(llms, check=check)
         changed += ports_page.publish(all_tasks(), check=check)

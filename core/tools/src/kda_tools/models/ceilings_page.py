@@ -15,7 +15,6 @@ from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
 from kda_tools.models.step_record import StepRecord
 from kda_tools.publish.report import NONE, STALE, table_md
-from kda_tools.publish.write_pages import write_pages
 from kda_tools.traces import catalogue
 from kda_tools.traces.catalogue import Entry, Status
 from kda_tools.traces.ceiling import Spot
@@ -52,30 +51,17 @@ All columns are about GPU time. A step that waits for its host gains less, unles
 """
 
 
-def publish(folder: Path, check: bool) -> list[str]:
-    """Write the page if `folder` holds profiles; returns what changed, or with `check` what differs."""
+def contents(folder: Path) -> tuple[dict[Path, str], dict[str, str]]:
+    """The page by its path, and model -> what its page says of its hotspots; nothing if `folder` holds no profile."""
     records = record_log.read(log(folder), StepHotspots)
     if not records:
-        return []
+        return {}, {}
+    limits = {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
     flows = record_log.read(step_flow.log(folder), StepFlow)
-    text = page_md(records, _limits(records), flows, _fit_steps(folder))
-    return write_pages({folder / "docs" / "ceilings.md": text}, check)
-
-
-def hotspots(folder: Path) -> dict[str, str]:
-    """Model -> what its page says of the hotspots of its newest undisturbed profiles."""
-    records = record_log.read(log(folder), StepHotspots)
-    return sections(records, _limits(records), _fit_steps(folder), catalogue.load(checkout_folder.root()))
-
-
-def _limits(records: Sequence[StepHotspots]) -> dict[str, CopyLimit]:
-    return {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
-
-
-def _fit_steps(folder: Path) -> dict[str, StepRecord]:
-    """Run -> its step, of the undisturbed runs whose files are here."""
     steps = record_log.read(step_record.log(folder), StepRecord)
-    return {one.run_id: one for one in steps if not unfit(one, folder)}
+    fit = {one.run_id: one for one in steps if not unfit(one, folder)}
+    page = {folder / "docs" / "ceilings.md": page_md(records, limits, flows, fit)}
+    return page, sections(records, limits, fit, catalogue.load(checkout_folder.root()))
 
 
 def page_md(

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import exp, log
 
 from kda_judge.contract.tasks import Task
-from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import RunRecord
+from kda_tools.publish import report
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def copy_limit(gpu: str, tasks: Iterable[Task]) -> CopyLimit | None:
     points: list[tuple[int, float]] = []
     runs = []
     for task in tasks:
-        fitting = [run for run in ledger.read(task.ledger) if _clean(run, gpu)]
+        fitting = [run for run in report.recorded(task) if _clean(run, gpu)]
         if fitting:
             newest = max(fitting, key=lambda run: run.utc)
             runs.append(newest.run_id)
