@@ -845,6 +845,11 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     text = readme_block.steps_md([record.model_copy(update={"modes": {**record.modes, "eager": noisy}})], folder)
     assert f"| {place} | too noisy | too noisy |" in text, "a mean of such times tells nobody anything"
     assert "*Too noisy*: upstream's step differs by more than 10% from itself." in text
+    disturbed = record.model_copy(update={"modes": {**record.modes, "eager": noisy}})
+    clean = measured(model="zimage", hashes=of_zimage)
+    assert readme_block.steps_md([disturbed, clean], folder).splitlines()[2].startswith("| [zimage]")
+    gone = measured(calls=(), hashes={"models": "0" * 64})
+    assert "| [" not in readme_block.steps_md([gone], folder), "stale, and without a call of ours"
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
     assert f"| [flux]({there}) (stale) | {place} | {times} | {twice} |" in readme_block.steps_md([old], folder)
     assert readme_block.steps_md([old], folder).endswith(

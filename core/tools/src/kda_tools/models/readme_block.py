@@ -50,9 +50,11 @@ def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
     runs = [*latest.values()]
     best = fastest_of(runs, records, folder)
     old = {id(record) for record in runs if stale(record, folder) or _lacks(record, runs)}
-    runs = [record for record in runs if _replaced(record) or id(record) not in old]
     newest = max((record.release for record in runs), key=numbers)
-    runs.sort(key=lambda one: (not _replaced(one), id(one) in old, one.release != newest, one.model))
+    runs = [record for record in runs if _replaced(record) or id(record) not in old]
+    runs.sort(
+        key=lambda one: (not _replaced(one), id(one) in old, one.release != newest, _noisy(best[id(one)]), one.model)
+    )
     lines = [
         line(
             f"[{record.model}]({DOCS}/{page_of(record.model)})"
@@ -93,6 +95,10 @@ def _replaced(record: StepRecord) -> int:
 
 def _ran(record: StepRecord) -> bool:
     return "eager" in record.modes and record.modes["eager"].refused is None
+
+
+def _noisy(best: Fastest | None) -> bool:
+    return best is not None and best.noisy
 
 
 def _fastest(best: Fastest | None) -> tuple[str, str]:
