@@ -172,7 +172,7 @@ def model_md(
 ) -> str:
     """A model's page: its fastest times, then every run."""
     terms = "How to read [the times](steps.md#how-to-read) and [the hotspots](ceilings.md#how-to-read)."
-    parts = [f"{HEADER}\n# {chosen[0].model}: its step\n\n{terms}\n"]
+    parts = [f"{HEADER}\n# A step of {chosen[0].model}\n\n{terms}\n"]
     lines = [row for one in chosen for row in _fastest(one, best, stale_parts)]
     parts.append(table_md(HEAD, lines) if lines else f"{UNTIMED}\n")
     for one in chosen:
