@@ -16,8 +16,8 @@ SWEEPS = (
     Sweep(
         table=moe_align.TUNED,
         candidates=tuple(
-            moe_align.Config(warps, blocks)
-            for warps, blocks in product((4, 8, 16, 32), (1, 2, 4, 8, 16))
+            moe_align.Config(warps, blocks, clusters)
+            for warps, blocks, clusters in product((8, 16, 32), (1, 8, 16), (1, 2, 4, 8))
             if blocks <= warps
         ),
         lines=({"pairs": 256}, {"pairs": 1024}, {"pairs": 16384}, {}),
@@ -28,7 +28,7 @@ SWEEPS = (
         candidates=tuple(
             topk_sum.Config(warps, rows, load, store)
             for warps, rows, (load, store) in product(
-                (1, 2, 4, 8), (1, 2), (("", ""), (".cg", ".cs"), ("", ".cs"), ("evict_first", ""))
+                (1, 2, 4, 8), (1, 2), (("", ""), ("", ".cs"), ("evict_first", ""), ("evict_first", ".cs"))
             )
         ),
         lines=(

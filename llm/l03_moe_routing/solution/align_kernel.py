@@ -4,6 +4,9 @@ Every thread holds some pairs and counts them in shared memory; the old value of
 block's pairs of that expert. In a cluster each block then writes its counts into the shared memory of all blocks. So
 one exchange is enough: every block sums and scans all counts itself. The launch guarantees that the blocks of a cluster
 run at the same time, so waiting for each other is safe. Nothing passes through global memory.
+
+Several clusters may each count all pairs, and know nothing of each other: each places only the pairs of its share of
+the buckets. Writing pairs to scattered places takes a multiprocessor a cycle or more for each.
 """
 
 import functools
@@ -59,7 +62,9 @@ class Cut:
     warps: int
     """Warps of a block."""
     blocks: int
-    """Blocks of the cluster."""
+    """Blocks of a cluster."""
+    clusters: int
+    """A power of two; each places the pairs of every so many-th bucket."""
     pdl: bool
 
     @property
@@ -107,7 +112,7 @@ def _up(number, tile):
 
 @cute.kernel
 def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  # noqa: C901  constants decide
-    """One cluster: all pairs."""
+    """One cluster: all pairs are counted, those of its own buckets are placed."""
     places, tiles, total_out, ids = addresses
     mPlace, mTile, mTotal, mId = _at(Int32, places), _at(Int32, tiles), _at(Int32, total_out), _at(cut.id_type, ids)
     buckets, tile, threads, pairs = cut.buckets, cut.tile, cut.threads, numbers.pairs
@@ -115,6 +120,9 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
     rank = Int32(0)
     if const_expr(cut.blocks > 1):
         rank = cute.arch.block_idx_in_cluster()
+    cluster = Int32(0)
+    if const_expr(cut.clusters > 1):
+        cluster = cute.arch.block_idx()[0] // cut.blocks
 
     smem = cutlass.memory.SmemAllocator()
     arrived = smem.allocate_array(Int64)  # an mbarrier
@@ -144,7 +152,7 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
     for i in cutlass.range_constexpr(cut.items):
         # Beyond the last pair that pair is loaded again: without a branch no load has to wait for another.
         rBucket[i] = _bucket(_read(mId + cutlass.min(first + i * threads, pairs - 1)), cut)
-    if const_expr(cut.pad and cut.blocks == 1):
+    if const_expr(cut.pad and cut.blocks * cut.clusters == 1):
         # Padding is written while the ids load. The barriers below order it before the pairs that overwrite it.
         _fill(mPlace, thread, numbers.places, threads, pairs)
     cute.arch.sync_threads()
@@ -159,11 +167,12 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
     rTotal = cute.make_rmem_tensor(cute.make_layout(cut.held), Int32)
     if const_expr(cut.blocks > 1):
         _exchange(sCount, sAll, arrived, rank, cut)
-        own = _counted(sAll, rank, rBefore, rTotal, cut)
+        padded = _counted(sAll, rank, rBefore, rTotal, cut)
     else:
-        own = _counted(sCount, rank, rBefore, rTotal, cut)
-    start, total = _scanned(own, sWarp)
-    if rank == 0 and thread == 0:
+        padded = _counted(sCount, rank, rBefore, rTotal, cut)
+    start, total = _scanned(padded, sWarp)
+    everyone = (cluster * cut.blocks + rank) * threads + thread
+    if everyone == 0:
         _write(mTotal, total)
         if const_expr(cut.count_idle):
             _write(mTotal + 1, _up(rTotal[0], tile) // tile)
@@ -176,18 +185,21 @@ def align_kernel(addresses: tuple, numbers: Numbers, cut: cutlass.Constexpr):  #
     cute.arch.sync_threads()
 
     for i in cutlass.range_constexpr(cut.items):
-        if first + i * threads < pairs:
+        own = first + i * threads < pairs
+        if const_expr(cut.clusters > 1):
+            own = own and rBucket[i] % cut.clusters == cluster
+        if own:
             place = sStart[rBucket[i]] + rRank[i]
             _write(mPlace + place, first + i * threads)
             if place % tile == 0:  # the first pair of a tile; every used tile has one
                 _write(mTile + place // tile, rBucket[i] - 1)
-    everyone = rank * threads + thread
-    if const_expr(cut.pad and cut.blocks > 1):
-        for b in cutlass.range(everyone // WARP, buckets, cut.blocks * cut.warps, unroll=1):
+    step = cut.clusters * cut.blocks * threads
+    if const_expr(cut.pad and cut.blocks * cut.clusters > 1):
+        for b in cutlass.range(everyone // WARP, buckets, step // WARP, unroll=1):
             _fill(mPlace, sUsed[b] + cute.arch.lane_idx(), _up(sUsed[b], tile), WARP, pairs)
-        _fill(mPlace, total + everyone, numbers.places, cut.blocks * threads, pairs)
+        _fill(mPlace, total + everyone, numbers.places, step, pairs)
     if const_expr(cut.pad_tiles):
-        _fill(mTile, total // tile + everyone, numbers.tiles, cut.blocks * threads, Int32(-1))
+        _fill(mTile, total // tile + everyone, numbers.tiles, step, Int32(-1))
 
 
 @cute.jit
@@ -243,10 +255,10 @@ def _scanned(own, sWarp):
 
 @cute.jit
 def launch(addresses: tuple, numbers: tuple, constants: cutlass.Constexpr, stream: driver.CUstream):
-    """One cluster."""
+    """All clusters."""
     cut = Cut(*constants)
     align_kernel(addresses, Numbers(*numbers), cut).launch(
-        grid=[cut.blocks, 1, 1],
+        grid=[cut.clusters * cut.blocks, 1, 1],
         block=[cut.threads, 1, 1],
         cluster=[cut.blocks, 1, 1] if cut.blocks > 1 else None,
         smem=cut.shared_bytes,
@@ -295,7 +307,7 @@ class AlignLaunch(Bindable):
         return CubinLaunch(
             name=self.name,
             cubin=cubin,
-            grid=(cut.blocks, 1, 1),
+            grid=(cut.clusters * cut.blocks, 1, 1),
             threads=cut.threads,
             params=(*[Address.ANY] * 4, *(pack("<i", number) for number in self.numbers)),
             cluster=cut.blocks,

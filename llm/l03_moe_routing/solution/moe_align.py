@@ -8,8 +8,8 @@ Source of the semantics: SGLang 0.5.23, `kernels/ops/moe/moe_align.py` (Apache-2
 
 Idea: upstream counts all pairs in one block of threads, and places them in a second launch by counters in global
 memory. Here the old value of a counter is the pair's rank, so that pairs are read once and placed in the same launch.
-One block computes a small call. A cluster computes a large one; its blocks exchange their counts once. `cumsum_buffer`,
-upstream's counters, is not needed and not touched.
+One block computes a small call. A cluster computes a large one; its blocks exchange their counts once. Several of them
+may count the same pairs and share the placing. `cumsum_buffer`, upstream's counters, is not needed and not touched.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,9 @@ class Config:
 
     warps: int = 32
     blocks: int = 1
-    """Blocks of the cluster, a power of two, at most as many as warps."""
+    """Blocks of a cluster, a power of two, at most as many as warps."""
+    clusters: int = 1
+    """A power of two. Each counts all pairs, and places those of its share of the buckets."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
 
@@ -89,6 +91,7 @@ def plan(call: Call) -> Chain:
         items,
         warps,
         blocks,
+        config.clusters,
         config.pdl and major >= PDL_CAPABILITY,
     )
     numbers = (pairs, call.sorted_token_ids.numel(), call.expert_ids.numel())

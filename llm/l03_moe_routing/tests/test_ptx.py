@@ -18,17 +18,21 @@ ALL = {
     "pad_expert_ids": True,
 }
 CASES = {
-    # warps, blocks, tokens, k, experts, block_size, flags
-    "one pair": (1, 1, 1, 1, 4, 16, ALL),
-    "one warp holds several buckets a thread": (1, 1, 9, 8, 128, 16, ALL),
-    "a warp of which the last scans nothing": (5, 1, 33, 8, 128, 16, {"pad_sorted_token_ids": True}),
-    "several pairs a thread": (2, 1, 50, 8, 60, 7, ALL),
-    "nothing is padded": (2, 1, 50, 8, 60, 16, {}),
-    "a cluster": (4, 4, 100, 8, 128, 16, ALL),
-    "a cluster that pads nothing": (4, 4, 100, 8, 128, 16, {}),
-    "most blocks of a cluster have no pair": (8, 8, 3, 8, 32, 64, ALL),
-    "a large cluster": (16, 16, 130, 8, 300, 16, {"pad_sorted_token_ids": True}),
-    "two blocks, several pairs a thread": (2, 2, 120, 4, 128, 64, {"pad_sorted_token_ids": True}),
+    # The configuration has warps, blocks and clusters. Then come tokens, k, experts, block_size, flags.
+    "one pair": ((1, 1, 1), 1, 1, 4, 16, ALL),
+    "one warp holds several buckets a thread": ((1, 1, 1), 9, 8, 128, 16, ALL),
+    "a warp of which the last scans nothing": ((5, 1, 1), 33, 8, 128, 16, {"pad_sorted_token_ids": True}),
+    "several pairs a thread": ((2, 1, 1), 50, 8, 60, 7, ALL),
+    "nothing is padded": ((2, 1, 1), 50, 8, 60, 16, {}),
+    "a cluster": ((4, 4, 1), 100, 8, 128, 16, ALL),
+    "a cluster that pads nothing": ((4, 4, 1), 100, 8, 128, 16, {}),
+    "most blocks of a cluster have no pair": ((8, 8, 1), 3, 8, 32, 64, ALL),
+    "a large cluster": ((16, 16, 1), 130, 8, 300, 16, {"pad_sorted_token_ids": True}),
+    "two blocks, several pairs a thread": ((2, 2, 1), 120, 4, 128, 64, {"pad_sorted_token_ids": True}),
+    "four clusters of one block": ((4, 1, 4), 100, 8, 128, 16, ALL),
+    "four clusters of one block that pad nothing": ((4, 1, 4), 100, 8, 128, 16, {}),
+    "two clusters of two blocks": ((2, 2, 2), 120, 4, 60, 64, ALL),
+    "more clusters than buckets": ((2, 2, 8), 20, 2, 5, 16, ALL),
 }
 
 
@@ -44,14 +48,14 @@ def run(config, tensors, scalars, options=Options()):  # noqa: B008  it is froze
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("options", [Options(), Options(late=False, apart=True)], ids=["late", "apart"])
 def test_alignment(case, dtype, options):
-    warps, blocks, tokens, k, experts, block, flags = CASES[case]
+    config, tokens, k, experts, block, flags = CASES[case]
     low, high = (-3, experts + 5) if flags.get("map_invalid_experts_to_sentinel") else (-1, experts)
     ids = torch.randint(low, high, (tokens, k), generator=torch.Generator().manual_seed(1)).to(dtype)
     tensors = align_arguments(ids, experts + 1, block, slack=9, counts=2)
-    launch = run(
-        moe_align.Config(warps, blocks), tensors, {"num_experts": experts + 1, "block_size": block, **flags}, options
-    )
-    assert f"blocks={blocks} " in launch.variant
+    scalars = {"num_experts": experts + 1, "block_size": block, **flags}
+    launch = run(moe_align.Config(*config), tensors, scalars, options)
+    _, blocks, clusters = config
+    assert f"blocks={blocks} clusters={clusters} " in launch.variant
 
 
 def test_one_expert_has_all_pairs():
