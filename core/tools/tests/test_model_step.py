@@ -806,7 +806,9 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     unfit = [measured(noisy=("busy",)), lost, measured(arm="upstream"), measured(modes={})]
     assert readme_block.steps_md(unfit, folder) == readme_block.NOTHING
     older = measured(release="0.5.12.post1")
-    head, _, line, _, where = readme_block.steps_md([measured(), *unfit, older], folder).splitlines()
+    text = readme_block.steps_md([measured(), *unfit, older], folder)
+    picture, _, where, _, _, _, head, _, line, *_ = text.splitlines()
+    assert picture == f"![{readme_block.SAYS}]({readme_block.DOCS}/{readme_block.PLOT})"
     assert head.count("|") == line.count("|")
     there = "diffusion/models/docs/flux.md"
     record = measured()
@@ -824,16 +826,16 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     assert f"| [helios]({there.replace('flux', 'helios')}) (0.5.12.post1)" in apart, "not of the newest release"
     of_zimage = hashes([K05], [], known_models.load_models().models["zimage"], "0.5.23")
     none = measured(model="zimage", calls=(), hashes=of_zimage)
-    *_, first, second, _, _ = readme_block.steps_md([none, measured()], folder).splitlines()
+    first, second = readme_lines([none, measured()], folder)
     assert first.startswith("| [flux]"), "a model with calls of ours comes first"
     boards = [on_board(measured(), name) for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200")]
-    lines = readme_block.steps_md(boards, folder).splitlines()[2:4]
+    lines = readme_lines(boards, folder)
     assert [line.split(" | ")[1] for line in lines] == ["H200", "H100"], "a line for each kind of GPU"
     other = record.calls[0].model_copy(update={"task": "k01_norm_infer"}).model_dump()
     less = on_board(measured(calls=(other,), utc="2026-01-01T00:00:00Z"), "NVIDIA H200")
     changed = boards[1].model_copy(update={"hashes": {"k05_norm_scale_shift": "0" * 64}})
     for more, marks in ((boards[1], [0, 1]), (changed, [1, 1])):
-        lines = readme_block.steps_md([more, less], folder).splitlines()[2:4]
+        lines = readme_lines([more, less], folder)
         assert [line.count("(stale)") for line in lines] == marks, "a later run has calls of more tasks"
     without = less.model_copy(update={"calls": ()})
     assert " | H200 | " not in readme_block.steps_md([boards[1], without], folder), "it has no times, and is stale"
@@ -847,14 +849,22 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     assert "*Too noisy*: upstream's step differs by more than 10% from itself." in text
     disturbed = record.model_copy(update={"modes": {**record.modes, "eager": noisy}})
     clean = measured(model="zimage", hashes=of_zimage)
-    assert readme_block.steps_md([disturbed, clean], folder).splitlines()[2].startswith("| [zimage]")
+    assert readme_lines([disturbed, clean], folder)[0].startswith("| [zimage]")
     gone = measured(calls=(), hashes={"models": "0" * 64})
     assert "| [" not in readme_block.steps_md([gone], folder), "stale, and without a call of ours"
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
     assert f"| [flux]({there}) (stale) | {place} | {times} | {twice} |" in readme_block.steps_md([old], folder)
     assert readme_block.steps_md([old], folder).endswith(
-        "*Stale*: measured before the code, the shapes or a pin changed, or before a task was added.\n"
+        "*Stale*: measured before the code, the shapes or a pin changed, or before a task was added.\n\n</details>\n"
     )
+    assert readme_block.SAYS not in readme_block.steps_md([old], folder), "the picture has no stale step"
+    monkeypatch.setattr(readme_block.record_log, "read", lambda *_: [old])
+    assert readme_block.plot(folder) == {}
+
+
+def readme_lines(records, folder: Path) -> list[str]:
+    """The lines of the README's table."""
+    return [line for line in readme_block.steps_md(records, folder).splitlines() if line.startswith("| [")]
 
 
 def test_a_run_of_other_modes_alone_stands_beside_an_earlier_one(monkeypatch):
@@ -937,15 +947,25 @@ def on_board(record: StepRecord, name: str) -> StepRecord:
     return record.model_copy(update={"machine": record.machine.model_copy(update={"before": gpu_reading(name)})})
 
 
-def test_the_readme_folds_all_but_a_few_models(monkeypatch):
+def test_the_readme_draws_current_steps_and_folds_their_table(monkeypatch):
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    folder = ROOT / known_models.FOLDER
     names = ("qwen-image", "flux", "zimage", "wan-ti2v", "ltx2", "helios")
-    text = readme_block.steps_md([measured(model=name) for name in names], ROOT / known_models.FOLDER)
-    before, _, folded = text.partition("<details>")
-    rows = [part.count("\n| [") for part in (before, folded)]
-    assert rows == [readme_block.SHOWN, len(names) - readme_block.SHOWN]
-    assert folded.splitlines()[2] == before.splitlines()[0], "a table of its own"
-    assert re.findall(r"\n\| \[([\w-]+)\]", text) == sorted(names), "in no order that flatters"
+    known = known_models.load_models().models
+    records = [measured(model=name, hashes=hashes([K05], [], known[name], "0.5.23")) for name in names]
+    records += [on_board(records[-1], "NVIDIA B200"), measured(model="joyimage-edit", hashes={"models": "0" * 64})]
+    text = readme_block.steps_md(records, folder)
+    before, _, table = text.partition("<details>")
+    assert before.startswith(f"![{readme_block.SAYS}]({readme_block.DOCS}/{readme_block.PLOT})\n")
+    assert re.findall(r"\n\| \[([\w-]+)\]", table) == [*sorted([*names, "helios"]), "joyimage-edit"], (
+        "no flattering order"
+    )
+    monkeypatch.setattr(readme_block.record_log, "read", lambda *_: records)
+    ((path, drawn),) = readme_block.plot(folder).items()
+    assert path == folder / "docs" / readme_block.PLOT
+    found = re.findall(r">([\w-]+), \d+\.\d\d → \d+\.\d\d ms<", drawn)
+    assert found == sorted(names), "one kind of GPU, and nothing stale"
+    assert "speedup of a step, H200, SGLang 0.5.23" in drawn
 
 
 def test_a_disturbed_run_does_not_replace_a_clean_one(monkeypatch):

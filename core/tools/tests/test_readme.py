@@ -14,7 +14,7 @@ from kda_tools import cli
 WORDS, SHOWN_WORDS = 800, 1200
 """Most words of the README that are written by hand, and that it shows before a reader unfolds anything."""
 SCREEN = 60
-"""Lines of a first screen as GitHub shows it: 900 pixels of text, and the picture."""
+"""Most lines above the second command: it follows the picture of models' steps and the reasons to trust it."""
 QUESTIONS = ("## Is my model faster?", "## Can I trust it?", "## What do I type?")
 COMING: set[str] = set()
 """Commands that the README announces and that are not there yet."""
@@ -57,7 +57,7 @@ def test_the_readme_is_short_and_answers_three_questions_first() -> None:
     assert places == sorted(places)
     assert places[-1] + 8 < SCREEN, "the commands, too"
     first, trust, commands_ = (shown[start:stop] for start, stop in zip(places, [*places[1:], None], strict=True))
-    assert any("overview.svg" in line for line in first)
+    assert any("speedups.svg" in line for line in first)
     assert any("docs/method.md" in line for line in trust)
     assert any(line.startswith("python3 -m venv") for line in commands_)
 

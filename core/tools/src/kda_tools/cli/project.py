@@ -225,7 +225,8 @@ def publish(
         changed = generate(all_tasks(), check=check, readme_blocks=blocks)
         if models is not None:
             ceilings, hotspots = ceilings_page.contents(models)
-            changed += page.publish(models, check, hotspots) + write_pages(ceilings, check)
+            changed += page.publish(models, check, hotspots)
+            changed += write_pages(ceilings | readme_block.plot(models), check)
         if llms is not None:
             changed += llm_page.publish(llms, check=check)
         changed += ports_page.publish(all_tasks(), check=check)

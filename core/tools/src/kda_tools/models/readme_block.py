@@ -1,13 +1,16 @@
 """What the README says under "Is my model faster?": a step of each measured model before and after."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
 from kda_tools.models.fastest_modes import Fastest
 from kda_tools.models.known_models import FOLDER, layers_of
 from kda_tools.models.page import fastest_of, page_of, stale, unfit
+from kda_tools.models.step_plots import speedups_svg
 from kda_tools.models.step_record import MOST_NOISE, StepRecord, log
 from kda_tools.project.preflight import numbers
 from kda_tools.publish.report import NONE, STALE, gpu_of, interval, line
@@ -19,8 +22,9 @@ PAGE = f"{DOCS}/steps.md"
 """The page of all recorded steps."""
 CEILINGS = f"{DOCS}/ceilings.md"
 """The page of what faster kernels could give, if a profile is recorded."""
-SHOWN = 4
-"""Lines before the fold, so that the README's first screen holds its three questions."""
+PLOT = "plots/speedups.svg"
+"""The picture, beside the pages."""
+SAYS = "Speedup of a step of each diffusion model, with milliseconds before and after"
 OLD_MEANS = " *Stale*: measured before the code, the shapes or a pin changed, or before a task was added."
 """Explains the mark `STALE` to a reader."""
 NOISY = "too noisy"
@@ -32,53 +36,92 @@ NOTHING = (
 )
 
 
+class Shown(NamedTuple):
+    """A run whose step the README shows."""
+
+    record: StepRecord
+    best: Fastest | None
+    """None if the step calls no op of ours."""
+    old: bool
+    """Whether it is stale, or a task was added since."""
+
+
 def block(folder: Path) -> dict[str, str]:
     """The block, from the ledger of the models in `folder`."""
     return {NAME: steps_md(record_log.read(log(folder), StepRecord), folder)}
 
 
-def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
-    """A line for each model and kind of GPU: the latest run that nothing disturbed, of the latest release.
+def plot(folder: Path) -> dict[Path, str]:
+    """Path and text of the block's picture; nothing if no step is recorded that is not stale."""
+    steps = _drawn(shown(record_log.read(log(folder), StepRecord), folder))
+    found = [(step.record.model, step.best) for step in steps if step.best]
+    points = [(f"{model}, {best.before:.2f} → {best.after:.2f} ms", best.speedup) for model, best in found]
+    if not points:
+        return {}
+    where = f"{gpu_of(steps[0].record.machine)}, SGLang {steps[0].record.release}"
+    return {folder / "docs" / PLOT: speedups_svg(points, where)}
+
+
+def shown(records: Sequence[StepRecord], folder: Path) -> list[Shown]:
+    """For each model and kind of GPU the latest run that nothing disturbed, of the latest release.
 
     A stale run without a call of ours is left out: it says nothing of what is here now.
     """
     fit = [r for r in records if not unfit(r, folder) and not r.tiny and r.arm == "solution" and _ran(r)]
     by_release = sorted(fit, key=lambda one: numbers(one.release))
-    latest = {(record.model, gpu_of(record.machine)): record for record in by_release}
-    if not latest:
-        return NOTHING
-    runs = [*latest.values()]
+    runs = [*{(record.model, gpu_of(record.machine)): record for record in by_release}.values()]
+    newest = max((numbers(one.release) for one in runs), default=())
     best = fastest_of(runs, records, folder)
-    old = {id(record) for record in runs if stale(record, folder) or _lacks(record, runs)}
-    newest = max((record.release for record in runs), key=numbers)
-    runs = [record for record in runs if _replaced(record) or id(record) not in old]
-    runs.sort(
-        key=lambda one: (not _replaced(one), id(one) in old, one.release != newest, _noisy(best[id(one)]), one.model)
+    steps = [
+        Shown(one, best[id(one)] if _replaced(one) else None, bool(stale(one, folder)) or _lacks(one, runs))
+        for one in runs
+    ]
+    steps = [step for step in steps if step.best or not step.old]
+    steps.sort(
+        key=lambda one: (
+            *(not one.best, one.old, numbers(one.record.release) != newest, _noisy(one.best), one.record.model),
+        )
     )
+    return steps
+
+
+def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
+    """The picture of current steps, and folded a line for each of `shown`."""
+    steps = shown(records, folder)
+    if not steps:
+        return NOTHING
+    newest = max((step.record.release for step in steps), key=numbers)
     lines = [
         line(
             f"[{record.model}]({DOCS}/{page_of(record.model)})"
             + (record.release != newest) * f" ({record.release})"
-            + STALE * (id(record) in old),
+            + STALE * old,
             gpu_of(record.machine),
             layers_of(record.layers, record.layers_of_model),
-            *_fastest(best[id(record)] if _replaced(record) else None),
+            *_fastest(best),
         )
-        for record in runs
+        for record, best, old in steps
     ]
-    head = line("model", "GPU", "layers", "ms", "speedup")
+    head = line("model", "GPU", "layers", "ms", "speedup") + "|---" * 5 + "|\n"
+    picture = f"![{SAYS}]({DOCS}/{PLOT})\n\n" if _drawn(steps) else ""
     footnote = OLD_MEANS * any(STALE in one for one in lines) + NOISY_MEANS * any(NOISY in one for one in lines)
     more = f" and [what faster kernels could give it]({CEILINGS})" * step_hotspots.log(folder).is_file()
-    head += "|---" * 5 + "|\n"
-    shown, rest = "".join(lines[:SHOWN]), "".join(lines[SHOWN:])
-    folded = f"<details><summary>More models and GPUs</summary>\n\n{head}{rest}\n</details>\n" if rest else ""
     return (
-        f"{head}{shown}\n"
-        f"Steps of SGLang {newest}'s own models, with upstream's kernels and with ours, each in its fastest mode "
-        "(eager, CUDA graph or torch.compile). They have as many layers as named; a VAE's step is a decode. See also "
-        f"[every step]({PAGE}){more}."
-        f"{footnote}\n{folded}"
+        f"{picture}Steps of SGLang {newest}'s own models, with upstream's kernels and with ours, each in its fastest "
+        "mode (eager, CUDA graph or torch.compile), in milliseconds. They have as many layers as the table names; a "
+        "VAE's step is a decode. See also "
+        f"[every step]({PAGE}){more}.\n\n"
+        f"<details><summary>Every model and GPU, with layers</summary>\n\n{head}{''.join(lines)}\n"
+        f"{footnote.strip()}\n\n</details>\n"
     )
+
+
+def _drawn(steps: Sequence[Shown]) -> list[Shown]:
+    """Those of the picture: current runs of one release on one kind of GPU, the one with most of them."""
+    fit = [step for step in steps if step.best and not step.old and not step.best.noisy]
+    kinds = Counter((gpu_of(step.record.machine), step.record.release) for step in fit)
+    most = max(kinds, key=lambda kind: (kinds[kind], kind), default=None)
+    return [step for step in fit if (gpu_of(step.record.machine), step.record.release) == most]
 
 
 def _lacks(record: StepRecord, others: Sequence[StepRecord]) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kda_judge.evidence.run_record import Interval
 from kda_tools.models.step_record import StepRecord
 from kda_tools.publish import figures
 from kda_tools.publish.report import gpu_of
@@ -65,6 +66,17 @@ def shares_svg(records: Sequence[StepRecord]) -> str:
     names = [f"{record.model} {record.release} {gpu_of(record.machine)}" for record in records]
     parts = ((label, colour, [_part(record, part) for record in records]) for part, label, colour in PARTS)
     return figures.shares_svg(names, parts, "share of a step's GPU time with upstream's ops")
+
+
+def speedups_svg(points: Sequence[tuple[str, Interval]], where: str) -> str:
+    """A line for each step: its name, and its speedup with the interval; `where` they were timed."""
+    names = [name for name, _ in points]
+
+    def draw(axes: Axes) -> None:
+        figures.whiskers(axes, [value for _, value in points], range(len(points)), figures.BLUE, "o", None)
+        figures.ratio_lanes(axes, names, f"speedup of a step, {where} (logarithmic)")
+
+    return figures.figure_svg(draw, len(names) * figures.ROW, max(map(len, names)) * figures.LETTER, top=0.1)
 
 
 def _part(record: StepRecord, part: str) -> float:

@@ -143,6 +143,18 @@ def legend(axes: "Axes", columns: int) -> None:
     )
 
 
+def ratio_lanes(axes: "Axes", names: Sequence[str], label: str) -> None:
+    """Finish a plot of horizontal lanes, one a name from the top, whose axis of ratios is logarithmic."""
+    axes.axvline(1, color=MUTED, linewidth=1)
+    axes.set_xscale("log")
+    ratio_axis(axes)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(label, loc="right")  # a long label has room below the names
+
+
 def shares_svg(names: Sequence[str], parts: Iterable[tuple[str, str, Sequence[float]]], xlabel: str) -> str:
     """A bar for each name, made of `parts`: label, colour, and the part's share (0 to 1) of every bar."""
 

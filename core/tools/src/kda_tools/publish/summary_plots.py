@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, RunRecord
 from kda_tools.publish import report
-from kda_tools.publish.figures import BLUE, GREEN, GRID, LETTER, MUTED, ORANGE, figure_svg, legend, ratio_axis, whiskers
+from kda_tools.publish.figures import BLUE, GREEN, GRID, LETTER, ORANGE, figure_svg, legend, ratio_lanes, whiskers
 from kda_tools.publish.report import BASELINE, LATEST, WORDS, pin_name, row_ratio
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def task_summary(record: RunRecord) -> str:
             )
             mean = report.speedup(record.headline, basis, arm)
             whiskers(axes, [mean] if mean else [], [lane], colour, marker, None)
-        _finish(axes, names, "speedup (logarithmic); ticks: rows, marks: geometric means")
+        ratio_lanes(axes, names, "speedup (logarithmic); ticks: rows, marks: geometric means")
 
     return figure_svg(draw, len(names) * LANE, max(map(len, names), default=0) * LETTER, top=0.1)
 
@@ -70,22 +70,11 @@ def overview(latest: Sequence[tuple[Task, RunRecord]]) -> str:
         for place, (name, _, _) in enumerate(lanes):
             if name and place:
                 axes.axhline(place - 0.5, color=GRID, linewidth=0.8)
-        _finish(axes, [name for name, _, _ in lanes], "times as fast as SGLang's own kernel (logarithmic)")
+        ratio_lanes(axes, [name for name, _, _ in lanes], "times as fast as SGLang's own kernel (logarithmic)")
         legend(axes, 2)
 
     names = max((len(name) for name, _, _ in lanes), default=0)
     return figure_svg(draw, len(lanes) * LANE * 0.7, names * LETTER, top=0.2 + 0.2 * len(shown))
-
-
-def _finish(axes: "Axes", names: Sequence[str], label: str) -> None:
-    axes.axvline(1, color=MUTED, linewidth=1)
-    axes.set_xscale("log")
-    ratio_axis(axes)
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(label, loc="right")  # a long label has room below the names
 
 
 def _release(record: RunRecord, arm: str) -> str:

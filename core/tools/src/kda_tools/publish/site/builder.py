@@ -51,8 +51,10 @@ WIDE_TABLE = re.compile(r"^(\|[^|\n]*){6,}\|$", re.MULTILINE)
 SWEEPS = "tuning.md"
 SIZE = re.compile(r'<svg[^>]* width="(?P<width>[\d.]+)pt" height="(?P<height>[\d.]+)pt"')
 """Of a picture, in points of 4/3 CSS pixels."""
-PICTURE = re.compile(r"^!\[(?P<says>[^\]]*)\]\((?P<target>plots/campaigns/(?P<name>[^)]*)\.svg)\)$", re.MULTILINE)
-"""A plot of a campaign in a Markdown page."""
+PICTURE = re.compile(
+    r"^!\[(?P<says>[^\]]*)\]\((?P<target>(?:[\w/]+/)?plots/(?:campaigns/)?(?P<name>[^/)]*)\.svg)\)$", re.MULTILINE
+)
+"""A plot in a Markdown page. Inside a page it follows the reader's choice of light or dark."""
 STEPS = Path("diffusion/models/docs/steps.md")
 CEILINGS = STEPS.with_name("ceilings.md")
 NO_STEPS = "No step of a model is recorded on a GPU yet; `kda model step MODEL --record` adds the first."
@@ -152,7 +154,7 @@ def _staged(root: Path, ledgers: Ledgers, runs: Runs, step_names: Mapping[str, S
     models = {Path("models") / f"{name}.md": text for name, text in found.items()}
     staged |= {**models, ROWS: overview_pages.rows_page(runs)}
     start = replace_block(_text(root / START), "results", overview_pages.TASKS_LINK)
-    start = f"{overview_pages.with_links(start)}\n{overview_pages.landing(runs)}"
+    start = f"{overview_pages.with_links(_with_pictures(start, root))}\n{overview_pages.landing(runs)}"
     shelves = {
         "Results": [ROWS],
         **shelves,
@@ -172,9 +174,14 @@ def _document(task: Task, path: Path) -> str:
     """
     full = DIGESTS[path.name](task, whole=True) if path.name in DIGESTS else None
     text = full or _text(path) + (sweep_tables(path) if path.name == SWEEPS else "")
-    text = PICTURE.sub(lambda one: raw(inlined(_text(path.parent / one["target"]), one["name"], one["says"])), text)
+    text = _with_pictures(text, path.parent)
     results = RESULTS.relative_to(path.parent.relative_to(task.path))
     return wide(text, above=f"[{task.folder}]({results.as_posix()})")
+
+
+def _with_pictures(text: str, folder: Path) -> str:
+    """The page of this folder with its pictures inside."""
+    return PICTURE.sub(lambda one: raw(inlined(_text(folder / one["target"]), one["name"], one["says"])), text)
 
 
 def _text(path: Path) -> str:
