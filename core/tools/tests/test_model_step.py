@@ -778,6 +778,20 @@ def test_rows_that_production_does_not_make_are_named_and_counted_apart(monkeypa
     assert "| made |" in shown
 
 
+def test_the_calls_that_a_step_makes_most_come_first_and_the_rest_are_counted(monkeypatch):
+    monkeypatch.setenv("KDA_ROOT", str(ROOT))
+    counts = range(1, page.MOST_CALLS + 4)
+    calls = [
+        {"task": "k05", "op": "f", "inputs": {"x": f"[{n}]"}, "row": None, "production": False, "count": n}
+        for n in counts
+    ]
+    shown = page.contents([measured(calls=calls)], ROOT / known_models.FOLDER)["flux.md"]
+    assert f"<summary>Calls of our ops: {len(calls)} kinds</summary>" in shown
+    found = [int(count) for count in re.findall(r"\| k05 \| f \| (\d+) \| x \[\d+\] \|", shown)]
+    assert found == sorted(counts, reverse=True)[: page.MOST_CALLS]
+    assert "\n3 kinds with fewer calls are in `steps.jsonl`.\n" in shown
+
+
 def test_the_page_says_psnr_and_which_code_is_stale(monkeypatch):
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     same = {"relative": (1e-3, 0.0), "psnr_db": (60.0, None)}

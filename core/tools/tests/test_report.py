@@ -35,6 +35,7 @@ from kda_tools.project.validate import problems, uncompared
 from kda_tools.publish import family_map, plots
 from kda_tools.publish.generate import publish
 from kda_tools.publish.joined_runs import measured
+from kda_tools.publish.other_opponents import beside
 from kda_tools.publish.read_once import once_per_task, unchanged_files
 from kda_tools.publish.report import (
     WHOSE,
@@ -308,7 +309,7 @@ def updated(record: RunRecord, **parts: dict[str, Any]) -> RunRecord:
         (lambda r: updated(r, settings={"generations": 2}), "generations 2; published runs have 3 or more"),
         (lambda r: updated(r, settings={"samples": 3}), "samples 3; published runs have 12 or more"),
         (lambda r: updated(r, settings={"seeds": (11, 23)}), "without seeds [47]"),
-        (dropped_bad_row, "no result for production rows small-4x8"),
+        (dropped_bad_row, "no result for production row small-4x8"),
         (lambda r: change_row(r, verdict=Verdict.INVALID), "small-4x8 is INVALID"),
         (lambda r: change_row(r, limit=None), "small-4x8: no limit was measured"),
         (
@@ -615,7 +616,7 @@ def test_a_run_in_parts_is_published_as_one(task: Task, record: RunRecord) -> No
 
 def test_one_part_that_has_every_row_is_published(task: Task, record: RunRecord) -> None:
     part = updated(record, settings={"rows": tuple(row.id for row in record.rows)})
-    assert publishable(task, part) == ["restricted to rows small-4x8 large-512x8"], "as it is"
+    assert publishable(task, part) == ["restricted to rows small-4x8, large-512x8"], "as it is"
     (whole,) = published(task, [part]).values()
     assert (whole.rows, whole.headline, whole.settings.rows) == (record.rows, record.headline, ())
     text = results_md(task, [part])
@@ -789,6 +790,36 @@ def test_the_picture_of_all_tasks(task: Task, record: RunRecord) -> None:
     assert text.startswith("![How many times as fast as SGLang's own kernels each task's kernels are](docs/plots/")
     assert WHOSE in text
     assert text.endswith(" The same in numbers: [fam](fam/README.md).\n")
+
+
+def test_the_latest_sound_run_against_another_opponent_has_a_line(task: Task) -> None:
+    with (task.path / "config.toml").open("a") as config:
+        config.write('[arms.rival]\nmodule = "baseline.rival"\nupstream = "sglang-1.0"\n')
+    task = Task(task.path)
+    record = make_record(task)
+    assert record.headline is not None
+
+    def against(run: str, **parts: Any) -> RunRecord:
+        """As `record`, but with another first opponent, which takes the place of the latest release."""
+        first = "rival", *record.settings.against
+        of = {basis: {**means, "rival": means["upstream_latest"]} for basis, means in record.headline.speedup.items()}
+        changed = updated(record, settings={"against": first}, headline={"speedup": of})
+        return updated(changed.model_copy(update={"run_id": run, "utc": LATER}), **parts)
+
+    assert not list(beside(task, record, [record])), "no such run"
+    sound, quick = against("20261121T000000Z-aaaaaa"), against("20261121T000000Z-bbbbbb", settings={"quick": True})
+    quick = updated(quick, settings={"against": ("rival",), "quick": True})
+    elsewhere = updated(against("20261121T000000Z-cccccc"), machine={"before": gpu_reading("NVIDIA B200")})
+    noisy = against("20261121T000000Z-dddddd").model_copy(update={"noisy": ("pid 7",)})
+    (line,) = beside(task, record, [sound, quick, elsewhere, noisy])
+    mean = interval(record.headline.speedup[Basis.DEVICE]["upstream_latest"])
+    assert line.startswith(
+        f"over rival (sglang 1.0) {mean} on the device, rows `small-4x8` and 1 more, all FASTER, run `2026"
+    )
+    assert "aaaaaa" in line
+    worse = change_row(sound, verdict=Verdict.NOT_FASTER)
+    assert ", 1 of them not FASTER, " in next(beside(task, record, [worse]))
+    assert f"- **Other opponents**: {line}\n" in results_md(task, [record, sound])
 
 
 def test_rows_can_be_downloaded(task: Task, record: RunRecord) -> None:

@@ -1,5 +1,6 @@
 """The `kda` command. Imports nothing heavy: `kda --help` answers at once."""
 
+import os
 import sys
 import traceback
 
@@ -16,9 +17,14 @@ from kda_judge.contract.errors import ExitCode, KdaError
 from kda_tools.cli.base import app
 from kda_tools.cli.outlive import outliving
 
+FOR_WORKERS = {"QUACK_CACHE_ENABLED": "0"}
+"""Settings of libraries that arms import. QuACK's cache of compiled kernels takes a hash of the whole package, and an
+arm has only the files that it needs."""
+
 
 def main() -> None:
     """Entry point: runs the app, and turns errors that the user can act on into one message and an exit code."""
+    os.environ.update({name: value for name, value in FOR_WORKERS.items() if name not in os.environ})
     with outliving():
         _run()
 

@@ -61,7 +61,7 @@ def target_of(task: Task, record: RunRecord) -> str | None:
 
 def publishable(task: Task, record: RunRecord) -> list[str]:
     """Why the run cannot be published; empty for one that can."""
-    return [*_setup_problems(task, record), *_row_problems(task, record)]
+    return [*setup_problems(task, record), *_settings_problems(task, record), *_row_problems(task, record)]
 
 
 @once_per_task
@@ -297,7 +297,8 @@ def table_md(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join([line(*head), "|---" * len(head), "|\n", *(line(*cells) for cells in rows)])
 
 
-def _setup_problems(task: Task, record: RunRecord) -> list[str]:
+def setup_problems(task: Task, record: RunRecord) -> list[str]:
+    """What was wrong with the machine, the checkout or the course of a run, whatever it compared."""
     problems = []
     if record.task != task.op:
         problems.append(f"is a run of {record.task}")
@@ -314,7 +315,7 @@ def _setup_problems(task: Task, record: RunRecord) -> list[str]:
         problems.append("interrupted")
     if leftovers(task):
         problems.append(f"the task is a copy in part: `kda validate {task.op}` says what is left of its source")
-    return [*problems, *_settings_problems(task, record)]
+    return problems
 
 
 def _noise(record: RunRecord) -> list[str]:
@@ -336,7 +337,7 @@ def _settings_problems(task: Task, record: RunRecord) -> list[str]:
     if settings.all_cold:
         problems.append("cold inputs; the headline is hot")
     if settings.rows:
-        problems.append(f"restricted to rows {' '.join(settings.rows)}")
+        problems.append(f"restricted to {_few('row', settings.rows)}")
     expected = UPSTREAM if LATEST in task.config.arms else (BASELINE,)
     if settings.subject != SUBJECT or settings.against[: len(expected)] != expected:
         problems.append(
@@ -356,11 +357,17 @@ def _settings_problems(task: Task, record: RunRecord) -> list[str]:
     return problems
 
 
+def _few(what: str, names: Sequence[str]) -> str:
+    """Names for a line of a table: a long list of rows hides everything else."""
+    few = ", ".join(names[:2])
+    return f"{what}{'s'[: len(names) != 1]} {few}" + f" and {len(names) - 2} more" * (len(names) > 2)
+
+
 def _row_problems(task: Task, record: RunRecord) -> list[str]:
     settings, problems = record.settings, []
     measured = {row.id for row in record.rows}
     if missing := [row.id for row in task.workloads if row.production and row.id not in measured]:
-        problems.append(f"no result for production rows {', '.join(missing)}")
+        problems.append(f"no result for {_few('production row', missing)}")
     for row in record.rows:
         if row.verdict not in MEASURED:
             problems.append(f"{row.id} is {row.verdict.value}")

@@ -15,6 +15,7 @@ from kda_judge.evidence.run_record import (
     RunRecord,
     Verdict,
 )
+from kda_tools.publish.other_opponents import beside
 from kda_tools.publish.plots import ATTAINED, FOLDER, HISTORY, SPEEDUP, SUMMARY, Plot, file_name
 from kda_tools.publish.report import (
     COMMAND,
@@ -60,7 +61,7 @@ def results_md(task: Task, records: Sequence[RunRecord]) -> str:
     parts = [f"{HEADER}\n# Results of {task.folder}\n\n{task.config.task.title}\n"]
     for target, goal in goals(task, latest).items():
         if target in latest:
-            parts.append(_measured(task, target, goal, latest[target]))
+            parts.append(_measured(task, target, goal, latest[target], records))
         else:
             parts.append(
                 f"## {target}\n\n{UNMEASURED.format(capability=goal.capability)} On such a machine, from a clean "
@@ -70,7 +71,7 @@ def results_md(task: Task, records: Sequence[RunRecord]) -> str:
     return "\n".join(parts)
 
 
-def _measured(task: Task, target: str, goal: Target, record: RunRecord) -> str:
+def _measured(task: Task, target: str, goal: Target, record: RunRecord, records: Sequence[RunRecord]) -> str:
     gpu = record.machine.before
     assert gpu is not None
     assert record.headline is not None
@@ -78,7 +79,7 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord) -> str:
         f"## {target}\n\n{_picture(SUMMARY, target)}\n"
         f"{gpu.name}, {record.utc[:10]}, geometric means over {record.headline.rows} production rows with 95% "
         f"intervals. {WHOSE}\n\n{geometric_means_md(record)}\n"
-        + "".join(f"- **{name}**: {words}\n" for name, words in summary_lines(task, record, goal))
+        + "".join(f"- **{name}**: {words}\n" for name, words in summary_lines(task, record, goal, records))
         + f"\nEvery row: [{CSV_NAME}]({CSV_NAME}), [{JSON_NAME}]({JSON_NAME}), and with every sample this page of the "
         f"site (`kda site`).\n"
         + _exceptions(record, goal)
@@ -87,8 +88,8 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord) -> str:
     )
 
 
-def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str, str]]:
-    """What a reader needs besides the means: name -> one line each."""
+def summary_lines(task: Task, record: RunRecord, goal: Target, records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """What a reader needs besides the means: name -> one line each. `records` are all runs of the task."""
     rows = len(record.rows)
     faster = sum(row.verdict is Verdict.FASTER for row in record.rows)
     found = [
@@ -96,6 +97,7 @@ def summary_lines(task: Task, record: RunRecord, goal: Target) -> list[tuple[str
         ("Limit", _limit(record)),
         ("Numerics", numerics(record, task.config.task.numerics)),
         ("Models", ", ".join(models_of(task, record)) or "no row names one"),
+        *(("Other opponents", words) for words in beside(task, record, records)),
     ]
     clock, opponent = WORDS[record.settings.decides], arm_name(record, record.settings.against[0])
     parts = [f"{faster} of {rows} rows are FASTER than {opponent} by {clock}"]

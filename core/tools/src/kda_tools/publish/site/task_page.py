@@ -46,7 +46,7 @@ def task_page(task: Task, records: Sequence[RunRecord]) -> str:
     for target, goal in report.goals(task, latest).items():
         parts.append(f"## {target}\n")
         parts.append(
-            _measured(task, target, goal, latest[target], drawn) if target in latest else _unmeasured(task, goal)
+            _measured(task, goal, latest[target], records, drawn) if target in latest else _unmeasured(task, goal)
         )
     parts.append(_runs(task, records, latest, drawn))
     return wide("\n".join(parts), _keywords(task))
@@ -118,8 +118,10 @@ def _unmeasured(task: Task, goal: Target) -> str:
     )
 
 
-def _measured(task: Task, target: str, goal: Target, record: RunRecord, drawn: dict[str, str]) -> str:
+def _measured(task: Task, goal: Target, record: RunRecord, records: Sequence[RunRecord], drawn: dict[str, str]) -> str:
+    target = report.target_of(task, record)
     assert record.headline is not None
+    assert target is not None
     cards = [
         (f"{report.WORDS[basis]} over {report.pin_name(record.provenance.pins.get(arm)) or arm}", value)
         for arm in (BASELINE, LATEST)
@@ -128,7 +130,8 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord, drawn: d
     ]
     cards += [("of the machine's limit", record.headline.attained)] if record.headline.attained else []
     pictures = plot(drawn, plots.SPEEDUP, target) + plot(drawn, plots.ATTAINED, target)
-    lines = "".join(f"- **{name}**: {words}\n" for name, words in results_page.summary_lines(task, record, goal))
+    summary = results_page.summary_lines(task, record, goal, records)
+    lines = "".join(f"- **{name}**: {words}\n" for name, words in summary)
     return (
         raw(template("headline.html").render(cards=cards, stale=report.stale(task, record)))
         + f"\nGeometric means over {record.headline.rows} production rows with 95% intervals. {report.WHOSE}\n\n"
