@@ -77,11 +77,15 @@ def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
     other = older.model_copy(update={"run": older.run.model_copy(update={"machine": machine, "run_id": "another"})})
     record_log.append(log(task), other)
     assert [one.layout for one in records(task)] == ["0.5.12.post1", "0.5.23", "0.5.23"]
+    record_log.append(log(task), older.model_copy(update={"exact": True}))
     assert len(ports_page.publish([task], check=True)) == 1
     assert not (task.path / "docs" / "ports.md").exists()
     ports_page.publish([task], check=False)
     page = (task.path / "docs" / "ports.md").read_text()
-    assert re.findall("^## .*", page, re.MULTILINE) == ["## 0.5.12.post1, H200", "## 0.5.23, H100", "## 0.5.23, H200"]
+    assert re.findall("^## .*", page, re.MULTILINE) == [
+        *("## 0.5.12.post1, H200", "## 0.5.23, H100", "## 0.5.23, H200", "## 0.5.23, H200, exact")
+    ]
+    assert re.search(r"^- Elements with equal bits, in the worst row: baseline \S+%, ", page, re.MULTILINE)
     assert "- SGLang's `test_x.py`: 12 passed." in page
     assert "- SGLang's `test_y.py`: not run: its 3 tests need a GPU." in page
     assert "- Not the release's file: `sglang/a.py`." in page

@@ -9,11 +9,13 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
-from kda_tools.publish.report import arm_name, gpu_of, interval, median, microseconds, speedup, table_md
+from kda_tools.publish.report import arm_name, gpu_of, interval, median, microseconds, share_words, speedup, table_md
 from kda_tools.publish.write_pages import write_pages
 
 LONGEST = 300
 """Characters of a test's outcome; records of older versions hold whole messages."""
+EXACT = "exact"
+"""Marks a port whose ops are set to give upstream's bits."""
 INTRODUCTION = "Ports of this task's solution to SGLang, each measured beside the other arms. Made by `kda publish`.\n"
 
 
@@ -24,9 +26,11 @@ def publish(tasks: Iterable[Task], check: bool) -> list[str]:
 
 
 def page_md(task: Task, found: list[PortRecord]) -> str:
-    """The page's text, with the last port to each layout on each kind of GPU."""
-    latest = {(one.layout, gpu_of(one.run.machine)): one for one in found}
-    sections = "".join(f"\n## {layout}, {gpu}\n\n{section_md(one)}" for (layout, gpu), one in sorted(latest.items()))
+    """The page's text, with the last port to each layout on each kind of GPU, and the last with upstream's bits."""
+    latest = {(one.layout, gpu_of(one.run.machine), EXACT * one.exact): one for one in found}
+    sections = "".join(
+        f"\n## {', '.join(filter(None, key))}\n\n{section_md(one)}" for key, one in sorted(latest.items())
+    )
     return f"# {task.op}: ports\n\n{INTRODUCTION}{sections}"
 
 
@@ -54,6 +58,11 @@ def section_md(record: PortRecord) -> str:
     ]
     paragraphs += [f"- Not the release's file: `{path}`." for path in record.strangers]
     arms = list(run.settings.against)
+    equal = {
+        arm: [part.equal for row in run.rows if arm in row.arms for part in row.arms[arm].distance] for arm in arms
+    }
+    if bits := [f"{arm} {share_words(min(shares))}" for arm, shares in equal.items() if shares]:
+        paragraphs.append(f"- Elements with equal bits, in the worst row: {', '.join(bits)}.")
     walls = {arm: speedup(run.headline, Basis.WALL, arm) for arm in arms}
     told = [f"{arm} / {NAME} {interval(wall)}" for arm, wall in walls.items() if wall]
     if told:

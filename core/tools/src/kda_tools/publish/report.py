@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import floor
 
 from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
@@ -23,6 +24,8 @@ LARGE_BYTES = 64_000_000
 """Bytes. The target of a row that moves more is a share of its limit, that of a smaller row a distance from it."""
 LEAST_LIMIT = 1.02
 """If the interval of the mean attained lies above this, kernels are faster than the limit, so the limit is wrong."""
+LEAST_SHARE = 0.0001
+"""Smaller shares would read 0.00%."""
 SUBJECT, BASELINE, LATEST = "solution", "baseline", "upstream_latest"
 UPSTREAM = (BASELINE, LATEST)
 WORDS = {
@@ -124,6 +127,13 @@ def microseconds(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.2f}" if value < 1000 else f"{value:.0f}"
+
+
+def share_words(value: float) -> str:
+    """A share in words. Percents are rounded down, so that only a whole one reads as such."""
+    if value < LEAST_SHARE:
+        return "almost none" if value else "none"
+    return "all" if value == 1 else f"{floor(value * 10_000) / 10_000:.2%}"
 
 
 def interval(value: Interval | None) -> str:

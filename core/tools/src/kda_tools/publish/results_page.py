@@ -1,7 +1,6 @@
 """Make a task's `docs/results.md`: one screen for each GPU, and below it folded details for a careful reader."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import floor
 
 from kda_judge.contract.config import Target
 from kda_judge.contract.tasks import Task
@@ -20,6 +19,7 @@ from kda_tools.publish.plots import ATTAINED, FOLDER, HISTORY, SPEEDUP, SUMMARY,
 from kda_tools.publish.report import (
     COMMAND,
     HEADER,
+    LEAST_SHARE,
     NONE,
     PORTABLE_LOSS,
     UPSTREAM,
@@ -35,6 +35,7 @@ from kda_tools.publish.report import (
     portable_losses,
     published,
     ratio,
+    share_words,
     shown_ids,
     slower_rows,
     speedup,
@@ -50,8 +51,6 @@ NAMED = 3
 """Most rows named in a line; the folded table has all."""
 FAR = 128
 """Ulps: the number of values of bfloat16 between a power of two and the next. Larger distances are not stated."""
-LEAST_SHARE = 0.0001
-"""Smaller shares would read 0.00%."""
 UNMEASURED = "Compiled ({capability}). The ledger holds no run on this GPU that can be published."
 
 
@@ -158,19 +157,14 @@ def _beside(found: Sequence[Distance]) -> str:
     least, near, most = min(o.equal for o in found), min(o.near for o in found), max(o.ulps for o in found)
     if least == 1:
         return "all elements have equal bits"
-    words = f"{_share(mean)} of the elements have equal bits ({_share(least)} in the worst row), "
+    words = f"{share_words(mean)} of the elements have equal bits ({share_words(least)} in the worst row), "
     if near == 1:
         return f"{words}all are within 1 ulp"
     some = near >= LEAST_SHARE
-    words += f"{'at least' if some else 'in the worst row'} {_share(near)} are within 1 ulp{' in every row' * some}"
+    words += (
+        f"{'at least' if some else 'in the worst row'} {share_words(near)} are within 1 ulp{' in every row' * some}"
+    )
     return words + (f", the furthest is {most} ulp away" if most <= FAR else "")
-
-
-def _share(value: float) -> str:
-    """A share below 1 in words. Percents are rounded down, so that none reads 100%."""
-    if value < LEAST_SHARE:
-        return "almost none" if value else "none"
-    return f"{floor(value * 10_000) / 10_000:.2%}"
 
 
 def _limit(record: RunRecord) -> str:
