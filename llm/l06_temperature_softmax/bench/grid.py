@@ -5,6 +5,8 @@
 - Layouts: rows {1, 3, 33} x vocabularies {1001, 32000, 151936} x {float32, bfloat16} x {logits with gaps of 8 elements,
   of 3, one temperature for all}: 54 rows.
 - float16, and float32 without temperatures: rows {1, 3, 33} x the same vocabularies: 18 rows.
+- Many short rows, which get clusters of few blocks: 1025 rows x vocabularies {1000, 4100, 8200, 16500} x {float32,
+  bfloat16}: 8 rows.
 
 Thinning for machines without a GPU (`thin`): up to 3 rows and 1001 columns. There only the Triton kernels run; the
 cluster's kernel is executed by the task's own tests.
@@ -19,6 +21,7 @@ from kda_judge.contract.workloads import Workload
 ROWS = (1, 2, 3, 16, 33, 64, 129)
 VOCABULARIES = (1, 7, 1000, 1001, 32000, 50257, 102400, 128256, 129280, 151936, 200064)
 SOME_ROWS, SOME_VOCABULARIES = (1, 3, 33), (1001, 32000, 151936)
+MANY_ROWS, SHORT_VOCABULARIES = 1025, (1000, 4100, 8200, 16500)
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
 GAPS = (8, 3)
 """Elements between the rows of logits: with the first the next row's vectors are aligned, with the second not."""
@@ -36,6 +39,8 @@ def grid() -> Iterator[Workload]:
     for rows, vocabulary in product(SOME_ROWS, SOME_VOCABULARIES):
         yield _row(rows, vocabulary, "float16")
         yield _row(rows, vocabulary, "float32", temperatures=None)
+    for vocabulary, dtype in product(SHORT_VOCABULARIES, DTYPES):
+        yield _row(MANY_ROWS, vocabulary, dtype)
 
 
 def thin(rows: Iterable[Workload]) -> list[Workload]:

@@ -25,7 +25,7 @@ class Config:
     warps: int
     """Warps of a block, or of a program."""
     blocks: int = 16
-    """cluster: blocks of a cluster, a power of two; rows of few vectors get fewer."""
+    """cluster: blocks of a cluster, a power of two from 2 on; rows of few vectors get fewer."""
     elements: int = 8192
     """split: elements of a program."""
     store: str = ""
@@ -105,7 +105,8 @@ def _cluster(call: Call, config: Config, otherwise: Chain) -> Chain | None:
     if rest or apart % VECTOR or apart * logits.itemsize >= MOST_BYTES or logits.is_cpu or find_spec("cutlass") is None:
         return None
     threads, blocks = config.warps * 32, config.blocks
-    while blocks > 1 and vectors <= blocks // 2 * threads:
+    # One block is launched without a cluster. On an H200 that ended with an illegal instruction.
+    while blocks > 2 and vectors <= blocks // 2 * threads:
         blocks //= 2
     share = -(-vectors // blocks)
     share += -share % LINE

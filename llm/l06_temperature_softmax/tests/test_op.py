@@ -94,7 +94,7 @@ def test_rows_have_at_most_so_many_parts():
 
 @pytest.mark.parametrize(
     ("vocabulary", "blocks", "tiles", "share"),
-    [(151936, 16, 10, 2376), (128256, 16, 8, 2008), (1024 * 16, 16, 1, 256), (1024 * 16 // 2, 8, 1, 256), (4, 1, 1, 8)],
+    [(151936, 16, 10, 2376), (128256, 16, 8, 2008), (1024 * 16, 16, 1, 256), (1024 * 16 // 2, 8, 1, 256), (4, 2, 1, 8)],
 )
 def test_every_block_of_a_cluster_has_a_share(vocabulary, blocks, tiles, share):
     pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")

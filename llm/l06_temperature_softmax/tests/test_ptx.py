@@ -20,9 +20,9 @@ CUTS = {
     "all blocks full": (1, 4, 2, 4 * 32 * 4, torch.float32, 0, True, ""),
     "the last block has less": (2, 4, 3, 4 * 300, torch.float32, 8, True, ""),
     "the last block has nothing": (1, 8, 1, 4 * 33 * 4, torch.bfloat16, 0, True, ".cs"),
-    "one block, one vector": (4, 16, 2, 4, torch.float32, 0, True, ""),
+    "one vector": (4, 16, 2, 4, torch.float32, 0, True, ""),
     "several vectors a thread": (1, 2, 2, 4 * 32 * 2 * 3 - 4, torch.bfloat16, 4, True, ""),
-    "as many tiles as there may be": (1, 1, 1, 4 * 32 * plans.TILES, torch.float16, 0, True, ""),
+    "as many tiles as there may be": (1, 2, 1, 2 * 4 * 32 * plans.TILES, torch.float16, 0, True, ""),
     "no temperatures": (1, 16, 2, 4 * 32 * 17, torch.float32, 0, False, ".cs"),
     "sixteen blocks of many warps": (8, 16, 1, 4 * 256 * 16 + 100, torch.bfloat16, 0, True, ""),
 }
