@@ -255,6 +255,9 @@ def test_the_readme_shows_the_latest_clean_run_of_each_model(monkeypatch):
     ]
     gone = other[0].model_copy(update={"hashes": {"step": "0" * 64}})
     assert "H100" not in readme_block.steps_md([gone, record], FOLDER), "there is one that is not stale"
+    later = stale.model_copy(update={"utc": "2999-01-01T00:00:00Z"})
+    for runs in ([gone, later], [later, gone]):
+        assert "H100" not in readme_block.steps_md(runs, FOLDER), "the last of those that are stale"
 
 
 def test_a_tasks_draft_has_the_newest_steps_that_call_it(monkeypatch):

@@ -24,13 +24,16 @@ def block(folder: Path) -> dict[str, str]:
 def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
     """A line for each model and kind of GPU, a column for each phase: the latest run that nothing disturbed.
 
-    A stale run is left out if its model has one that is not.
+    A stale run is left out if its model has one that is not; if it has none, only the last one stays.
     """
     fit = [one for one in records if one.machine.before and not unfit(one, folder)]
     models = list(dict.fromkeys(record.model for record in fit))
     latest = {(models.index(record.model), gpu_of(record.machine)): record for record in fit}
-    current = {record.model for record in latest.values() if not outdated(record, folder)}
-    latest = {key: one for key, one in latest.items() if one.model not in current or not outdated(one, folder)}
+    current = {key: one for key, one in latest.items() if not outdated(one, folder)}
+    timed = {one.model for one in current.values()}
+    by_age = sorted(latest.items(), key=lambda item: item[1].utc)
+    last = {one.model: (key, one) for key, one in by_age if one.model not in timed}
+    latest = current | dict(last.values())
     if not latest:
         return NOTHING
     names = list(dict.fromkeys(phase.name for record in latest.values() for phase in record.phases))
