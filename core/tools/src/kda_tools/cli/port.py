@@ -24,9 +24,7 @@ class _TaskFirst(TyperGroup):
         return super().resolve_command(ctx, args if args[0] in self.commands else ["tree", *args])
 
 
-app = typer.Typer(
-    cls=_TaskFirst, help="Bring a solution to SGLang: `kda port TASK --sglang PATH`.", no_args_is_help=True
-)
+app = typer.Typer(cls=_TaskFirst, help="Port a kernel to SGLang: `kda port TASK --sglang PATH`.", no_args_is_help=True)
 kda.add_typer(app, name="port")
 
 
