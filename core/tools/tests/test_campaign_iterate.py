@@ -15,7 +15,7 @@ from core.tools.tests.campaign_toy import HYPOTHESIS, campaign, git, judge, laun
 from kda_judge.contract.errors import ArmFailed, LedgerError, MissingRequirement, UsageError
 from kda_tools.campaign import allowed, due, iterate, measure, place
 from kda_tools.campaign.events import Begun, Decision, Done
-from kda_tools.campaign.history import recorded, tried
+from kda_tools.campaign.history import recorded, row_history
 from kda_tools.campaign.journal import entries
 from kda_tools.campaign.place import Campaign
 from kda_tools.publish import tuning_page
@@ -75,8 +75,8 @@ def test_a_row_that_loses_is_not_paid_for_by_others(campaign: Campaign) -> None:
     assert done.test is not None
     assert done.test.rows == ("out-64x16",)
     assert done.test.low > 1
-    assert tried(campaign.task, "out-64x16")[0][1].startswith("revert: gain 1.03")
-    assert tried(campaign.task, "inplace-64x16") == []
+    assert row_history(campaign.task, "out-64x16")[0][1].startswith("revert: gain 1.03")
+    assert row_history(campaign.task, "inplace-64x16") == []
 
 
 @pytest.mark.parametrize("verdict", ["INCORRECT", "INVALID", "ERROR", "TIMEOUT"])
@@ -108,9 +108,9 @@ def test_missing_upstream_files_are_not_the_candidates_fault(
     with monkeypatch.context() as patched:
         patched.setattr(measure, "arm_spec", absent)
         with pytest.raises(MissingRequirement, match="not in the cache"):
-            iterate.settle(campaign)
+            iterate.finish_interrupted(campaign)
         assert campaign.state().tries == 1
-    iterate.settle(campaign)
+    iterate.finish_interrupted(campaign)
     speed(campaign, 1.3)
     monkeypatch.setattr(measure, "arm_spec", absent)
     with pytest.raises(MissingRequirement, match="not in the cache"):
@@ -368,7 +368,7 @@ def killed_at(step: str, act: Callable[[Callable[[str], None]], object]) -> None
 def test_killed_at_any_step_and_resumed(campaign: Campaign, step: str, value: float) -> None:
     speed(campaign, value)
     killed_at(step, lambda passed: iterate.iterate(campaign, HYPOTHESIS, passed=passed))
-    iterate.settle(campaign)
+    iterate.finish_interrupted(campaign)
     state = campaign.state()
     if step == "candidate":  # nothing was begun; the agent asks once more
         assert state.tries == 0
@@ -384,7 +384,7 @@ def test_killed_at_any_step_and_resumed(campaign: Campaign, step: str, value: fl
     assert git(root, "show", f"{campaign.branch}:{campaign.copy}").encode() == campaign.journal.content()
     assert git(root, "status", "--porcelain") == ""
     before = campaign.journal.content()
-    iterate.settle(campaign)
+    iterate.finish_interrupted(campaign)
     assert campaign.journal.content() == before, "nothing is left to be done"
 
 
@@ -392,9 +392,9 @@ def test_killed_twice_counts_as_failed(campaign: Campaign, capsys: pytest.Captur
     speed(campaign, 1.05)
     killed_at("begun", lambda passed: iterate.iterate(campaign, HYPOTHESIS, passed=passed))
     speed(campaign, 1.06)  # the agent has gone on meanwhile: what it wrote is not lost either
-    killed_at("measured", lambda passed: iterate.settle(campaign, passed))
+    killed_at("measured", lambda passed: iterate.finish_interrupted(campaign, passed))
     speed(campaign, 1.07)
-    iterate.settle(campaign)
+    iterate.finish_interrupted(campaign)
     (done,) = campaign.state().done.values()
     assert (done.decision, done.reason) == (Decision.FAILED, "attempt 2 was interrupted: it counts as failed")
     refs = git(campaign.repository.root, "for-each-ref", "--format=%(refname)", "refs/kda/*/aside-*").split()
@@ -433,4 +433,4 @@ def test_the_record_is_read_from_the_committed_copy(campaign: Campaign, checkout
 def test_elsewhere_there_is_no_campaign(campaign: Campaign, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkout)
     with pytest.raises(UsageError, match=r"got branch main; campaigns of this repository: k90_h200_axpy"):
-        place.here()
+        place.current_campaign()

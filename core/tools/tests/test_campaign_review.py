@@ -43,7 +43,7 @@ def g(x):
 
 def seen(text: str, task: Task) -> set[tuple[str, int]]:
     (task.path / "solution" / "__init__.py").write_text(text)
-    found = review_checks.look(task, None)
+    found = review_checks.solution_findings(task, None)
     return {(one.check, int(one.where.split(":")[1])) for one in found if one.check != "imports"}
 
 
@@ -71,7 +71,7 @@ def test_what_a_program_sees(task: Task) -> None:
 
 def test_imports_are_seen(task: Task) -> None:
     (task.path / "solution" / "__init__.py").write_text("import requests\n")
-    (one,) = review_checks.look(task, None)
+    (one,) = review_checks.solution_findings(task, None)
     assert (one.check, one.where) == ("imports", "solution/__init__.py:1")
 
 
@@ -90,7 +90,7 @@ def test_evidence_is_looked_at(task: Task) -> None:
         rows=(row,),
         losses=("large-512x8",),
     )
-    found = [(one.check, one.text) for one in review_checks.look(Task(task.path), done)]
+    found = [(one.check, one.text) for one in review_checks.solution_findings(Task(task.path), done)]
     assert [check for check, _ in found] == ["tolerance", "numerics", "rows"]
     assert found[0][1].startswith("uses 93% of its tolerance")
     assert "1 ulp from upstream's bits" in found[1][1]
@@ -332,11 +332,11 @@ def test_a_recorded_promotion_ends_the_campaign_wherever_it_is_interrupted(
     monkeypatch.setattr(append_only, "write", write)
     with pytest.raises(KeyboardInterrupt) if lines < 99 else nullcontext():
         promote.promote(campaign)
-    assert iterate.settle(campaign) is None  # kda campaign resume
+    assert iterate.finish_interrupted(campaign) is None  # kda campaign resume
     best = campaign.repository.commit_of(campaign.best_branch)
     assert campaign.state().ended == f"promoted as run {run.run_id}"
     assert git(campaign.repository.root, "status", "--porcelain") == ""
-    assert iterate.settle(campaign) is None  # kda campaign resume
+    assert iterate.finish_interrupted(campaign) is None  # kda campaign resume
     assert campaign.repository.commit_of(campaign.best_branch) == campaign.repository.commit_of("HEAD") == best
     folder = f"{campaign.best_branch}:{campaign.folder}/docs"
     for name, one in (("ledger", run.run_id), ("grid", grid.run_id)):

@@ -19,7 +19,7 @@ from kda_tools.knowledge.catalogue_find import find, known_entries
 from kda_tools.knowledge.extract_ops import extract
 from kda_tools.knowledge.op_facts import FACTS, load_facts, to_toml
 from kda_tools.knowledge.update_facts import pins
-from kda_tools.knowledge.watchlist import FILE, load_watchlist, overlapping
+from kda_tools.knowledge.watchlist import FILE, load_watchlist, pulls_of_task
 from kda_tools.traces import catalogue
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -348,8 +348,8 @@ def test_the_watchlist() -> None:
     for pull in pulls:
         assert set(pull.entries) <= entries
         assert pull.opened <= pull.seen
-    assert [pull.number for pull in overlapping(ROOT, "k02_rotary_embedding")] == [14302, 33815]
-    assert overlapping(ROOT, "k07_group_norm_silu") == ()
+    assert [pull.number for pull in pulls_of_task(ROOT, "k02_rotary_embedding")] == [14302, 33815]
+    assert pulls_of_task(ROOT, "k07_group_norm_silu") == ()
 
 
 def test_a_broken_watchlist_is_refused_by_key(tmp_path: Path) -> None:

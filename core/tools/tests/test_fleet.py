@@ -35,13 +35,13 @@ from kda_judge.evidence.run_record import Metric, Repeat
 from kda_judge.judge.open_row import footprint
 from kda_judge.session import Request, open_session
 from kda_tools.fleet import interference, piece_jobs, piece_process, plan_pieces, ray_pool, run_fleet
-from kda_tools.fleet.checkout import in_place, packed
-from kda_tools.fleet.deliver import deliver, endings
-from kda_tools.fleet.drive import Came, Driver, Worker
+from kda_tools.fleet.checkout import in_place, pack_checkout
+from kda_tools.fleet.deliver import adversary_endings, deliver
+from kda_tools.fleet.drive import Driver, Worker, WorkerReport
 from kda_tools.fleet.gpu_worker import GpuWorker
-from kda_tools.fleet.join_sweeps import joined
-from kda_tools.fleet.live_view import busy_s, line, summary
-from kda_tools.fleet.node_facts import changed, odd, refuse_odd
+from kda_tools.fleet.join_sweeps import join_sweeps
+from kda_tools.fleet.live_view import busy_s, event_line, summary
+from kda_tools.fleet.node_facts import changed_facts, differing_workers, refuse_odd
 from kda_tools.fleet.past_runs import seconds_of_rows
 from kda_tools.fleet.pieces import Answer, Job, NodeFacts, Order, Piece, Question, Result, cut, deal, remaining
 from kda_tools.fleet.places import kind_of, places
@@ -372,11 +372,11 @@ class FakePool:
         assert worker.name not in self.asked
         self.asked[worker.name] = question
 
-    def wait(self, _seconds: float) -> list[Came]:
+    def wait(self, _seconds: float) -> list[WorkerReport]:
         asked, self.asked = self.asked, {}
         by_name = {worker.name: worker for worker in self.workers}
         found = [(by_name[name], self.say(by_name[name], question, len(asked))) for name, question in asked.items()]
-        return [Came(worker, answer, "" if answer else "died") for worker, answer in found]
+        return [WorkerReport(worker, answer, "" if answer else "died") for worker, answer in found]
 
     def kill(self, worker: Worker) -> None:
         self.killed.append(worker.name)
@@ -550,7 +550,7 @@ def test_events_and_results_say_what_a_piece_spent_its_time_on(tmp_path: Path) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_came_just_before_an_interrupt_is_kept(tmp_path: Path, number: signal.Signals) -> None:
     class Signals(FakePool):
-        def wait(self, seconds: float) -> list[Came]:
+        def wait(self, seconds: float) -> list[WorkerReport]:
             found = super().wait(seconds)
             signal.raise_signal(number)
             return found
@@ -564,14 +564,14 @@ def test_what_came_just_before_an_interrupt_is_kept(tmp_path: Path, number: sign
 @pytest.mark.usefixtures("as_kda")
 def test_a_second_interrupt_ends_the_waiting_and_so_does_one_that_is_dropped(tmp_path: Path) -> None:
     class Signals(FakePool):
-        def wait(self, _seconds: float) -> list[Came]:
+        def wait(self, _seconds: float) -> list[WorkerReport]:
             signal.raise_signal(signal.SIGINT)
             return []
 
     class Drops(Signals):
         """As in a destructor, in which Python prints the exception and goes on."""
 
-        def wait(self, seconds: float) -> list[Came]:
+        def wait(self, seconds: float) -> list[WorkerReport]:
             with suppress(KeyboardInterrupt):
                 super().wait(seconds)
             return []
@@ -658,13 +658,13 @@ def test_an_odd_worker_is_refused_by_name(change: dict[str, Any], words: str) ->
     with pytest.raises(UsageError, match="no work was begun") as refused:
         refuse_odd({**alike, "m/0": facts(**change)}, facts())
     assert str(refused.value).splitlines()[1:] == [f"m/0: {words}"]
-    assert odd({}, facts()) == {}
+    assert differing_workers({}, facts()) == {}
 
 
 def test_of_a_worker_that_came_back_as_something_else_only_the_differences_are_told() -> None:
-    assert changed(facts(uuid="GPU-1"), facts()) == ""
+    assert changed_facts(facts(uuid="GPU-1"), facts()) == ""
     now = facts(cores=8, versions={"driver": "580.1"})
-    assert changed(now, facts()) == "cores is 8, was 16; torch is absent, was 2.13.0"
+    assert changed_facts(now, facts()) == "cores is 8, was 16; torch is absent, was 2.13.0"
 
 
 def test_gpus_are_asked_for_where_the_driver_has_none() -> None:
@@ -675,7 +675,7 @@ def test_gpus_are_asked_for_where_the_driver_has_none() -> None:
 
 def test_a_checkout_without_a_commit_goes_to_no_cluster(task: Task, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--address: expected to be started in a git checkout"):
-        packed(tmp_path, [])
+        pack_checkout(tmp_path, [])
 
 
 # ---- what neighbours do to walls --------------------------------------------------------------
@@ -872,7 +872,7 @@ def test_a_joined_sweep_has_its_rows_in_the_order_of_the_task(tmp_path: Path, mo
     """Pieces have rows from all over the table."""
     found, asked = find_task("group_norm_silu"), list[Any]()
     (done, *_) = tuning_files.recorded(found)
-    monkeypatch.setattr("kda_tools.fleet.deliver.joined", lambda _results, rows, whole: asked.append(rows) or done)
+    monkeypatch.setattr("kda_tools.fleet.deliver.join_sweeps", lambda _results, rows, whole: asked.append(rows) or done)
     wanted = order(Job.TUNE, found.op)
     made = Plan(order=wanted, pieces=plan(wanted, 4), commit="0" * 40, files={})
     with RunFolder(tmp_path / "run").open() as folder:
@@ -885,7 +885,7 @@ def test_a_joined_sweep_has_its_rows_in_the_order_of_the_task(tmp_path: Path, mo
 def test_pieces_of_a_sweep_are_one_sweep_whose_rows_know_their_gpu() -> None:
     wide, narrow = sweeps.row(999, (1.0, 2.0, 2.0, 2.0)), sweeps.row(128, (3.0, 1.0, 2.0, 2.0))
     parts = [result("2", swept(wide)), result("1", swept(narrow, utc="2026-11-30T00:00:00Z"), gpu="GPU-1", attempt=2)]
-    made = joined(parts, ["r128", "r999"], whole=True)
+    made = join_sweeps(parts, ["r128", "r999"], whole=True)
     assert [row.row for row in made.tables[0].rows] == ["r128", "r999"]
     assert (made.usable, made.utc, made.seconds) == (True, "2026-11-30T00:00:00Z", 2.0)
     assert [(part.rows, part.gpu, part.attempt) for part in made.parts] == [
@@ -893,16 +893,16 @@ def test_pieces_of_a_sweep_are_one_sweep_whose_rows_know_their_gpu() -> None:
         (("r128",), "GPU-1", 2),
     ]
     assert sweeps.chosen(made) == sweeps.chosen(sweeps.record(narrow, wide))
-    assert not joined(parts[:1], ["r128", "r999"], whole=True).usable
-    assert not joined(parts, ["r128", "r999"], whole=False).usable
+    assert not join_sweeps(parts[:1], ["r128", "r999"], whole=True).usable
+    assert not join_sweeps(parts, ["r128", "r999"], whole=False).usable
     with pytest.raises(LedgerError, match="the sweep's parts differ in device: 'NVIDIA A100' and 'NVIDIA H200'"):
-        joined([*parts, result("3", swept(device="NVIDIA A100"))], ["r128", "r999"], whole=True)
+        join_sweeps([*parts, result("3", swept(device="NVIDIA A100"))], ["r128", "r999"], whole=True)
 
 
 def test_a_row_that_an_interrupted_attempt_had_is_there_once() -> None:
     row, again = sweeps.row(1, (1.0, 2.0, 2.0, 2.0)), sweeps.row(1, (1.5, 2.0, 2.0, 2.0))
     parts = [result("1", swept(row), complete=False), result("1", swept(again))]
-    made = joined(parts, ["r1"], whole=True)
+    made = join_sweeps(parts, ["r1"], whole=True)
     assert made.tables[0].rows == (again,)
     assert [part.rows for part in made.parts] == [(), ("r1",)]
 
@@ -912,7 +912,7 @@ def test_endings_of_the_suite_come_in_the_tables_order() -> None:
         return {"verdict": "ERROR", "reason": reason, "changed": "", "phases": [["verify", 1.5]]}
 
     first, second = ADVERSARIES[0].name, ADVERSARIES[1].name
-    found = endings(
+    found = adversary_endings(
         [result("2", json.dumps({second: ended("b")})), result("1", json.dumps({first: ended("a")}))], "cpu"
     )
     assert [(got.adversary.name, got.reason, got.seconds) for got in found] == [(first, "a", 1.5), (second, "b", 1.5)]
@@ -948,4 +948,4 @@ def test_the_cost_counts_lost_attempts(tmp_path: Path) -> None:
         folder.keep(result("a", seconds=5.0))
         assert busy_s(folder.events) == 8.0
         assert summary(folder.events, 2, 5.0, "cuda") == "2 GPUs, 5 s: 8 GPU-seconds of work, 80% of 10; 1 attempt lost"
-        assert line(lost) == "a lost on n/0, attempt 2, 3 s: died"
+        assert event_line(lost) == "a lost on n/0, attempt 2, 3 s: died"

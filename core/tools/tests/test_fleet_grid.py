@@ -22,7 +22,7 @@ from kda_judge.evidence import gpu_state
 from kda_judge.evidence.run_record import RunRecord, Verdict
 from kda_tools.fleet import ray_pool
 from kda_tools.fleet.checkout import SOURCES as CHECKOUT_SOURCES
-from kda_tools.fleet.open_run import Wish
+from kda_tools.fleet.open_run import RunOptions
 from kda_tools.fleet.pieces import Job
 from kda_tools.fleet.run_fleet import run
 from kda_tools.fleet.run_folder import RunFolder
@@ -97,13 +97,13 @@ def test_a_grid_on_two_workers_of_which_one_is_killed(checkout: Path, monkeypatc
     # What is wrong with a folder is told before a Ray is started.
     monkeypatch.setattr(ray_pool, "cluster", lambda *_: pytest.fail("started"))
     with pytest.raises(UsageError, match="expected a new folder, got that of a run; go on by --resume"):
-        run(Wish(job=Job.VALIDATE, out=out))
+        run(RunOptions(job=Job.VALIDATE, out=out))
     with pytest.raises(UsageError, match="this is a run of validate, got bench"):
-        run(Wish(job=Job.BENCH, resume=out))
+        run(RunOptions(job=Job.BENCH, resume=out))
     edited = checkout / "toys" / "k90_axpy" / "solution" / "__init__.py"
     edited.write_text(edited.read_text() + "\n")
     with pytest.raises(UsageError, match="the files of axpy are not those that it was begun with"):
-        run(Wish(job=Job.VALIDATE, resume=out))
+        run(RunOptions(job=Job.VALIDATE, resume=out))
 
 
 def test_sigterm_keeps_what_came_and_resume_does_the_rest(checkout: Path) -> None:
@@ -193,15 +193,15 @@ def test_what_makes_no_sense_is_told_before_ray_is_started(
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        (Wish(job=Job.VALIDATE, names=("axpy",), rows=("nomatch",)), "--rows 'nomatch': no such row"),
-        (Wish(job=Job.BENCH, names=("axpy",), rows=("nomatch",)), "--rows 'nomatch': no such row"),
-        (Wish(job=Job.TUNE, names=("axpy",)), "tune: expected a GPU, there is none"),
-        (Wish(job=Job.BENCH, names=("axpy",), record=True), "--record: expected a GPU, there is none"),
-        (Wish(job=Job.BENCH, names=("axpy",), missing=8), "--missing: expected a GPU on this machine"),
+        (RunOptions(job=Job.VALIDATE, names=("axpy",), rows=("nomatch",)), "--rows 'nomatch': no such row"),
+        (RunOptions(job=Job.BENCH, names=("axpy",), rows=("nomatch",)), "--rows 'nomatch': no such row"),
+        (RunOptions(job=Job.TUNE, names=("axpy",)), "tune: expected a GPU, there is none"),
+        (RunOptions(job=Job.BENCH, names=("axpy",), record=True), "--record: expected a GPU, there is none"),
+        (RunOptions(job=Job.BENCH, names=("axpy",), missing=8), "--missing: expected a GPU on this machine"),
     ],
 )
 def test_rows_and_gpus_that_are_not_there_are_told_before_ray_is_started(
-    toy: Task, monkeypatch: pytest.MonkeyPatch, wish: Wish, words: str
+    toy: Task, monkeypatch: pytest.MonkeyPatch, wish: RunOptions, words: str
 ) -> None:
     monkeypatch.setattr(ray_pool, "cluster", lambda *_: pytest.fail("started"))
     monkeypatch.setattr(gpu_state, "has_gpu", lambda: False)
@@ -215,7 +215,7 @@ def test_a_run_that_is_refused_leaves_no_folder(toy: Task, monkeypatch: pytest.M
 
     monkeypatch.setattr(ray_pool, "cluster", none)
     with pytest.raises(MissingRequirement, match="no ray"):
-        run(Wish(job=Job.BENCH, names=("axpy",), out=Path("run")))
+        run(RunOptions(job=Job.BENCH, names=("axpy",), out=Path("run")))
     assert not Path("run").exists()
 
 

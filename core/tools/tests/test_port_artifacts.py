@@ -301,7 +301,7 @@ def test_the_draft_names_what_the_watchlist_has(tmp_path: Path, monkeypatch: pyt
         Pull(repository=place, number=number, title="t", entries=("rotary",), opened=day, seen=day)
         for place, number in (("sgl-project/sglang", 7), ("sgl-project/sglang", 8), ("a/b", 9))
     ]
-    monkeypatch.setattr(watchlist, "overlapping", lambda _, folder: pulls if folder == "k02_rotary_embedding" else ())
+    monkeypatch.setattr(watchlist, "pulls_of_task", lambda _, folder: pulls if folder == "k02_rotary_embedding" else ())
     monkeypatch.setattr(artifacts, "write", lambda *given: asked.append(given[2]) or artifacts.Artifacts())
     words = ["port", "artifacts", "rotary_embedding", "--out", str(tmp_path / "out"), "--overlaps", "7"]
     CliRunner().invoke(app, words, catch_exceptions=False)

@@ -14,7 +14,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger
 from kda_judge.evidence.derive import recompute
-from kda_tools.campaign.history import tried
+from kda_tools.campaign.history import row_history
 from kda_tools.publish import report
 from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.why import LINES, WIDTH, _notes, find_row, missing_rows, why
@@ -126,7 +126,7 @@ def test_rows_that_miss_come_with_the_largest_gap_first(task: Task) -> None:
 def test_every_row_fits_a_screen(task: Task) -> None:
     with unchanged_files():
         for row in task.workloads:
-            lines = why(task, row.id, tried(task, row.id)).splitlines()
+            lines = why(task, row.id, row_history(task, row.id)).splitlines()
             assert len(lines) <= LINES, row.id
             assert max(map(len, lines)) <= WIDTH, row.id
 

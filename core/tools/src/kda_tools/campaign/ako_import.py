@@ -21,7 +21,7 @@ from kda_tools.campaign.allowed import protected_hashes
 from kda_tools.campaign.events import Claimed, Launched
 from kda_tools.campaign.journal import COPY, Journal
 from kda_tools.campaign.place import Campaign, campaign_of, name_of
-from kda_tools.campaign.repository import Repository, readable
+from kda_tools.campaign.repository import Repository, as_utf8
 from kda_tools.campaign.rules import read_rules
 from kda_tools.port.ako_export import MARK, Exported, package_name
 from kda_tools.project.export.sources import VENDORED
@@ -74,7 +74,7 @@ def _bring_back(task: Task, folder: Path, campaign: Campaign | None) -> list[Cla
         one.model_copy(
             update={
                 "commit": commits[one.iteration],
-                "patch": readable(_git(folder, "show", "--format=", "--no-color", commits[one.iteration], "--", *own)),
+                "patch": as_utf8(_git(folder, "show", "--format=", "--no-color", commits[one.iteration], "--", *own)),
                 "taken": one is best,
             }
         )
@@ -207,7 +207,7 @@ def _version(task: Task, folder: Path, commit: str, mark: Exported) -> dict[str,
     begin = f"solution/{package_name(task)}/"
     names = _git(folder, "ls-tree", "-r", "--name-only", commit, "--", begin).splitlines()
     texts = {name.removeprefix(begin): _git(folder, "show", f"{commit}:{name}") for name in names}
-    if bad := [name for name, text in texts.items() if text != readable(text)]:
+    if bad := [name for name, text in texts.items() if text != as_utf8(text)]:
         raise UsageError(f"{folder}: {begin}{bad[0]} at {commit[:12]}: expected text in UTF-8")
     if "__init__.py" not in texts:
         raise UsageError(f"{folder}: {begin}__init__.py: not there at {commit[:12]}")

@@ -11,7 +11,7 @@ import kda_tools
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import provenance
 from kda_tools.campaign.journal import COPY
-from kda_tools.campaign.repository import Repository, readable
+from kda_tools.campaign.repository import Repository, as_utf8
 
 FREE = (
     *("solution/*", "docs/dispatch.md", "bench/tune.py"),
@@ -58,15 +58,15 @@ def sorted_changes(repository: Repository, task: Task, base: str) -> tuple[list[
         if why is None:
             good.append(path)
         else:
-            bad.append(f"{readable(path)}: {why}")
+            bad.append(f"{as_utf8(path)}: {why}")
     hidden = repository.ignored(base, f"{prefix}solution")
-    return good, bad + [f"{readable(path)}: added; .gitignore hides it, so no commit would have it" for path in hidden]
+    return good, bad + [f"{as_utf8(path)}: added; .gitignore hides it, so no commit would have it" for path in hidden]
 
 
 def _refused(repository: Repository, base: str, path: str, inside: str | None, status: str) -> str | None:
     """Why the card does not allow this change; None if it does."""
     verb = {"A": "added", "D": "removed"}.get(status, "changed")
-    if path != readable(path):
+    if path != as_utf8(path):
         return f"{verb}; expected a name in UTF-8"
     if inside is None:
         return f"{verb}; it is outside of the task"

@@ -12,7 +12,7 @@ from kda_judge.evidence import ledger, record_log
 from kda_tools.campaign import allowed
 from kda_tools.campaign.events import Begun, Decision, Done, Ended
 from kda_tools.campaign.place import Campaign
-from kda_tools.campaign.repository import readable
+from kda_tools.campaign.repository import as_utf8
 from kda_tools.campaign.state import State
 from kda_tools.lab.grid import grid_record
 
@@ -86,7 +86,7 @@ def put_aside(campaign: Campaign, expected: str) -> None:
         aside = campaign.repository.commit(campaign.repository.tree(expected, paths), expected, "put aside\n")
         ref = f"refs/kda/{campaign.name}/aside-{aside[:10]}"
         campaign.repository.run("update-ref", ref, aside)
-        files = f"{', '.join(map(readable, paths[:3]))}{' ...' * (len(paths) > 3)}"
+        files = f"{', '.join(map(as_utf8, paths[:3]))}{' ...' * (len(paths) > 3)}"
         notice = f"put aside, since it was changed after the interruption: {files}: git restore --source {ref} -- PATH"
         print(notice, file=sys.stderr)
 

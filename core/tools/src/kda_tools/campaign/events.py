@@ -17,13 +17,13 @@ from kda_tools.lab.grid.grid_record import GridRecord
 SCHEMA_VERSION: Final = 1
 
 
-def moment(text: str) -> datetime:
+def parse_utc(text: str) -> datetime:
     """Parse a time in the form of `provenance.utc`; a ValueError if it has another form."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
 
 
 def _dated(text: str) -> str:
-    moment(text)
+    parse_utc(text)
     return text
 
 

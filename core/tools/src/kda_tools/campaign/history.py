@@ -20,7 +20,7 @@ def recorded(task: Task) -> list[State]:
     return campaigns(entries(path.read_bytes(), str(path))) if path.is_file() else []
 
 
-def tried(task: Task, row: str) -> list[tuple[str, str]]:
+def row_history(task: Task, row: str) -> list[tuple[str, str]]:
     """Iterations with a pattern that names the row: what was tried, and how it ended, with the number that decided."""
     found = []
     for state in recorded(task):

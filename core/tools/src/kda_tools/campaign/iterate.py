@@ -5,8 +5,8 @@
 3. The candidate is verified and measured, and the decision follows. The line `done` is written to disk.
 4. The worktree, the branches and the committed copy of the record follow from the two lines.
 
-`settle` finishes an interrupted iteration. After step 3 it does step 4. Between steps 2 and 3 it measures the candidate
-once more, from its commit; a second interruption ends the iteration as failed.
+`finish_interrupted` does step 4 if it comes after step 3. Between steps 2 and 3 it measures the candidate once more,
+from its commit; a second interruption ends the iteration as failed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def iterate(
         return _finish(campaign, begun, passed)
 
 
-def settle(campaign: Campaign, passed: Steps = lambda _: None) -> Done | None:
+def finish_interrupted(campaign: Campaign, passed: Steps = lambda _: None) -> Done | None:
     """Finish an iteration that was interrupted; None if nothing had to be measured again."""
     with campaign.alone():
         return _settle(campaign, passed)

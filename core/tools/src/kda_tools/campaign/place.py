@@ -126,7 +126,7 @@ def worktree_of(root: Path, name: str) -> Path:
     return parent.resolve() / name
 
 
-def here() -> Campaign:
+def current_campaign() -> Campaign:
     """The campaign of the current folder.
 
     Raises:

@@ -17,7 +17,7 @@ from kda_judge.evidence import ledger
 from kda_judge.evidence.derive import MEASURED
 from kda_tools.campaign.allowed import FREE, LOGS, TESTS
 from kda_tools.campaign.events import Decision
-from kda_tools.campaign.history import claims, gain, recorded, tried
+from kda_tools.campaign.history import claims, gain, recorded, row_history
 from kda_tools.campaign.passages import passages
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.state import State
@@ -97,7 +97,8 @@ def sections(campaign: Campaign, state: State, lacking: Sequence[Check]) -> Iter
     missing = why.missing_rows(task)
     rows, most = (missing, MOST_WHYS) if missing else (_slowest(task), MOST_SLOWEST)
     for row in rows[:most]:
-        yield Section(f"kda why {task.op} {row}", why.why(task, row, tried(task, row)), f"kda why {task.op} {row}")
+        command = f"kda why {task.op} {row}"
+        yield Section(command, why.why(task, row, row_history(task, row)), command)
     if rest := rows[most:]:
         title = "Further rows that miss" if missing else "Further rows, none of which is known to miss"
         yield Section(title, ", ".join(rest), f"kda why {task.op} ROW")

@@ -50,7 +50,7 @@ class Repository:
         except FileNotFoundError:
             raise MissingRequirement("git: not found on PATH; a campaign lives in a git worktree") from None
         if ran.returncode:
-            raise UsageError(readable(f"git {' '.join(words)}: {ran.stderr.strip() or f'ended with {ran.returncode}'}"))
+            raise UsageError(as_utf8(f"git {' '.join(words)}: {ran.stderr.strip() or f'ended with {ran.returncode}'}"))
         return ran.stdout
 
     def ask(self, *words: str) -> str | None:
@@ -146,9 +146,9 @@ class Repository:
             self.run("checkout-index", "-f", "-z", "--stdin", f"--prefix={to}/", given=paths, env=env)
 
     def diff(self, old: str, new: str, form: str, folder: str = ".") -> str:
-        """The output of `git diff` for two commits, in this form and below this folder, made `readable`."""
+        """The output of `git diff` for two commits, in this form and below this folder, as `as_utf8` makes it."""
         words = ("--no-color", "--no-ext-diff", "--no-renames", *form.split())
-        return readable(self.run("diff", *words, old, new, "--", folder))
+        return as_utf8(self.run("diff", *words, old, new, "--", folder))
 
     def _author(self) -> dict[str, str]:
         if self.ask("config", "user.email"):
@@ -157,7 +157,7 @@ class Repository:
         return {f"GIT_{who}_{what}": value for who in people for what, value in (("NAME", NAME), ("EMAIL", EMAIL))}
 
 
-def readable(text: str) -> str:
+def as_utf8(text: str) -> str:
     """The text with a replacement character for every byte that is no UTF-8, so that a record can hold it."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 

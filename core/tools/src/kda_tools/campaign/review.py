@@ -15,7 +15,7 @@ from kda_tools.campaign import agents, bash, confine, launch
 from kda_tools.campaign.events import Answered, Decision, Done, Finding, Reviewed
 from kda_tools.campaign.place import Campaign
 from kda_tools.campaign.repository import Repository
-from kda_tools.campaign.review_checks import look
+from kda_tools.campaign.review_checks import solution_findings
 
 PROGRAM = "program"
 CHECKLIST = (
@@ -54,7 +54,7 @@ def check(campaign: Campaign) -> list[Finding]:
     """Run the program's checks on the best version, and record the findings that are new."""
     state = campaign.state()
     with best_checkout(campaign) as task:
-        seen = look(task, last_kept(campaign))
+        seen = solution_findings(task, last_kept(campaign))
     known = {(one.check, one.where, one.text) for one in state.findings.values() if one.by == PROGRAM}
     new = [one for one in seen if (one.check, one.where, one.text) not in known]
     return record(campaign, PROGRAM, [(one.check, one.where, one.text) for one in new])

@@ -46,7 +46,7 @@ class Seen:
     text: str
 
 
-def look(task: Task, last: Done | None) -> list[Seen]:
+def solution_findings(task: Task, last: Done | None) -> list[Seen]:
     """All findings in the task's solution, and in the evidence of the iteration that made it."""
     found = [Seen("imports", _where(task, line), line) for line in _imports(task)]
     for path in solution_imports.files(task.path / "solution"):

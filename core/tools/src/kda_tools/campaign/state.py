@@ -21,7 +21,7 @@ from kda_tools.campaign.events import (
     Promoted,
     Refused,
     Reviewed,
-    moment,
+    parse_utc,
 )
 
 UNIMPROVED = (Decision.REVERT, Decision.FAILED)
@@ -143,7 +143,7 @@ class State:
 
     def hours(self, now: datetime | None = None) -> float:
         """Hours of wall time since the launch."""
-        start = moment(self.entries[0].utc)
+        start = parse_utc(self.entries[0].utc)
         return ((now or datetime.now(timezone.utc)) - start).total_seconds() / 3600
 
     def spent(self, now: datetime | None = None) -> str | None:

@@ -80,10 +80,10 @@ def iterate(
 ) -> None:
     """Verify and measure what the worktree holds, keep or revert it, and record that: one iteration."""
     from kda_tools.campaign.iterate import iterate as run
-    from kda_tools.campaign.place import here
+    from kda_tools.campaign.place import current_campaign
     from kda_tools.campaign.views import print_done
 
-    campaign = here()
+    campaign = current_campaign()
     done = run(campaign, message, tuple(rows or ()), direction)
     print_done(campaign.state().begun[done.iteration], done)
 
@@ -91,12 +91,12 @@ def iterate(
 @app.command()
 def resume() -> None:
     """Finish an iteration that was interrupted. `iterate` does it too, before it begins."""
-    from kda_tools.campaign.iterate import settle
-    from kda_tools.campaign.place import here
+    from kda_tools.campaign.iterate import finish_interrupted
+    from kda_tools.campaign.place import current_campaign
     from kda_tools.campaign.views import print_done, print_status
 
-    campaign = here()
-    if (done := settle(campaign)) is not None:
+    campaign = current_campaign()
+    if (done := finish_interrupted(campaign)) is not None:
         print_done(campaign.state().begun[done.iteration], done)
     print_status(campaign, campaign.state())
 
@@ -104,10 +104,10 @@ def resume() -> None:
 @app.command()
 def status() -> None:
     """Show the best so far, what was tried, and the budgets that are left."""
-    from kda_tools.campaign.place import here
+    from kda_tools.campaign.place import current_campaign
     from kda_tools.campaign.views import print_status
 
-    campaign = here()
+    campaign = current_campaign()
     print_status(campaign, campaign.state())
 
 
@@ -126,12 +126,12 @@ def review(
 ) -> None:
     """Review the best version: a program first, then an agent or a person. Findings block promotion until answered."""
     from kda_tools.campaign import review as reviews
-    from kda_tools.campaign.place import here
+    from kda_tools.campaign.place import current_campaign
     from kda_tools.campaign.views import finding as words
 
     if finding and not person:
         raise UsageError("--finding: expected with --person: a finding has an author")
-    campaign = here()
+    campaign = current_campaign()
     with campaign.alone():
         reviews.check(campaign)
         if agent:
@@ -159,9 +159,9 @@ def answer(
 ) -> None:
     """Answer a finding of a review; the answer is recorded."""
     from kda_tools.campaign import review as reviews
-    from kda_tools.campaign.place import here
+    from kda_tools.campaign.place import current_campaign
 
-    campaign = here()
+    campaign = current_campaign()
     with campaign.alone():
         reviews.answer(campaign, number, by, text)
     typer.echo(f"answered: {len(campaign.state().unanswered)} findings are not answered")
@@ -170,10 +170,10 @@ def answer(
 @app.command()
 def promote() -> None:
     """Verify the best version in a clean checkout with fresh seeds and the grid, measure it with A/A, record it."""
-    from kda_tools.campaign.place import here
+    from kda_tools.campaign.place import current_campaign
     from kda_tools.campaign.promote import promote as run
 
-    campaign = here()
+    campaign = current_campaign()
     with campaign.alone():
         promoted = run(campaign)
     typer.echo(promoted.reason)

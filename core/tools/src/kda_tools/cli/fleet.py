@@ -86,12 +86,12 @@ def run(
     ] = None,
 ) -> None:
     """Split work over all GPUs of a cluster, repeat lost pieces, and keep every result."""
-    from kda_tools.fleet.open_run import Wish
-    from kda_tools.fleet.outcome import show
+    from kda_tools.fleet.open_run import RunOptions
+    from kda_tools.fleet.outcome import print_outcome
     from kda_tools.fleet.pieces import Job
     from kda_tools.fleet.run_fleet import run as run_fleet
 
-    wish = Wish(
+    wish = RunOptions(
         job=Job(what),
         names=names or (),
         rows=rows or (),
@@ -110,4 +110,4 @@ def run(
         resume=resume,
         out=out,
     )
-    raise typer.Exit(show(run_fleet(wish)))
+    raise typer.Exit(print_outcome(run_fleet(wish)))

@@ -163,11 +163,11 @@ def artifacts(
 ) -> None:
     """Gather what a pull request needs: tables, a profile before and after, numerics, provenance, and a draft."""
     from kda_judge.contract.tasks import checkout_root, find_task
-    from kda_tools.knowledge.watchlist import overlapping
+    from kda_tools.knowledge.watchlist import pulls_of_task
     from kda_tools.port.artifacts import Given, write
 
     found, root = find_task(task), checkout_root()
-    known = overlapping(root, found.folder) if root is not None else ()
+    known = pulls_of_task(root, found.folder) if root is not None else ()
     listed = [pull.number for pull in known if pull.repository == "sgl-project/sglang"]
     given = Given(denoise, tuple(picture or ()), tuple(dict.fromkeys([*(overlaps or ()), *listed])))
     made = write(found, out, given)

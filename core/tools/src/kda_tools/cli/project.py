@@ -116,7 +116,7 @@ def new(
 ) -> None:
     """Start a new task: as a copy of another one, or of a template."""
     from kda_judge.contract.tasks import checkout_root, find_task
-    from kda_tools.knowledge.watchlist import overlapping
+    from kda_tools.knowledge.watchlist import pulls_of_task
     from kda_tools.project.from_template import from_template
     from kda_tools.project.new_task import new_task
 
@@ -130,7 +130,7 @@ def new(
     if name is None:
         raise UsageError("kda new: expected the task to copy and the new op's name, or --template NAME and the name")
     found, root = find_task(source), checkout_root()
-    for pull in overlapping(root, found.folder) if root is not None and card is not None else ():
+    for pull in pulls_of_task(root, found.folder) if root is not None and card is not None else ():
         typer.echo(f"open upstream, look at it first: {pull.line}")
     path = new_task(found, name, card)
     typer.echo(f"{relative(path)}: read prompt.md, then config.toml, and change them first")

@@ -13,9 +13,9 @@ def why(
 ) -> None:
     """Show on one screen a row's times, its distance to the limit, what bounds it, and what was tried."""
     from kda_judge.contract.tasks import find_task
-    from kda_tools.campaign.history import tried
+    from kda_tools.campaign.history import row_history
     from kda_tools.publish import why as screen
 
     found = find_task(task)
     screen.find_row(found, row)
-    typer.echo(screen.why(found, row, tried(found, row)))
+    typer.echo(screen.why(found, row, row_history(found, row)))

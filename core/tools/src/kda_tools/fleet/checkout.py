@@ -42,7 +42,7 @@ def in_place() -> Baggage:
     return Baggage(environment)
 
 
-def packed(folder: Path, pins: Iterable[Pin]) -> Baggage:
+def pack_checkout(folder: Path, pins: Iterable[Pin]) -> Baggage:
     """For workers anywhere: an archive in `folder` of the commit, with the wheels.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 from kda_judge.contract.tasks import Task, find_task
 from kda_judge.evidence import ledger, provenance, record_log
 from kda_judge.evidence.run_record import RunRecord, Verdict
-from kda_tools.fleet.join_sweeps import joined
+from kda_tools.fleet.join_sweeps import join_sweeps
 from kda_tools.fleet.pieces import Job, Kind, NodeFacts, Result
 from kda_tools.fleet.run_folder import Plan, RunFolder
 from kda_tools.lab.adversaries import page, suite
@@ -86,7 +86,7 @@ def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
         return
     asked = {row for piece in plan.pieces if piece.subject == task.op for row in piece.items}
     rows = [row.id for row in all_rows(task, tune.load(task)) if row.id in asked]
-    record: SweepRecord = joined(results, rows, whole=not plan.order.rows)
+    record: SweepRecord = join_sweeps(results, rows, whole=not plan.order.rows)
     if record in tune.recorded(task):
         return
     record_log.append(tune.log(task), record)
@@ -95,7 +95,7 @@ def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
         rederive(task)
 
 
-def endings(results: Sequence[Result], kind: Kind) -> list[suite.Got]:
+def adversary_endings(results: Sequence[Result], kind: Kind) -> list[suite.Got]:
     """How the adversaries ended, in the table's order. If one ended twice, the later ending counts."""
     by_name = {name: ending for result in results for name, ending in json.loads(result.line).items()}
     return [_ending(one, kind, by_name[one.name]) for one in ADVERSARIES if one.name in by_name]
@@ -109,7 +109,7 @@ def _ending(one: Adversary, kind: Kind, ending: dict[str, Any]) -> suite.Got:
 def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Appended]:
     """Record a whole suite. A part of the suite is not recorded, as on one GPU."""
     kind = plan.order.kind
-    found = endings(folder.results, kind)
+    found = adversary_endings(folder.results, kind)
     if len(found) < len(suite.chosen(kind, (), ADVERSARIES)):
         return
     begin, *_, end = (event.moment for event in folder.events if event.event in SPAN)

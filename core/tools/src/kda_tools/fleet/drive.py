@@ -47,7 +47,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Came:
+class WorkerReport:
     """What happened to a worker that was given a question."""
 
     worker: Worker
@@ -71,7 +71,7 @@ class Pool(Protocol):
     def give(self, worker: Worker, question: Question) -> None:
         """Send the question to the worker."""
 
-    def wait(self, seconds: float) -> Sequence[Came]:
+    def wait(self, seconds: float) -> Sequence[WorkerReport]:
         """What came back within `seconds`; returns as soon as there is something."""
 
     def kill(self, worker: Worker) -> None:
@@ -208,7 +208,7 @@ class Driver:
             return schedule.running[worker]
         return None
 
-    def _take(self, schedule: Schedule, came: Came, seconds: float, lost: What = "lost") -> None:
+    def _take(self, schedule: Schedule, came: WorkerReport, seconds: float, lost: What = "lost") -> None:
         worker, answer = came.worker, came.answer
         piece, attempt = schedule.running[worker.name]
         if answer is not None and answer.line is not None:

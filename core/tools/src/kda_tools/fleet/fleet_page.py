@@ -8,7 +8,7 @@ from pathlib import Path
 from kda_judge.evidence import record_log
 from kda_tools.fleet.fleet_record import LOG, FleetRecord
 from kda_tools.fleet.pieces import Job
-from kda_tools.fleet.same_verdicts import agreeing
+from kda_tools.fleet.same_verdicts import count_agreeing_rows
 from kda_tools.publish.report import NONE, table_md
 from kda_tools.publish.tables import replace_block
 from kda_tools.publish.write_pages import write_pages
@@ -73,7 +73,7 @@ def _where(one: FleetRecord) -> str:
 
 def _same(alone: FleetRecord | None, one: FleetRecord) -> str:
     """Of a bench beside the one on a single GPU: how many rows say the same, of how many."""
-    agree, rows = agreeing(alone, one) if alone and one.job is Job.BENCH else (0, 0)
+    agree, rows = count_agreeing_rows(alone, one) if alone and one.job is Job.BENCH else (0, 0)
     return f"{agree} of {rows}" if rows else NONE
 
 

@@ -12,7 +12,7 @@ SAME = ("command", "commit", "dirty", "solution", "capability", "device", "versi
 """Fields in which all parts agree."""
 
 
-def joined(results: Sequence[Result], rows: Sequence[str], whole: bool) -> SweepRecord:
+def join_sweeps(results: Sequence[Result], rows: Sequence[str], whole: bool) -> SweepRecord:
     """One record of all results, its rows in the order of `rows`; partial unless `whole` is set and no row is missing.
 
     If two results have the same row (an interrupted attempt and a later one), the later one counts.

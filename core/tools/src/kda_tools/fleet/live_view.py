@@ -25,7 +25,7 @@ Look = Callable[[Schedule], None]
 
 
 @contextmanager
-def showing(folder: RunFolder, workers: Callable[[], Sequence[Worker]], total: int) -> Iterator[Look]:
+def progress_printer(folder: RunFolder, workers: Callable[[], Sequence[Worker]], total: int) -> Iterator[Look]:
     """The function to call after each change: on a terminal it shows a table, elsewhere it prints a line per event."""
     if not sys.stderr.isatty():
         yield _lines(folder, total)
@@ -47,13 +47,13 @@ def _lines(folder: RunFolder, total: int) -> Look:
         nonlocal seen
         for event in folder.events[seen:]:
             if event.event in PLAIN:
-                print(f"[{len(folder.done)}/{total}] {line(event)}", file=sys.stderr, flush=True)
+                print(f"[{len(folder.done)}/{total}] {event_line(event)}", file=sys.stderr, flush=True)
         seen = len(folder.events)
 
     return look
 
 
-def line(event: Event) -> str:
+def event_line(event: Event) -> str:
     """An event in one line."""
     attempt = f", attempt {event.attempt}" if (event.attempt or 1) > 1 else ""
     seconds = f", {event.seconds:.0f} s" if event.seconds is not None else ""
@@ -80,7 +80,7 @@ def table(
             str(mine.count("finished")),
             str(mine.count("lost")),
         )
-    lost = [line(event) for event in events if event.event in ("lost", "given-up", "retired", "refused")][-3:]
+    lost = [event_line(event) for event in events if event.event in ("lost", "given-up", "retired", "refused")][-3:]
     bar = ProgressBar(total=max(total, 1), completed=done, width=40)
     progress = Text(f"{done} of {total} pieces, {len(schedule.waiting)} wait, {seconds:.0f} s")
     return Group(made, bar, progress, *(Text(words, style="yellow") for words in lost))

@@ -18,7 +18,7 @@ BY_TASK = (Job.BENCH, Job.VALIDATE, Job.TUNE)
 """Jobs whose names are ops."""
 
 
-def facts(order: Order) -> NodeFacts:
+def node_facts(order: Order) -> NodeFacts:
     """Facts of this process; a UsageError or MissingRequirement if one cannot be read, as of a GPU that has gone."""
     state = gpu_state.read_state(0) if order.kind == "cuda" else None
     git = provenance.git_state(checkout_root())
@@ -30,13 +30,13 @@ def facts(order: Order) -> NodeFacts:
         commit=git.commit,
         dirty=git.dirty,
         versions=provenance.versions(state.driver if state else None),
-        files=files(order),
+        files=file_digests(order),
         cores=len(os.sched_getaffinity(0)),
         cpu=provenance.processor(),
     )
 
 
-def files(order: Order) -> dict[str, str]:
+def file_digests(order: Order) -> dict[str, str]:
     """Op -> digest of all that decides its numbers; empty if the names of the job are not ops."""
     names = order.names if order.job in BY_TASK else ()
     return {name: _digest(provenance.hashes(find_task(name))) for name in names}
@@ -54,12 +54,12 @@ def refuse_odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> None:
     Raises:
         UsageError: names every worker that differs, in what, and what to do.
     """
-    wrong = [f"{name}: {words}" for name, words in odd(workers, driver).items()]
+    wrong = [f"{name}: {words}" for name, words in differing_workers(workers, driver).items()]
     if wrong:
         raise UsageError("\n".join(["the workers differ, so that no work was begun:", *wrong]))
 
 
-def odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> dict[str, str]:
+def differing_workers(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> dict[str, str]:
     """Worker -> how it differs from most workers, or from the fleet's driver; empty if all are alike."""
     found: dict[str, list[str]] = {}
     asked: dict[str, Callable[[NodeFacts], str]] = {"GPU": lambda one: str(one.gpu)}
@@ -81,7 +81,7 @@ def odd(workers: Mapping[str, NodeFacts], driver: NodeFacts) -> dict[str, str]:
     return {name: "; ".join(words) for name, words in found.items()}
 
 
-def changed(now: NodeFacts, before: NodeFacts) -> str:
+def changed_facts(now: NodeFacts, before: NodeFacts) -> str:
     """How a worker differs from its former facts; empty if it merely has another GPU of its node."""
     compared = [
         {
@@ -95,7 +95,7 @@ def changed(now: NodeFacts, before: NodeFacts) -> str:
     return "; ".join(f"{name} is {is_now}, was {was}" for name, (is_now, was) in pairs.items() if is_now != was)
 
 
-def demand(workers: Sequence[object], kind: str) -> None:
+def demand_workers(workers: Sequence[object], kind: str) -> None:
     """Refuse to begin without a worker.
 
     Raises:

@@ -13,14 +13,14 @@ from kda_judge.contract.errors import MissingRequirement, UsageError
 from kda_judge.contract.tasks import checkout_root, find_task
 from kda_judge.evidence import gpu_state, provenance
 from kda_tools.fleet import plan_pieces
-from kda_tools.fleet.checkout import Baggage, in_place, packed
-from kda_tools.fleet.node_facts import BY_TASK, files
+from kda_tools.fleet.checkout import Baggage, in_place, pack_checkout
+from kda_tools.fleet.node_facts import BY_TASK, file_digests
 from kda_tools.fleet.pieces import Job, Kind, Order
 from kda_tools.fleet.run_folder import Plan, RunFolder
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunOptions:
     """The options of `kda fleet run`, from which the order is made."""
 
     job: Job
@@ -44,7 +44,7 @@ class Wish:
     out: Path | None = None
 
 
-def check(wish: Wish) -> None:
+def check_options(wish: RunOptions) -> None:
     """Refuse what can be refused before Ray is started.
 
     Raises:
@@ -76,7 +76,7 @@ def check(wish: Wish) -> None:
             plan_pieces.plan(order.model_copy(update={"missing": 0}), 1)
 
 
-def _order(wish: Wish, kind: Kind) -> Order:
+def _order(wish: RunOptions, kind: Kind) -> Order:
     """The order of a new run; refuses what `kind` cannot do."""
     if kind == "cpu" and wish.job is Job.TUNE:
         raise MissingRequirement(
@@ -100,20 +100,20 @@ def _order(wish: Wish, kind: Kind) -> Order:
     )
 
 
-def planned(folder: RunFolder, wish: Wish, kind: Kind, workers: int) -> Plan:
-    """Split a new order for so many workers, and note the plan; raises as `check` does."""
+def new_plan(folder: RunFolder, wish: RunOptions, kind: Kind, workers: int) -> Plan:
+    """Split a new order for so many workers, and note the plan; raises as `check_options` does."""
     order = _order(wish, kind)
     made = Plan(
         order=order,
         pieces=plan_pieces.plan(order, workers),
         commit=provenance.git_state(checkout_root()).commit,
-        files=files(order),
+        files=file_digests(order),
     )
     folder.note("planned", plan=made)
     return made
 
 
-def known(folder: RunFolder, wish: Wish) -> Plan | None:
+def known_plan(folder: RunFolder, wish: RunOptions) -> Plan | None:
     """The plan of the run to resume; None for a new run."""
     plan = folder.plan
     if wish.resume is None:
@@ -124,7 +124,7 @@ def known(folder: RunFolder, wish: Wish) -> Plan | None:
         raise UsageError(f"--resume {folder.path}: expected the folder of a run, found no plan in {folder.events_file}")
     if plan.order.job is not wish.job:
         raise UsageError(f"--resume {folder.path}: this is a run of {plan.order.job.value}, got {wish.job.value}")
-    now = files(plan.order)
+    now = file_digests(plan.order)
     if changed := [op for op, digest in plan.files.items() if now.get(op) != digest]:
         raise UsageError(
             f"--resume {folder.path}: the files of {', '.join(changed)} are not those that it was begun with; go back "
@@ -135,7 +135,7 @@ def known(folder: RunFolder, wish: Wish) -> Plan | None:
     return plan
 
 
-def resumed(folder: RunFolder, plan: Plan, kind: Kind) -> Plan:
+def resume_plan(folder: RunFolder, plan: Plan, kind: Kind) -> Plan:
     """Go on with a plan; a UsageError if it was begun on another kind of device."""
     if plan.order.kind != kind:
         raise UsageError(f"--resume {folder.path}: begun on {plan.order.kind}, this cluster has {kind}")
@@ -143,7 +143,7 @@ def resumed(folder: RunFolder, plan: Plan, kind: Kind) -> Plan:
     return plan
 
 
-def folder_of(wish: Wish) -> Path:
+def folder_of(wish: RunOptions) -> Path:
     """The folder of the run that is resumed, or of a new one."""
     if wish.resume is not None:
         if not (wish.resume / "events.jsonl").is_file():
@@ -153,16 +153,16 @@ def folder_of(wish: Wish) -> Path:
 
 
 @contextmanager
-def baggage_of(wish: Wish) -> Iterator[Baggage]:
+def baggage_of(wish: RunOptions) -> Iterator[Baggage]:
     """What the workers are started with: an archive if they are on a cluster."""
     if wish.address is None:
         yield in_place()
         return
     with tempfile.TemporaryDirectory(prefix="kda-fleet-") as folder:
-        yield packed(Path(folder), _pins(wish))
+        yield pack_checkout(Path(folder), _pins(wish))
 
 
-def _pins(wish: Wish) -> list[Pin]:
+def _pins(wish: RunOptions) -> list[Pin]:
     """The upstream packages that the nodes will need."""
     if wish.job is Job.MODEL:
         from kda_tools.models.known_models import load_models

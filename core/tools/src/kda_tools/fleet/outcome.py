@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kda_judge.contract.errors import ExitCode
 from kda_judge.evidence.run_record import RunRecord, Verdict
-from kda_tools.fleet.deliver import endings
+from kda_tools.fleet.deliver import adversary_endings
 from kda_tools.fleet.pieces import Job, Order, Result
-from kda_tools.fleet.run_fleet import Ended
+from kda_tools.fleet.run_fleet import FleetOutcome
 from kda_tools.lab.grid.grid_record import GridRecord, failures
 from kda_tools.models.step_record import StepRecord
 from kda_tools.terminal import console, say
@@ -16,7 +16,7 @@ from kda_tools.terminal import console, say
 SHOWN_FAILURES = 20
 
 
-def show(ended: Ended) -> ExitCode:
+def print_outcome(ended: FleetOutcome) -> ExitCode:
     """Print the results; returns the exit code of the worst one, as a single command does."""
     plan, folder = ended.plan, ended.folder
     verdicts = SHOW[plan.order.job](plan.order, folder.results, {piece.id: piece.subject for piece in plan.pieces})
@@ -30,7 +30,7 @@ def show(ended: Ended) -> ExitCode:
     return _code(ended, set(verdicts))
 
 
-def _code(ended: Ended, verdicts: set[Verdict]) -> ExitCode:
+def _code(ended: FleetOutcome, verdicts: set[Verdict]) -> ExitCode:
     if ended.interrupted:
         return ExitCode.INTERRUPTED
     if ended.schedule.failed:
@@ -72,7 +72,7 @@ def _grids(order: Order, results: Sequence[Result], subjects: Mapping[str, str])
 def _suite(order: Order, results: Sequence[Result], _subjects: Mapping[str, str]) -> Iterable[Verdict]:
     from kda_tools.lab.adversaries.__main__ import show as print_suite
 
-    found = endings(results, order.kind)
+    found = adversary_endings(results, order.kind)
     print_suite(found, order.kind, sum(result.seconds for result in results), len({one.gpu for one in results}))
     return [Verdict.INVALID] if any(got.wrong for got in found) else []
 

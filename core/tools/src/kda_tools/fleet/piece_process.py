@@ -20,7 +20,7 @@ from kda_judge.arms.process_tree import die_with_parent
 from kda_judge.contract.errors import KdaError, MissingRequirement
 from kda_judge.evidence import gpu_state
 from kda_tools.fleet.gpu_worker import ACTOR
-from kda_tools.fleet.node_facts import facts
+from kda_tools.fleet.node_facts import node_facts
 from kda_tools.fleet.pieces import Answer, Job, Question
 
 SHOWN = 4000
@@ -71,7 +71,7 @@ def found(question: Question) -> Answer:
 
     try:
         if question.piece is None:
-            return Answer(line=facts(question.order).model_dump_json())
+            return Answer(line=node_facts(question.order).model_dump_json())
         before = gpu_state.read_state(0).uuid if question.order.kind == "cuda" else None
         made = piece_jobs.JOBS[question.order.job](question, question.piece)
         if before is not None and (after := gpu_state.read_state(0).uuid) != before:

@@ -13,8 +13,8 @@ from typing import Any
 from kda_judge.contract.errors import MissingRequirement
 from kda_tools.fleet import gpu_worker
 from kda_tools.fleet.checkout import Baggage
-from kda_tools.fleet.drive import Came, Worker
-from kda_tools.fleet.node_facts import changed, odd
+from kda_tools.fleet.drive import Worker, WorkerReport
+from kda_tools.fleet.node_facts import changed_facts, differing_workers
 from kda_tools.fleet.pieces import Answer, NodeFacts, Order, Question
 from kda_tools.fleet.places import Place
 from kda_tools.fleet.run_folder import RunFolder
@@ -130,7 +130,7 @@ class RayPool:
         seat = self._seat(worker)
         seat.asked = seat.actor.run.remote(question.model_dump_json())
 
-    def wait(self, seconds: float) -> list[Came]:
+    def wait(self, seconds: float) -> list[WorkerReport]:
         """What came back within `seconds`; returns as soon as there is something."""
         asked = {seat.asked: seat for seat in self._seats if seat.asked is not None}
         if not asked:
@@ -192,7 +192,7 @@ class RayPool:
         question = Question(order=self._order, slot=seat.place.slot, slots=seat.place.slots)
         seat.asked = seat.actor.run.remote(question.model_dump_json())
 
-    def _received(self, seat: _Seat) -> Came | None:
+    def _received(self, seat: _Seat) -> WorkerReport | None:
         """What the pool reports of an answer; None if the question was what the worker runs on."""
         ref, worker, seat.asked = seat.asked, seat.worker, None
         try:
@@ -206,7 +206,7 @@ class RayPool:
             self._start(seat)
         elif answer.failed is not None:
             self._ask_facts(seat)  # checks whether its GPU is still there
-        return Came(worker, answer, why)
+        return WorkerReport(worker, answer, why)
 
     def _introduce(self, seat: _Seat, answer: Answer | None, why: str) -> None:
         place = seat.place
@@ -220,10 +220,10 @@ class RayPool:
             return
         facts = NodeFacts.model_validate_json(answer.line)
         known = self._accepted.setdefault(place.name, facts)
-        if changes := changed(facts, known):
+        if changes := changed_facts(facts, known):
             self._retire(seat, f"it came back as something else: {changes}")
             return
-        if self.driver is not None and (differs := odd(self._accepted, self.driver).get(place.name)):
+        if self.driver is not None and (differs := differing_workers(self._accepted, self.driver).get(place.name)):
             self._retire(seat, differs)
             return
         seat.failures = 0

@@ -17,9 +17,9 @@ from kda_tools.fleet import fleet_record, interference, ray_pool
 from kda_tools.fleet.checkout import Baggage
 from kda_tools.fleet.deliver import Appended, deliver
 from kda_tools.fleet.drive import Driver, Pool, Worker
-from kda_tools.fleet.live_view import showing, summary
-from kda_tools.fleet.node_facts import demand, facts, refuse_odd
-from kda_tools.fleet.open_run import Wish, baggage_of, check, folder_of, known, planned, resumed
+from kda_tools.fleet.live_view import progress_printer, summary
+from kda_tools.fleet.node_facts import demand_workers, node_facts, refuse_odd
+from kda_tools.fleet.open_run import RunOptions, baggage_of, check_options, folder_of, known_plan, new_plan, resume_plan
 from kda_tools.fleet.past_runs import seconds_of_rows
 from kda_tools.fleet.pieces import Job, Kind, NodeFacts, Order, Piece, Question, remaining
 from kda_tools.fleet.places import Place, kind_of, places
@@ -32,7 +32,7 @@ START_S = 120.0
 
 
 @dataclass
-class Ended:
+class FleetOutcome:
     """How a run ended."""
 
     folder: RunFolder
@@ -44,7 +44,7 @@ class Ended:
     recorded: list[Appended] = field(default_factory=list)
 
 
-def run(wish: Wish) -> Ended:
+def run(wish: RunOptions) -> FleetOutcome:
     """Do what `wish` asks, as far as possible.
 
     Raises:
@@ -52,23 +52,23 @@ def run(wish: Wish) -> Ended:
         MissingRequirement: no ray, no cluster, no worker, or no GPU for work that needs one.
         ArmFailed: no worker is left.
     """
-    check(wish)
+    check_options(wish)
     until = math.inf if wish.limit_s is None else time.monotonic() + wish.limit_s
     with RunFolder(folder_of(wish)).open() as folder, baggage_of(wish) as baggage:
-        plan = known(folder, wish)  # refused before Ray is started
+        plan = known_plan(folder, wish)  # refused before Ray is started
         with ray_pool.cluster(wish.address, wish.most, baggage) as ray:
             nodes = ray.nodes()
             kind = kind_of(nodes)
             seats = places(nodes, kind, wish.most, wish.per_node)
-            demand(seats, kind)
-            plan = resumed(folder, plan, kind) if plan else planned(folder, wish, kind, len(seats))
+            demand_workers(seats, kind)
+            plan = resume_plan(folder, plan, kind) if plan else new_plan(folder, wish, kind, len(seats))
             say(f"pieces: {len(plan.pieces)}, workers: {len(seats)}; events and results: {folder.path}")
             return _run(ray, folder, plan, seats, baggage, wish, until)
 
 
 def _run(
-    ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggage: Baggage, wish: Wish, until: float
-) -> Ended:
+    ray: Any, folder: RunFolder, plan: Plan, seats: Sequence[Place], baggage: Baggage, wish: RunOptions, until: float
+) -> FleetOutcome:
     order, begin = plan.order, time.monotonic()
     pieces = [remaining(piece, folder.results) for piece in plan.pieces]
     schedule = Schedule.of(pieces, folder.done, folder.attempts, wish.attempts)
@@ -85,7 +85,7 @@ def _run(
                 return line
             return _marked(line, _beside(pool, worker, shared.get(worker.node)))
 
-        with showing(folder, pool.alive, len(plan.pieces)) as look:
+        with progress_printer(folder, pool.alive, len(plan.pieces)) as look:
             driver = Driver(
                 folder,
                 pool,
@@ -111,7 +111,7 @@ def _run(
     held = time.monotonic() - begin
     line = summary(folder.events[_session(folder) :], len(seats), held, order.kind)
     folder.note("ended", why=line)
-    ended = Ended(folder, plan, schedule, not complete, line)
+    ended = FleetOutcome(folder, plan, schedule, not complete, line)
     if order.record:
         whole = complete and error is None
         ended.recorded = deliver(folder, plan, ran_on, whole=whole)
@@ -155,7 +155,7 @@ def _marked(line: str, shared: SharedHost | None) -> str:
 
 def _driver_facts(order: Order) -> NodeFacts:
     """Facts of this process. It may be on a machine without a GPU, since only commit and files are compared."""
-    return facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
+    return node_facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
 
 
 def _await_starting(pool: Pool) -> None:
@@ -169,7 +169,7 @@ def _await_workers(pool: ray_pool.RayPool, here: NodeFacts, kind: Kind) -> None:
     if late := pool.starting():
         say(f"begun without {', '.join(late)}: nothing heard for {START_S:.0f} s; another job may hold what they need")
     workers = pool.alive()
-    demand(workers, kind)
+    demand_workers(workers, kind)
     refuse_odd({worker.name: worker.facts for worker in workers}, here)
     pool.driver = here
 

@@ -17,7 +17,7 @@ Found = dict[tuple[str, str], tuple[RunRecord, Verdict]]
 """(op, row) -> the run that has it, and its verdict there."""
 
 
-def agreeing(alone: FleetRecord, several: FleetRecord) -> tuple[int, int]:
+def count_agreeing_rows(alone: FleetRecord, several: FleetRecord) -> tuple[int, int]:
     """Of how many rows both runs say the same, and how many rows they have.
 
     The same: an equal verdict, and no speedup that has moved (`compare_runs`).

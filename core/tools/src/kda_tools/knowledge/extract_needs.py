@@ -17,7 +17,7 @@ CHECK = re.compile(r"\b(?:RuntimeCheck|CHECK_HOST|static_assert)\s*\(")
 FALLBACK = re.compile(r"fallback|eager|native|torch_|_reference|forward_", re.IGNORECASE)
 
 
-def written(condition: ast.expr, unless: list[ast.expr]) -> list[str]:
+def as_texts(condition: ast.expr, unless: list[ast.expr]) -> list[str]:
     """The conjuncts of a condition as text, without those that constants decide and those that are too long.
 
     The condition need not hold if one of `unless` holds. If all texts are too long, the first of `unless` are dropped.

@@ -18,7 +18,7 @@ from kda_judge.contract.errors import UsageError
 from kda_tools.knowledge.extract_launches import Launches, has_decorator
 from kda_tools.knowledge.extract_needs import host_checks
 from kda_tools.knowledge.extract_registry import specs, tiers
-from kda_tools.knowledge.follow_needs import Asked, Refusal
+from kda_tools.knowledge.follow_needs import ConditionReader, Refusal
 from kda_tools.knowledge.op_facts import OpFacts, Release
 from kda_tools.knowledge.wheel_source import FACADES, Module, Source, Symbol
 
@@ -137,7 +137,7 @@ class Reader:
         assert module is not None
         kernels, languages, sources, custom = self._launches(sorted(self.source.reach([symbol], self.inside)))
         guards = self._guards(symbol, module)
-        asked = Asked(self.source, self.inside, self.layout.sources, self.launching)
+        asked = ConditionReader(self.source, self.inside, self.layout.sources, self.launching)
         asked.read(symbol, Refusal.NONE)
         for guard in guards:
             if Symbol(module.name, guard) not in asked.followed:

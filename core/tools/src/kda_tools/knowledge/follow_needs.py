@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 
 from kda_tools.knowledge.extract_launches import Launches, has_decorator
-from kda_tools.knowledge.extract_needs import FALLBACK, any_of, conjuncts, negated, parameters, shape_locals, written
+from kda_tools.knowledge.extract_needs import FALLBACK, any_of, as_texts, conjuncts, negated, parameters, shape_locals
 from kda_tools.knowledge.wheel_source import Module, Source, Symbol
 
 ASIDE = re.compile(r"\.jit\.|jit_kernel\.utils$|\.common\.")
@@ -86,7 +86,7 @@ class Place:
 
 
 @dataclass
-class Asked:
+class ConditionReader:
     """Reads the conditions of one op. Dictionaries without values serve as ordered sets."""
 
     source: Source
@@ -207,7 +207,7 @@ class Asked:
                 continue
             if isinstance(one, ast.UnaryOp) and ast.unparse(one.operand) in place.flags:
                 continue  # the block that sets the flag is read separately
-            texts = written(self._own(place, one), [negated(other) for other in given])
+            texts = as_texts(self._own(place, one), [negated(other) for other in given])
             (self.raises if raised else self.needs).update(dict.fromkeys(texts))
 
     def _calls(self, place: Place, node: ast.AST, given: tuple[ast.expr, ...], but: ast.AST | None = None) -> None:

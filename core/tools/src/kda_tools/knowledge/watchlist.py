@@ -60,7 +60,7 @@ def load_watchlist(root: Path) -> tuple[Pull, ...]:
     return pulls
 
 
-def overlapping(root: Path, folder: str) -> tuple[Pull, ...]:
+def pulls_of_task(root: Path, folder: str) -> tuple[Pull, ...]:
     """The pull requests that touch entries of a task; `folder` is its folder's name, as in `k02_rotary_embedding`."""
     if not (pulls := load_watchlist(root)):
         return ()
