@@ -17,7 +17,7 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.claims import mismatches
 from kda_judge.evidence.ledger import append, encode, merge, read
 from kda_judge.evidence.run_record import SCHEMA_VERSION, OutputError, RunRecord, Verdict
-from kda_tools.publish.task_claims import unfit
+from kda_tools.publish.task_claims import ledger_refusal
 
 OLD = Path(__file__).parent / "data" / "ledger_v1.jsonl"
 """Two lines that the program wrote when 1 was its schema version: a measured run and one without a GPU."""
@@ -313,7 +313,7 @@ def test_merge_refuses_what_a_ledger_must_not_hold(task: Task, record: RunRecord
     for name, one in lines.items():
         append(other, one.model_copy(update={"run_id": name}))
     with pytest.raises(LedgerError) as refused:
-        merge(task.ledger, other, partial(unfit, task))
+        merge(task.ledger, other, partial(ledger_refusal, task))
     assert not task.ledger.exists()
     said = str(refused.value).splitlines()
     assert said[:2] == [
@@ -327,5 +327,5 @@ def test_merge_refuses_what_a_ledger_must_not_hold(task: Task, record: RunRecord
     for name in (there, unmeasured):
         append(task.ledger, lines[name].model_copy(update={"run_id": name}))
     other.write_bytes(b"".join(other.read_bytes().splitlines(keepends=True)[n] for n in (0, 1, 3)))
-    assert merge(task.ledger, other, partial(unfit, task)) == 1
+    assert merge(task.ledger, other, partial(ledger_refusal, task)) == 1
     assert [one.run_id for one in read(task.ledger)] == [there, unmeasured, fit]

@@ -142,7 +142,7 @@ def test_a_difference_is_shown_and_fails_the_command(monkeypatch, capsys):
 )
 def test_verdict_and_words_are_compared(verdict, reason, wrong):
     one = Adversary("any", cpu=Ending(Verdict.INCORRECT, "nan"), cuda=None)
-    assert suite.Got(one, "cpu", verdict, reason).wrong == wrong
+    assert suite.JudgedRow(one, "cpu", verdict, reason).wrong == wrong
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def ended_at_once(monkeypatch):
     def ended(one):
         ending, future = one.cpu, Future()
         changed = ending.words if ending.noisy else ""
-        future.set_result(suite.Got(one, "cpu", ending.verdict or Verdict.CORRECT, ending.words, changed))
+        future.set_result(suite.JudgedRow(one, "cpu", ending.verdict or Verdict.CORRECT, ending.words, changed))
         return future
 
     monkeypatch.setattr(

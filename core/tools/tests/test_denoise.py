@@ -21,7 +21,7 @@ from kda_judge.evidence.gpu_state import GpuState
 from kda_tools.cli.base import app
 from kda_tools.models import known_models
 from kda_tools.models.denoise_presets import WARMUP, Choice, arguments, check_release, presets
-from kda_tools.models.denoise_run import stopped
+from kda_tools.models.denoise_run import fault_in
 from kda_tools.models.perf_dumps import Dump, Run, read_run
 from kda_tools.project import preflight
 
@@ -120,9 +120,9 @@ def test_a_fallback_stops_the_run_at_once(machine: Machine, phrase: str) -> None
 
 
 def test_what_is_no_fallback_stops_nothing() -> None:
-    assert stopped(fake_sglang.LOADED) is None
+    assert fault_in(fake_sglang.LOADED) is None
     assert (
-        stopped("Falling back to preset 'slow'. FlashAttention is not supported; falling back to Torch SDPA.") is None
+        fault_in("Falling back to preset 'slow'. FlashAttention is not supported; falling back to Torch SDPA.") is None
     )
 
 

@@ -180,7 +180,7 @@ def test_of_a_bench_only_what_recorded_runs_lack(task: Task, monkeypatch: pytest
         patterns.append((request.rows, list(request.ports)))
         return rows, "NVIDIA H200"
 
-    monkeypatch.setattr(joined_runs, "lacking", lacking)
+    monkeypatch.setattr(joined_runs, "rows_without_result", lacking)
     monkeypatch.setattr(export, "write_arm", lambda _task, folder: folder)
     pieces = plan(order(Job.BENCH, "fake", "fake", missing=2, rows=("large*",)), 4)
     assert [(piece.id, piece.items) for piece in pieces[:3]] == [

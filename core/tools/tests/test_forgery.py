@@ -199,7 +199,7 @@ def published(task: Task, kind: str, data: dict[str, Any], draw: bool = False) -
     arriving = task.path / "arriving.jsonl"
     arriving.write_text(json.dumps(data) + "\n")
     task.ledger.unlink(missing_ok=True)
-    ledger.merge(task.ledger, arriving, partial(task_claims.unfit, task))
+    ledger.merge(task.ledger, arriving, partial(task_claims.ledger_refusal, task))
     records = ledger.read(task.ledger)
     drawn = plots.plots(task, records) if draw else dict.fromkeys((plots.file_name(k, "h200") for k in plots.KINDS), "")
     with pytest.MonkeyPatch.context() as patch:

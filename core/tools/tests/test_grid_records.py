@@ -23,7 +23,7 @@ from kda_tools.lab.grid.grid_record import (
     failures,
     fingerprint,
     log,
-    outside,
+    opponents_outside,
     positions,
     ranges,
     runs,
@@ -125,7 +125,7 @@ def test_an_opponent_may_refuse_a_row_of_a_grid(
         }
     )
     assert (failures(run) == []) == agrees
-    assert outside(run) == ({"baseline": (row.id,)} if agrees else {})
+    assert opponents_outside(run) == ({"baseline": (row.id,)} if agrees else {})
 
 
 # ---- ranges -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from kda_judge.evidence import ledger
 from kda_judge.evidence.run_record import Basis, Limit, RunRecord
 from kda_runtime.launch import Launch
 from kda_tools.knowledge.catalogue_find import known_entries
-from kda_tools.lab.inspect.aot import launched, meta_tensors
+from kda_tools.lab.inspect.aot import launches_of_row, meta_tensors
 from kda_tools.project import new_task
 from kda_tools.project.validate import problems
 from kda_tools.traces import cards, catalogue, trace_view
@@ -68,7 +68,7 @@ def test_every_kernel_that_a_task_launches_is_known_as_its_own(task: Task, tmp_p
     names = {
         launch.name if isinstance(launch, Launch) else f"kernel_cutlass_{launch.name}_____BFloat16_8"
         for row in rows
-        for launch in launched(solution, row, meta_tensors(row))
+        for launch in launches_of_row(solution, row, meta_tensors(row))
     }
     assert names
     entries = catalogue.load(ROOT)

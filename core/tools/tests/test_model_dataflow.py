@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from kda_tools.models.dataflow import Dataflow, fused
+from kda_tools.models.dataflow import Dataflow, fused_bytes
 
 TOKENS, WIDTH = 128, 64
 UNIT = TOKENS * WIDTH * 4
@@ -22,7 +22,7 @@ def kernels(step: Callable[..., torch.Tensor], count: int) -> list[float]:
         with Dataflow() as flow:
             result = step(x, *weights)
         flow.hand_out(result)
-    return [size / UNIT for size in fused(flow.operations)]
+    return [size / UNIT for size in fused_bytes(flow.operations)]
 
 
 def test_operations_between_two_products_are_one_kernel() -> None:

@@ -46,7 +46,7 @@ from kda_tools.models.fastest_modes import fastest
 from kda_tools.models.fitting import fitted, named, unknown
 from kda_tools.models.lock_wheels import write_lock
 from kda_tools.models.protocol import Answer, Request, Timed
-from kda_tools.models.run_step import WORKER, Plan, ask, hashes, joined
+from kda_tools.models.run_step import WORKER, Plan, ask_worker, hashes, join_parts
 from kda_tools.models.step_record import Profile, Share, StepRecord, log
 from kda_tools.models.stepping import check_memory
 from kda_tools.models.worker_process import PHASE, answers_of, causes
@@ -412,7 +412,7 @@ def test_arms_are_timed_with_their_own_ops_in_place(monkeypatch):
     found = timing.timed("eager", stepper, seams, "solution", 5, seed=0)
     assert set(found.samples) == {"upstream", "subject", "again"}
     assert all(len(values) == 5 for values in found.samples.values())
-    mode = joined([found] * 3)
+    mode = join_parts([found] * 3)
     assert mode.upstream[0] == pytest.approx([4000.0] * 5)
     assert mode.speedup.estimate == pytest.approx(2)
     assert mode.noise.estimate == pytest.approx(1)
@@ -424,7 +424,7 @@ def test_a_mode_that_does_not_run_says_why(monkeypatch):
     seams = FakeSeams()
     found = timing.timed("graph", FakeStepper(seams), seams, "solution", 2, seed=0)
     assert found.refused == "RuntimeError: operation not permitted when stream is capturing"
-    assert joined([found]).refused == found.refused
+    assert join_parts([found]).refused == found.refused
 
 
 def refuse(stepper):
@@ -451,19 +451,19 @@ def request(**changed) -> Request:
 
 def test_an_error_of_a_worker_keeps_its_class(known):
     with pytest.raises(UsageError, match="unknown model 'fluks'; nearest: flux"):
-        ask(request(model="fluks"))
+        ask_worker(request(model="fluks"))
 
 
 def test_a_torch_that_cannot_use_the_gpu_is_named(known, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(MissingRequirement, match=r"there is a GPU, which torch \S+ cannot use"):
-        ask(request(modes=("eager",)))
+        ask_worker(request(modes=("eager",)))
 
 
 def test_a_worker_that_dies_is_named(known, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ArmFailed, match="flux: its worker ended with 1"):
-        ask(request())
+        ask_worker(request())
 
 
 def test_workers_import_side_by_side_and_work_one_by_one(known, monkeypatch, tmp_path):
@@ -702,7 +702,10 @@ def measured(**changed) -> StepRecord:
             "ratio": 1.0,
             "within": True,
         },
-        "modes": {"eager": joined(parts).model_dump(), "graph": joined([Timed(refused="no capture")]).model_dump()},
+        "modes": {
+            "eager": join_parts(parts).model_dump(),
+            "graph": join_parts([Timed(refused="no capture")]).model_dump(),
+        },
         "profile": Profile(upstream=share, subject=share).model_dump(),
         "peak_bytes": {"upstream": 1 << 30},
         "noisy": (),
@@ -921,7 +924,7 @@ def test_a_models_page_has_its_newest_release_first_and_its_hotspots(monkeypatch
 def times(us: float, ours: float) -> dict[str, object]:
     """A mode of this many microseconds a step, upstream's and ours."""
     samples = {"upstream": (us, us), "subject": (ours, ours), "again": (us, us)}
-    return joined([Timed(samples=samples)] * 3).model_dump()
+    return join_parts([Timed(samples=samples)] * 3).model_dump()
 
 
 def test_each_arm_counts_in_its_fastest_mode_of_runs_of_the_same_step():
@@ -942,7 +945,7 @@ def test_each_arm_counts_in_its_fastest_mode_of_runs_of_the_same_step():
     for other in ({"wheel": "sglang 0.5.23 1"}, {"layers": 4}, {"model": "ltx2"}):
         assert fastest(record, [compiled.model_copy(update=other)], [compiled.model_copy(update=other)]) == alone
     assert fastest(record, [on_board(compiled, "NVIDIA H100 80GB HBM3")], []) == alone
-    assert fastest(measured(modes={"graph": joined([Timed(refused="no capture")]).model_dump()}), [], []) is None
+    assert fastest(measured(modes={"graph": join_parts([Timed(refused="no capture")]).model_dump()}), [], []) is None
 
 
 def test_a_stale_run_does_not_make_the_arm_faster_on_the_page(monkeypatch):

@@ -44,7 +44,7 @@ from kda_tools.port.check_port import check_syntax
 from kda_tools.port.dispatch_edit import imports
 from kda_tools.port.insertions import Insertion, Patch
 from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, find_tree, pin_of
-from kda_tools.port.lean_ops import declared, op_modules
+from kda_tools.port.lean_ops import lean_module, op_modules
 from kda_tools.port.package_files import KERNEL
 from kda_tools.port.port_record import Checks
 from kda_tools.port.port_task import Port, make_port, undo
@@ -294,14 +294,14 @@ other(plain=1, exact=True)
 )
 def test_ops_are_declared_with_one_plan(plain: bool, exact: bool, lines: tuple[str, ...]) -> None:
     text = OPS.replace("exact=(plan, _plain),", "")
-    made = declared(text, plain, exact)
+    made = lean_module(text, plain, exact)
     assert set(lines) <= set(made.splitlines())
     assert "other(plain=1, exact=True)" in made
     if exact:
         with pytest.raises(UsageError, match=r"two.*expected plan beside exact"):
-            declared(OPS, plain, exact)
+            lean_module(OPS, plain, exact)
     else:
-        assert 'TWO = _op(\n    "two",\n)' in declared(OPS, plain, exact)
+        assert 'TWO = _op(\n    "two",\n)' in lean_module(OPS, plain, exact)
 
 
 def test_a_checkout_has_its_python_below(releases: dict[Layout, Path], tmp_path: Path) -> None:

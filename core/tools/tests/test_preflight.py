@@ -10,7 +10,7 @@ from kda_judge.contract.errors import MissingRequirement
 from kda_judge.evidence import gpu_state
 from kda_judge.evidence.gpu_state import GpuState
 from kda_tools.project import preflight
-from kda_tools.project.preflight import checks, demand, demand_release, environment, find_sglang, python_of
+from kda_tools.project.preflight import checks, demand_passed, demand_release, environment, find_sglang, python_of
 
 KNOWN = ("0.5.12.post1", "0.5.23")
 
@@ -110,7 +110,7 @@ def test_every_failed_check_says_what_to_do(
     assert [check.name for check in found if check.ok] == []
     assert all(check.remedy for check in found)
     with pytest.raises(MissingRequirement) as refused:
-        demand(found)
+        demand_passed(found)
     for text in ("idle GPUs: 0 of 1", f"write access to {tmp_path}", "export FLASHINFER", "GB there", "Hub cache"):
         assert text in str(refused.value), text
 
@@ -128,7 +128,7 @@ def test_a_machine_that_has_everything(tmp_path: Path, gpus: list[GpuState], mon
     for name in ("HF_HOME", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"):
         monkeypatch.setenv(name, str(tmp_path / name))
     found = checks(tmp_path / "out")
-    demand(found)
+    demand_passed(found)
     assert next(check for check in found if check.name == "sglang").found == f"{KNOWN[0]}, {tmp_path / 'sglang'}"
     assert next(check for check in found if check.name == "idle GPUs").found == "1 of 2"
 

@@ -35,7 +35,7 @@ from kda_tools.project.validate import problems, uncompared
 from kda_tools.publish import family_map, plots
 from kda_tools.publish.generate import publish
 from kda_tools.publish.joined_runs import measured
-from kda_tools.publish.other_opponents import beside
+from kda_tools.publish.other_opponents import other_opponents_line
 from kda_tools.publish.read_once import once_per_task, unchanged_files
 from kda_tools.publish.report import (
     WHOSE,
@@ -806,19 +806,19 @@ def test_the_latest_sound_run_against_another_opponent_has_a_line(task: Task) ->
         changed = updated(record, settings={"against": first}, headline={"speedup": of})
         return updated(changed.model_copy(update={"run_id": run, "utc": LATER}), **parts)
 
-    assert not list(beside(task, record, [record])), "no such run"
+    assert not list(other_opponents_line(task, record, [record])), "no such run"
     sound, quick = against("20261121T000000Z-aaaaaa"), against("20261121T000000Z-bbbbbb", settings={"quick": True})
     quick = updated(quick, settings={"against": ("rival",), "quick": True})
     elsewhere = updated(against("20261121T000000Z-cccccc"), machine={"before": gpu_reading("NVIDIA B200")})
     noisy = against("20261121T000000Z-dddddd").model_copy(update={"noisy": ("pid 7",)})
-    (line,) = beside(task, record, [sound, quick, elsewhere, noisy])
+    (line,) = other_opponents_line(task, record, [sound, quick, elsewhere, noisy])
     mean = interval(record.headline.speedup[Basis.DEVICE]["upstream_latest"])
     assert line.startswith(
         f"over rival (sglang 1.0) {mean} on the device, rows `small-4x8` and 1 more, all FASTER, run `2026"
     )
     assert "aaaaaa" in line
     worse = change_row(sound, verdict=Verdict.NOT_FASTER)
-    assert ", 1 of them not FASTER, " in next(beside(task, record, [worse]))
+    assert ", 1 of them not FASTER, " in next(other_opponents_line(task, record, [worse]))
     assert f"- **Other opponents**: {line}\n" in results_md(task, [record, sound])
 
 

@@ -431,7 +431,7 @@ def tuning_task(toy: Task) -> Task:
     pytest.importorskip("torch")
     (toy.path / "solution" / "__init__.py").write_text(SOLUTION)
     (toy.path / "bench" / "tune.py").write_text(TUNE)
-    tune.tuned(toy).write_text(GUESSES)
+    tune.tuned_path(toy).write_text(GUESSES)
     return toy
 
 
@@ -735,7 +735,7 @@ def test_a_sweep_is_recorded_and_becomes_the_table_if_it_may(
     monkeypatch.setattr(run_sweep, "sweep", lambda planned, show: made)
     assert tune_task.run(run_sweep.Request(tuning_task)) is code
     assert tune.recorded(tuning_task) == [made]
-    assert [line.config for line in tuned_table.read(tune.tuned(tuning_task))["axpy"]] == table
+    assert [line.config for line in tuned_table.read(tune.tuned_path(tuning_task))["axpy"]] == table
     printed = capsys.readouterr().out
     assert ("no table follows from it" in printed) == bool(changes)
     assert ("the solution has changed since the sweep of 2026-12-01T00:00:00Z" in printed) == (not changes)
@@ -939,10 +939,10 @@ def test_guesses_are_sound_until_a_sweep_is_recorded(tuning_task: Task) -> None:
     recorded(tuning_task)
     (line,) = check_tuning.check(tuning_task)
     assert line.endswith(f"[[axpy]]: not what {tune.log(tuning_task)} gives; run `kda tune axpy --derive`")
-    assert tune.write(tuning_task, tune.derived(tuning_task, tune.load(tuning_task)))
+    assert tune.write(tuning_task, tune.derive_tables(tuning_task, tune.load(tuning_task)))
     assert tuning_page.write_page(tuning_task, tune.load(tuning_task))
     assert check_tuning.check(tuning_task) == []
-    written = tuned_table.read(tune.tuned(tuning_task))["axpy"]
+    written = tuned_table.read(tune.tuned_path(tuning_task))["axpy"]
     assert [one.config for one in written] == [{"blocks": 1}] * 2
     assert [one.at_most for one in written] == [{"step": 30}, {}]
 
@@ -951,19 +951,19 @@ def test_lines_follow_the_kind_of_gpu_that_they_name(tuning_task: Task, capsys: 
     """An H100 and an H200 have one capability, so a sweep on one must not replace what was chosen on the other."""
     first = recorded(tuning_task)
     tune_task.rederive(tuning_task)
-    chosen = tune.tuned(tuning_task).read_text()
+    chosen = tune.tuned_path(tuning_task).read_text()
     rows = [one.model_copy(update={"median_us": (40.0, 30.0, 20.0, 10.0)}) for one in first.tables[0].rows]
     table = first.tables[0].model_copy(update={"rows": tuple(rows)})
     changes = {"device": "NVIDIA H100", "utc": "2026-12-02T00:00:00Z", "tables": (table,)}
     record_log.append(tune.log(tuning_task), first.model_copy(update=changes))
     capsys.readouterr()
     tune_task.rederive(tuning_task)
-    assert tune.tuned(tuning_task).read_text() == chosen
+    assert tune.tuned_path(tuning_task).read_text() == chosen
     assert "`kda tune axpy --derive --gpu 'NVIDIA H100'` changes that" in capsys.readouterr().out.replace("\n", " ")
     assert "| the tables follow another kind of GPU |" in tuning_page.page(tuning_task).read_text()
     assert check_tuning.check(tuning_task) == []
     tune_task.rederive(tuning_task, "NVIDIA H100")
-    lines = tuned_table.read(tune.tuned(tuning_task))["axpy"]
+    lines = tuned_table.read(tune.tuned_path(tuning_task))["axpy"]
     assert [(one.device, one.config) for one in lines] == [("NVIDIA H100", {"blocks": 2})] * 2
     assert check_tuning.check(tuning_task) == []
     with pytest.raises(
@@ -988,7 +988,7 @@ def test_lines_follow_the_kind_of_gpu_that_they_name(tuning_task: Task, capsys: 
     ],
 )
 def test_a_hand_that_slips(tuning_task: Task, old: str, new: str, expected: str) -> None:
-    path = tune.tuned(tuning_task)
+    path = tune.tuned_path(tuning_task)
     path.write_text(path.read_text().replace(old, new))
     found = check_tuning.problems(tuning_task)
     assert found
@@ -998,8 +998,8 @@ def test_a_hand_that_slips(tuning_task: Task, old: str, new: str, expected: str)
 
 def test_after_a_sweep_no_line_can_be_changed_by_hand(tuning_task: Task) -> None:
     recorded(tuning_task)
-    tune.write(tuning_task, tune.derived(tuning_task, tune.load(tuning_task)))
-    path = tune.tuned(tuning_task)
+    tune.write(tuning_task, tune.derive_tables(tuning_task, tune.load(tuning_task)))
+    path = tune.tuned_path(tuning_task)
     path.write_text(path.read_text().replace("blocks = 1}", "blocks = 4}", 1))
     assert len(check_tuning.problems(tuning_task)) == 1
     tune.log(tuning_task).write_text("{}\n")
@@ -1007,7 +1007,7 @@ def test_after_a_sweep_no_line_can_be_changed_by_hand(tuning_task: Task) -> None
 
 
 def test_validation_asks_for_it(tuning_task: Task) -> None:
-    path = tune.tuned(tuning_task)
+    path = tune.tuned_path(tuning_task)
     path.write_text(path.read_text().replace("blocks = 2", "blocks = 3"))
     assert [line for line in validate.problems(tuning_task) if "no candidate of the sweep" in line]
 
@@ -1025,18 +1025,18 @@ def test_the_check_does_not_load_the_solution_into_this_process(tuning_task: Tas
 def test_a_table_without_a_sweep_is_an_orphan(tuning_task: Task) -> None:
     (tuning_task.path / "bench" / "tune.py").unlink()
     assert check_tuning.problems(tuning_task) == [
-        f"{tune.tuned(tuning_task)}: there is no bench/tune.py that it follows from"
+        f"{tune.tuned_path(tuning_task)}: there is no bench/tune.py that it follows from"
     ]
-    tune.tuned(tuning_task).unlink()
+    tune.tuned_path(tuning_task).unlink()
     assert check_tuning.problems(tuning_task) == []
 
 
 def test_a_copy_says_that_it_was_not_measured(tuning_task: Task) -> None:
     recorded(tuning_task)
-    tune.write(tuning_task, tune.derived(tuning_task, tune.load(tuning_task)))
+    tune.write(tuning_task, tune.derive_tables(tuning_task, tune.load(tuning_task)))
     tune.log(tuning_task).unlink()
     assert check_tuning.check(tuning_task) != []
-    tune.disown(tune.tuned(tuning_task), "axpy", "k01_source")
+    tune.disown(tune.tuned_path(tuning_task), "axpy", "k01_source")
     assert check_tuning.check(tuning_task) == []
-    reasons = {line.reason for line in tuned_table.read(tune.tuned(tuning_task))["axpy"]}
+    reasons = {line.reason for line in tuned_table.read(tune.tuned_path(tuning_task))["axpy"]}
     assert reasons == {"not measured: as in k01_source, of which this task is a copy"}

@@ -200,7 +200,7 @@ def validate(
     from kda_tools.lab.grid.grid_rows import grid_rows, grid_session
     from kda_tools.lab.grid.run_grid import demand_gpu, unchecked_rows
     from kda_tools.publish.list_views import print_grid
-    from kda_tools.publish.progress import showing
+    from kda_tools.publish.progress import row_progress
 
     if record and static:
         raise UsageError("--record: expected without --static, which runs no row")
@@ -221,7 +221,7 @@ def validate(
     wrong = [] if record else _check_files(found)
     code = ExitCode.UNFIT_ROWS if wrong else ExitCode.OK
     if not static:
-        with showing(chosen, 1) as progress:
+        with row_progress(chosen, 1) as progress:
             result = run(session, chosen, measure=False, progress=progress, command=command_line(), limit_s=limit_s)
         print_grid(result)
         _keep(found, result, json, into_ledger=False)
@@ -322,10 +322,10 @@ def _part(task: "Task", rows: list[str], part: str | None) -> list[str]:
 
 def _missing(session: "Session", most: int) -> list[str]:
     """The ids of at most `most` rows that lack a recorded result; exits if there are none."""
-    from kda_tools.publish.joined_runs import lacking
+    from kda_tools.publish.joined_runs import rows_without_result
     from kda_tools.terminal import say
 
-    rows, gpu = lacking(session)
+    rows, gpu = rows_without_result(session)
     if not rows:
         say(f"{session.request.task.op}: every row has a result of these files on {gpu}")
         raise typer.Exit
@@ -343,12 +343,12 @@ def _measure(session: "Session") -> "RunRecord":
     """Run the session's frozen rows with progress shown, and print the results."""
     from kda_judge.bench import run
     from kda_judge.session import frozen_rows
-    from kda_tools.publish.progress import showing
+    from kda_tools.publish.progress import row_progress
     from kda_tools.publish.run_view import gpu_seen, print_run
     from kda_tools.terminal import console
 
     rows, spent = frozen_rows(session), list[str]()
-    with showing(rows, 2 * session.settings.generations + 1) as progress:
+    with row_progress(rows, 2 * session.settings.generations + 1) as progress:
         if session.kind == "cuda":
             record = run(
                 session, rows, progress=progress, command=command_line(), timed=progress.timed, spent=spent.append

@@ -74,7 +74,7 @@ def _plan(name: str, choice: "Choice", label: str, out: Path, repeats: int) -> "
         raise UsageError(f"--label {label!r}: expected letters, digits, '.', '_' and '-': it names a folder")
     preset = denoise_presets.find_preset(name)
     denoise_presets.check(name, preset, choice, os.environ)
-    preflight.demand(preflight.checks(out))
+    preflight.demand_passed(preflight.checks(out))
     program = shutil.which("sglang")
     installed = preflight.demand_release(program, preflight.releases()) if program else None
     if program is None or installed is None:

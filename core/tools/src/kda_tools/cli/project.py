@@ -289,8 +289,8 @@ def merge_ledger(
     """Append the runs in FILE that the task's ledger does not have; all of them, or none."""
     from kda_judge.contract.tasks import find_task
     from kda_judge.evidence import ledger
-    from kda_tools.publish.task_claims import unfit
+    from kda_tools.publish.task_claims import ledger_refusal
 
     found = find_task(task)
-    new = ledger.merge(found.ledger, other, partial(unfit, found))
+    new = ledger.merge(found.ledger, other, partial(ledger_refusal, found))
     typer.echo(f"{new} new run{'s'[: new != 1]} in {relative(found.ledger)}")

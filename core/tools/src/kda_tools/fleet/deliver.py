@@ -95,15 +95,15 @@ def _sweep(task: Task, plan: Plan, results: list[Result]) -> Iterator[Appended]:
         rederive(task)
 
 
-def adversary_endings(results: Sequence[Result], kind: Kind) -> list[suite.Got]:
+def adversary_endings(results: Sequence[Result], kind: Kind) -> list[suite.JudgedRow]:
     """How the adversaries ended, in the table's order. If one ended twice, the later ending counts."""
     by_name = {name: ending for result in results for name, ending in json.loads(result.line).items()}
     return [_ending(one, kind, by_name[one.name]) for one in ADVERSARIES if one.name in by_name]
 
 
-def _ending(one: Adversary, kind: Kind, ending: dict[str, Any]) -> suite.Got:
+def _ending(one: Adversary, kind: Kind, ending: dict[str, Any]) -> suite.JudgedRow:
     phases = tuple((phase, seconds) for phase, seconds in ending["phases"])
-    return suite.Got(one, kind, Verdict(ending["verdict"]), ending["reason"], ending["changed"], phases)
+    return suite.JudgedRow(one, kind, Verdict(ending["verdict"]), ending["reason"], ending["changed"], phases)
 
 
 def _suite(folder: RunFolder, plan: Plan, facts: NodeFacts) -> Iterator[Appended]:

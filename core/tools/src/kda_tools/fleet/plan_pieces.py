@@ -95,10 +95,10 @@ def _bench(order: Order, task: Task, chosen: Sequence[Workload]) -> list[Piece]:
 def _lacking(task: Task, rows: list[str]) -> list[str]:
     """Those of these rows that recorded runs on GPUs of this machine's kind lack. The arms are the coming bench's."""
     from kda_tools.project.export.portable import portable
-    from kda_tools.publish.joined_runs import lacking
+    from kda_tools.publish.joined_runs import rows_without_result
 
     with portable(task, "solution", {}) as ports:
-        return lacking(open_session(Request(task=task, rows=rows, ports=ports)))[0]
+        return rows_without_result(open_session(Request(task=task, rows=rows, ports=ports)))[0]
 
 
 def _grid_rows(order: Order, task: Task) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from kda_judge.contract.errors import KdaError, UsageError
 
 
-def answer(module: ModuleType, name: str, *arguments: object, error: type[KdaError] = UsageError) -> Any:
+def call_checked(module: ModuleType, name: str, *arguments: object, error: type[KdaError] = UsageError) -> Any:
     """What the module's function of this name returns; raises `error` if it does not take these arguments."""
     function = getattr(module, name)
     try:

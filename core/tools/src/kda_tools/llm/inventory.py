@@ -18,7 +18,7 @@ from kda_judge.contract.strict_models import Amount, Count, Digest, Strict, read
 from kda_tools.llm import capture_record
 from kda_tools.llm.capture_record import CapturedPhase, CaptureRecord
 from kda_tools.llm.known_llms import EngineName
-from kda_tools.llm.served_names import PREFIX, operation, spoken
+from kda_tools.llm.served_names import PREFIX, operation, trace_name
 from kda_tools.traces.kernel_classes import KernelClass
 from kda_tools.traces.trace_events import collect
 from kda_tools.traces.trace_profile import Attribution, Cost, Profile, profile
@@ -206,7 +206,7 @@ def _captured_phase(folder: Path, record: CaptureRecord, phase: CapturedPhase) -
     path = folder / phase.trace
     found = profile(collect(TraceFile(path)), phase.steps)
     named = {operation(cost.source.module) for cost in found.costs} - {""}
-    known = {spoken(call.name) for call in phase.calls}
+    known = {trace_name(call.name) for call in phase.calls}
     if not named & known:
         raise UsageError(f"{path}: expected ranges of the capture's operations, got none: is it another trace?")
     return _phase(phase.name, found, phase.calls, phase.eager_us, phase.graph_us, gpu=record.gpu)

@@ -7,7 +7,7 @@ from statistics import median
 
 from kda_tools.llm.capture_record import OperationCall, TensorOf
 from kda_tools.llm.inventory import InventoryCost, InventoryPhase
-from kda_tools.llm.served_names import operation, spoken
+from kda_tools.llm.served_names import operation, trace_name
 from kda_tools.traces.trace_profile import Cost, Profile, Source, Tensor
 
 TRACE_TYPES = {
@@ -37,7 +37,7 @@ def as_profile(phase: InventoryPhase) -> Profile:
     """
     by_name: dict[str, list[OperationCall]] = {}
     for call in phase.calls:
-        by_name.setdefault(spoken(call.name), []).append(call)
+        by_name.setdefault(trace_name(call.name), []).append(call)
     costs = [made for cost in phase.costs for made in _costs(cost, by_name, phase.steps)]
     total = sum(cost.us for cost in costs)
     return Profile(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kda_judge.evidence import stats
 from kda_tools.llm.known_llms import FOLDER
-from kda_tools.llm.step_page import HEADING, outdated, read, unfit
+from kda_tools.llm.step_page import HEADING, is_unclean, outdated, read
 from kda_tools.llm.step_protocol import LlmStepRecord, PhaseStep
 from kda_tools.publish.report import NONE, STALE, STALE_MEANS, gpu_of, interval, line
 
@@ -26,7 +26,7 @@ def steps_md(records: Sequence[LlmStepRecord], folder: Path) -> str:
 
     A stale run is left out if its model has one that is not; if it has none, only the last one stays.
     """
-    fit = [one for one in records if one.machine.before and not unfit(one, folder)]
+    fit = [one for one in records if one.machine.before and not is_unclean(one, folder)]
     models = list(dict.fromkeys(record.model for record in fit))
     latest = {(models.index(record.model), gpu_of(record.machine)): record for record in fit}
     current = {key: one for key, one in latest.items() if not outdated(one, folder)}

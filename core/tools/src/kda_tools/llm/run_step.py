@@ -20,7 +20,7 @@ from kda_tools.llm.served_phase import Phase
 from kda_tools.llm.solution_ops import step_tasks
 from kda_tools.llm.step_protocol import Checked, LlmStepRecord, PhaseAnswer, PhaseStep, StepAnswer, StepRequest
 from kda_tools.models.calls import Call
-from kda_tools.models.run_step import FEWEST_PROCESSES, deciding_hash, joined, solution_hashes
+from kda_tools.models.run_step import FEWEST_PROCESSES, deciding_hash, join_parts, solution_hashes
 from kda_tools.models.worker_process import answers_of
 
 WORKER = "kda_tools.llm.step_worker"
@@ -119,7 +119,7 @@ def _merged(phase: Phase, parts: Sequence[PhaseAnswer], modes: Sequence[str]) ->
         **phase.model_dump(),
         left_out=left_out,
         checked=parts[0].checked or Checked(),
-        modes={mode: joined([part.timed[mode] for part in parts]) for mode in modes if left_out is None},
+        modes={mode: join_parts([part.timed[mode] for part in parts]) for mode in modes if left_out is None},
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kda_judge.contract.errors import ArmFailed, MissingRequirement
 from kda_tools.llm import server_client
-from kda_tools.models.denoise_run import end
+from kda_tools.models.denoise_run import end_process_group
 
 READY_S = 3600.0
 """Seconds for an engine to get ready, which may load a large model from the Hub."""
@@ -53,4 +53,4 @@ def run(command: Sequence[str], env: dict[str, str], url: str, report: Callable[
             report("ending the server")
             return 0
         finally:
-            end(engine)
+            end_process_group(engine)

@@ -17,7 +17,7 @@ def is_stand_in(name: str) -> bool:
     return STAND_IN in name
 
 
-def spoken(name: str) -> str:
+def trace_name(name: str) -> str:
     """An operation's name as the trace reader gives it, with `#` for numbers, as these count something."""
     return NUMBER.sub("#", name)
 

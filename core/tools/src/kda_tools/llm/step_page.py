@@ -57,7 +57,7 @@ def read(folder: Path) -> list[LlmStepRecord]:
     return records
 
 
-def unfit(record: LlmStepRecord, folder: Path) -> bool:
+def is_unclean(record: LlmStepRecord, folder: Path) -> bool:
     """Whether a run was disturbed, or made from files that nobody has: shown only if there is no clean one."""
     return bool(record.noisy) or is_lost(record.dirty, outdated(record, folder))
 
@@ -65,7 +65,7 @@ def unfit(record: LlmStepRecord, folder: Path) -> bool:
 def chosen(records: Sequence[LlmStepRecord], folder: Path) -> list[LlmStepRecord]:
     """For each GPU the newest timed run; a disturbed one only if there is no clean one."""
     found: dict[str, LlmStepRecord] = {}
-    for record in sorted(records, key=lambda one: (not unfit(one, folder), one.utc)):
+    for record in sorted(records, key=lambda one: (not is_unclean(one, folder), one.utc)):
         if record.machine.before is not None:
             found[record.machine.before.name] = record
     return list(found.values())

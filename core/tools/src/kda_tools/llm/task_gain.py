@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kda_judge.contract.tasks import Task
 from kda_tools.llm.known_llms import find_folder
-from kda_tools.llm.step_page import outdated, read, unfit
+from kda_tools.llm.step_page import is_unclean, outdated, read
 from kda_tools.llm.step_protocol import LlmStepRecord
 from kda_tools.publish.report import STALE, gpu_of, interval
 
@@ -20,7 +20,7 @@ def gain_of_steps(task: Task, stale_too: bool = True) -> str:
     newest: dict[tuple[str, str], str] = {}
     for one in read(folder) if folder is not None else ():
         gains = _gains(task, one)
-        if folder is None or not gains or one.machine.before is None or unfit(one, folder):
+        if folder is None or not gains or one.machine.before is None or is_unclean(one, folder):
             continue
         old = bool(outdated(one, folder))
         if stale_too or not old:

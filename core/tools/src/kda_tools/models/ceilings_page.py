@@ -10,7 +10,7 @@ from kda_judge.evidence import record_log
 from kda_tools import checkout_folder
 from kda_tools.models import step_flow, step_record
 from kda_tools.models.known_models import layers_of
-from kda_tools.models.page import HEADER, page_of, unfit
+from kda_tools.models.page import HEADER, is_unclean, page_of
 from kda_tools.models.step_flow import StepFlow
 from kda_tools.models.step_hotspots import ATTRIBUTION, StepCeiling, StepHotspots, ceiling, log
 from kda_tools.models.step_record import StepRecord
@@ -59,7 +59,7 @@ def contents(folder: Path) -> tuple[dict[Path, str], dict[str, str]]:
     limits = {gpu: limit for gpu in {one.gpu for one in records} if (limit := copy_limit(gpu, find_tasks()))}
     flows = record_log.read(step_flow.log(folder), StepFlow)
     steps = record_log.read(step_record.log(folder), StepRecord)
-    fit = {one.run_id: one for one in steps if not unfit(one, folder)}
+    fit = {one.run_id: one for one in steps if not is_unclean(one, folder)}
     page = {folder / "docs" / "ceilings.md": page_md(records, limits, flows, fit)}
     return page, sections(records, limits, fit, catalogue.load(checkout_folder.root()))
 

@@ -25,7 +25,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.models import builders
 from kda_tools.models.calls import Call, Log, Rows
-from kda_tools.models.dataflow import Dataflow, fused
+from kda_tools.models.dataflow import Dataflow, fused_bytes
 from kda_tools.models.known_models import Model
 from kda_tools.models.seams import Seams
 from kda_tools.models.stepping import Stepper
@@ -60,14 +60,14 @@ def calls_of(
 
 
 def flow_of(model: Model, request: builders.Request, layers: dict[str, int], seams: Seams) -> tuple[int, ...]:
-    """Bytes of every kernel that `dataflow.fused` finds in one step with upstream's eager operations."""
+    """Bytes of every kernel that `dataflow.fused_bytes` finds in one step with upstream's eager operations."""
     with FakeTensorMode(allow_non_fake_inputs=True), _ReadsZero():  # type: ignore[no-untyped-call]
         stepper = _stepped(model, request, layers, seams, "eager")
         seams.use("eager")
         with Dataflow() as flow:
             result = stepper.step()
         flow.hand_out(result)
-    return tuple(fused(flow.operations))
+    return tuple(fused_bytes(flow.operations))
 
 
 def _stepped(model: Model, request: builders.Request, layers: dict[str, int], seams: Seams, arm: str) -> Stepper:

@@ -119,7 +119,7 @@ class Dataflow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return View(value, offset, count * tensor.element_size(), storage.nbytes(), count)
 
 
-def fused(operations: Sequence[Operation]) -> list[int]:
+def fused_bytes(operations: Sequence[Operation]) -> list[int]:
     """Bytes of every kernel that is left, in order; barriers are not among them."""
     operations = _with_epilogues(operations)
     first = _first_levels(operations)

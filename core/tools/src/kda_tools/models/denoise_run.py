@@ -184,15 +184,15 @@ def _watched(
                 lines.append(line)
                 kept.write(line + "\n")
                 report(line)
-                if stop := stopped(line):
+                if stop := fault_in(line):
                     raise ArmFailed(f"{log}: SGLang said {stop!r}; no number of this run is kept")
         except BaseException:
-            end(child)
+            end_process_group(child)
             raise
     return lines, child.returncode
 
 
-def end(child: subprocess.Popen[Any]) -> None:
+def end_process_group(child: subprocess.Popen[Any]) -> None:
     """End the command and its workers: they are one process group and hold the GPU."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
@@ -201,7 +201,7 @@ def end(child: subprocess.Popen[Any]) -> None:
             child.wait(GRACE_S)
 
 
-def stopped(line: str) -> str | None:
+def fault_in(line: str) -> str | None:
     """The phrase in the line that shows a failure or code other than SGLang's own; None if there is none."""
     lower = line.lower()
     for phrase in STOPS:

@@ -15,7 +15,7 @@ from kda_tools.models.known_models import layers_of
 from kda_tools.models.run_step import hashes
 from kda_tools.models.step_plots import drift_name, drift_svg, shares_svg
 from kda_tools.models.step_record import BOUND, Mode, StepRecord, log
-from kda_tools.models.views import UNTIMED, around, by_kind, cells, facts, heading, row_of
+from kda_tools.models.views import UNTIMED, by_kind, cells, facts, heading, row_of, run_notes
 from kda_tools.project.preflight import numbers
 from kda_tools.publish import report
 from kda_tools.publish.report import gpu_of, interval, table_md
@@ -111,7 +111,7 @@ def fastest_of(chosen: Iterable[StepRecord], records: Sequence[StepRecord], fold
 
     Disturbed runs do not count, nor stale ones for the arm.
     """
-    fit = [one for one in records if not unfit(one, folder)]
+    fit = [one for one in records if not is_unclean(one, folder)]
     current = [one for one in fit if not stale(one, folder)]
     return {id(record): fastest(record, fit, current) for record in chosen}
 
@@ -123,7 +123,7 @@ def shown(records: Sequence[StepRecord], folder: Path) -> list[StepRecord]:
         kinds.setdefault(_kind(record), []).append(record)
     chosen = []
     for _, same in sorted(kinds.items()):
-        fit = [record for record in same if not unfit(record, folder)]
+        fit = [record for record in same if not is_unclean(record, folder)]
         latest, *earlier = reversed(fit or same)  # a disturbed run never stands in a clean one's place
         kept = {title(latest): latest}
         for record in earlier:
@@ -143,7 +143,7 @@ def _other_modes(record: StepRecord) -> str:
     return "" if "eager" in record.modes else ", ".join(record.modes)
 
 
-def unfit(record: StepRecord, folder: Path) -> bool:
+def is_unclean(record: StepRecord, folder: Path) -> bool:
     """Whether a run was disturbed, or made from files that nobody has: shown only if there is no clean one."""
     return bool(record.noisy) or is_lost(record.dirty, stale(record, folder))
 
@@ -225,7 +225,7 @@ def section_md(record: StepRecord, stale_parts: Sequence[str], timed: Mapping[st
         lines.append(f"**stale**: {', '.join(STALE.get(one, one) for one in stale_parts)} changed since")
     lines += [UNTIMED] if record.tiny else []
     lines += facts(record)
-    lines += around(record)
+    lines += run_notes(record)
     text = f"## {title(record)}\n\n" + "".join(f"- {line}\n" for line in lines)
     if timed:
         rows = [(name, *(cell or report.NONE for cell in cells(mode))) for name, mode in timed.items()]

@@ -59,7 +59,7 @@ class Answer(WorkerAnswer):
     parameters: Count = 0
     calls: tuple[Call, ...] = ()
     flow: tuple[Count, ...] = ()
-    """Bytes of every kernel that `dataflow.fused` leaves."""
+    """Bytes of every kernel that `dataflow.fused_bytes` leaves."""
     as_on_gpu: bool = False
     """Whether the calls of a census are those for tensors on a GPU."""
     fallbacks: tuple[Fallback, ...] = ()

@@ -9,7 +9,7 @@ from kda_judge.evidence import record_log
 from kda_tools.models import step_hotspots
 from kda_tools.models.fastest_modes import Fastest
 from kda_tools.models.known_models import FOLDER, layers_of
-from kda_tools.models.page import fastest_of, page_of, stale, unfit
+from kda_tools.models.page import fastest_of, is_unclean, page_of, stale
 from kda_tools.models.step_plots import speedups_svg
 from kda_tools.models.step_record import MOST_NOISE, StepRecord, log
 from kda_tools.project.preflight import numbers
@@ -67,7 +67,7 @@ def shown(records: Sequence[StepRecord], folder: Path) -> list[Shown]:
 
     A stale run without a call of ours is left out: it says nothing of what is here now.
     """
-    fit = [r for r in records if not unfit(r, folder) and not r.tiny and r.arm == "solution" and _ran(r)]
+    fit = [r for r in records if not is_unclean(r, folder) and not r.tiny and r.arm == "solution" and _ran(r)]
     by_release = sorted(fit, key=lambda one: numbers(one.release))
     runs = [*{(record.model, gpu_of(record.machine)): record for record in by_release}.values()]
     newest = max((numbers(one.release) for one in runs), default=())

@@ -157,7 +157,7 @@ def run(plan: Plan, known: KnownModels, folder: Path, show: Callable[[str], None
         fallbacks=first.fallbacks,
         difference=first.difference,
         drift=first.drift,
-        modes={mode: joined([one.timed[mode] for one in answers]) for mode in request.modes},
+        modes={mode: join_parts([one.timed[mode] for one in answers]) for mode in request.modes},
         profile=first.profile,
         peak_bytes=first.peak_bytes,
         noisy=tuple(gpu_state.noise(before, after)) if before and after else (),
@@ -178,7 +178,7 @@ def _needed_versions() -> dict[str, str]:
     return found
 
 
-def joined(parts: Sequence[Timed]) -> Mode:
+def join_parts(parts: Sequence[Timed]) -> Mode:
     """One mode of all processes, with its intervals; refused where any of them was."""
     for part in parts:
         if part.refused is not None:
@@ -209,7 +209,7 @@ def find_calls(name: str, release: str, known: KnownModels, folder: Path) -> lis
 
     def asked(sizes: Sizes, census: Census) -> Answer:
         named: dict[str, Any] = {"model": name, "release": release, "tree": str(tree), "arm": "upstream"}
-        return ask(Request(sizes=sizes, layers={}, census=census, **named, **NOT_COMPUTED))
+        return ask_worker(Request(sizes=sizes, layers={}, census=census, **named, **NOT_COMPUTED))
 
     found = []
     for sizes in (model.sizes, *model.more):
@@ -234,7 +234,7 @@ def find_flow(name: str, release: str, layers: int | None, known: KnownModels, f
     named: dict[str, Any] = {"model": name, "release": release, "arm": "upstream", "flow": True}
     tree = str(obtain(pin, folder / pin.files, offline=False))
     git, run_id, utc = provenance.git_state(checkout_root()), provenance.run_id(), provenance.utc()
-    found = ask(Request(tree=tree, sizes=model.sizes, layers=shortened, **named, **NOT_COMPUTED))
+    found = ask_worker(Request(tree=tree, sizes=model.sizes, layers=shortened, **named, **NOT_COMPUTED))
     return StepFlow(
         run_id=run_id,
         utc=utc,
@@ -250,7 +250,7 @@ def find_flow(name: str, release: str, layers: int | None, known: KnownModels, f
     )
 
 
-def ask(request: Request) -> Answer:
+def ask_worker(request: Request) -> Answer:
     """The answer of one worker in a fresh process. Raises what `answers_of` does."""
     # GPUs are hidden, so that every machine gives the same answer.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if request.census or request.flow else None

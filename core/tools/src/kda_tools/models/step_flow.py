@@ -31,7 +31,7 @@ class StepFlow(StepFacts):
     command: str
     sizes: Sizes
     kernels: tuple[Count, ...]
-    """Bytes of every kernel that `dataflow.fused` leaves."""
+    """Bytes of every kernel that `dataflow.fused_bytes` leaves."""
 
 
 def log(folder: Path) -> Path:

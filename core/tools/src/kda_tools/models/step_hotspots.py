@@ -51,7 +51,7 @@ class StepCeiling:
     at_limit_us: float
     """Time if every kernel that is bound by bytes runs at the device limit."""
     fused_us: float | None
-    """Time if the kernels of `dataflow.fused` replace those that are bound by bytes; None: no flow is recorded.
+    """Time if the kernels of `dataflow.fused_bytes` replace those that are bound by bytes; None: no flow is recorded.
 
     Never more than `at_limit_us`: where kernels of products do such work already, the step moves fewer bytes than that.
     """

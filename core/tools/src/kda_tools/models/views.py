@@ -122,7 +122,7 @@ def timings(record: StepRecord) -> list[str]:
 def on_gpu(record: StepRecord) -> list[str]:
     """Lines: the GPU time of a step by kind, longest first; peak memory; the GPU during the run; what disturbed it."""
     lines = [f"GPU time of {kind}: {old / 1e3:.3f} -> {new / 1e3:.3f} ms" for kind, old, new in by_kind(record)]
-    return lines + around(record)
+    return lines + run_notes(record)
 
 
 def by_kind(record: StepRecord) -> list[tuple[str, float, float]]:
@@ -138,7 +138,7 @@ def by_kind(record: StepRecord) -> list[tuple[str, float, float]]:
     return [("all kernels", before.total_us, after.total_us), *times]
 
 
-def around(record: StepRecord) -> list[str]:
+def run_notes(record: StepRecord) -> list[str]:
     """Lines: peak memory, the GPU during the run, what disturbed it."""
     lines = [f"{arm}: peak memory {size / 2**30:.1f} GiB" for arm, size in record.peak_bytes.items()]
     if record.machine_watch is not None:

@@ -11,7 +11,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
-from kda_tools.port.row_source import makers, off, operands, rows_text, tensors_passed, tolerances
+from kda_tools.port.row_source import comparison, makers, operands, rows_text, tensors_passed, tolerances
 from kda_tools.project.export.sources import collect
 from kda_tools.project.export.write import write_texts
 from kda_tools.publish.task_notes import HOW_TO_WORK
@@ -186,7 +186,7 @@ def export(task: Task, folder: Path) -> list[Path]:
         op=op,
         package=package,
         tables=operands(task, names) + tolerances(task, names) + rows_text(task, rows),
-        inputs=makers(task, rows, "DEVICE") + off(task, names),
+        inputs=makers(task, rows, "DEVICE") + comparison(task, names),
     )
     texts[f"bench/bench_{op}.py"] = tensors_passed(task, names, bench)
     texts["context/card.md"] = _card(task, "")

@@ -115,7 +115,7 @@ def definition(tree: ast.Module, name: str, where: Path) -> ast.FunctionDef:
     raise UsageError(f"{where}: expected a function {name} on its top level, found none")
 
 
-def lacking(text: str, where: Path, functions: Sequence[Callable[..., Any]]) -> dict[str, frozenset[str]]:
+def missing_arguments(text: str, where: Path, functions: Sequence[Callable[..., Any]]) -> dict[str, frozenset[str]]:
     """Name of each function -> the solution's arguments that the module's function of that name does not have."""
     tree, found = parsed(text, where), {}
     for function in functions:

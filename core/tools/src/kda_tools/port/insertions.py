@@ -180,7 +180,7 @@ def _without(base: Path, op: str, path: str, inserted: Sequence[str]) -> str:
     return text
 
 
-def original(base: Path, path: str) -> bytes:
+def text_without_ports(base: Path, path: str) -> bytes:
     """A file as it is without what ports have inserted into it."""
     text = _text(base / path)
     for port in sorted((base / MEMORY).glob("*.json")):

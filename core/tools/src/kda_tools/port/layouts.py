@@ -107,7 +107,7 @@ def pin_of(task: Task, layout: Layout) -> Pin | None:
     return next((pin for pin in pins if pin.package == PACKAGE and pin.version == layout.value), None)
 
 
-def hosts(task: Task, tree: Tree) -> list[Replacement]:
+def replaced_functions(task: Task, tree: Tree) -> list[Replacement]:
     """The functions of the tree that the task's solution replaces; empty if the task's ops are new to the tree.
 
     Raises:
@@ -151,7 +151,7 @@ def module_path(module: str, is_there: Callable[[str], bool]) -> str:
     return package if is_there(package) else f"{place}.py"
 
 
-def locked(task: Task, layout: Layout) -> dict[str, str]:
+def locked_files(task: Task, layout: Layout) -> dict[str, str]:
     """Path -> sha256 of the release's files that the task's arm there needs; none without such an arm."""
     pin = pin_of(task, layout)
     return read_lock(task.path / pin.files) if pin else {}

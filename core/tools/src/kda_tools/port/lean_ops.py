@@ -125,7 +125,7 @@ def _above(lines: list[str], line: int) -> int:
     return line
 
 
-def declared(text: str, plain: bool, exact: bool) -> str:
+def lean_module(text: str, plain: bool, exact: bool) -> str:
     """A module of a solution whose ops have one plan (if `exact` that with upstream's bits), and with `plain` its path.
 
     Raises:

@@ -17,7 +17,7 @@ from kda_tools.port import support
 from kda_tools.port.block_files import BLOCK, LAYOUTS, block_function, layouts_text
 from kda_tools.port.dispatch_edit import WIDTH, try_name
 from kda_tools.port.layouts import DIFFUSION, Tree, called_from, classes
-from kda_tools.port.lean_ops import declared
+from kda_tools.port.lean_ops import lean_module
 from kda_tools.port.support import LICENSE, MYPY, SUPPORT
 from kda_tools.port.tree_format import formatted
 from kda_tools.project.export.prune import prune
@@ -26,7 +26,7 @@ from kda_tools.project.export.sources import (
     collect,
     exact_ops,
     relative,
-    titled,
+    with_docstring,
     with_plain_tables,
     without_unused_tables,
 )
@@ -173,7 +173,7 @@ def package_files(
     """
     names = [one.__name__ for one in functions]
     exported = with_plain_tables(task, collect(task, runtime=True))
-    exported["__init__.py"] = titled(task, exported["__init__.py"], "The README beside this folder says more.")
+    exported["__init__.py"] = with_docstring(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
     place, init = support.place(tree, task), "__init__.py"
     files = {f"{place}/{KERNEL}/{name}": _leaner(name, text, place, new, exact) for name, text in exported.items()}
@@ -207,7 +207,7 @@ def _leaner(name: str, text: str, place: str, new: bool, exact: bool) -> str:
     """A file of the export with the shared package in the runtime's place, and ops without what the port needs not."""
     if not name.endswith(".py"):
         return text
-    text = _reworded(declared(text, plain=new, exact=exact), new)
+    text = _reworded(lean_module(text, plain=new, exact=exact), new)
     text = relative(text, f"{place}/{KERNEL}/{name}".count("/"), SUPPORT)
     return text.replace(f"{SUPPORT}.op import", f"{SUPPORT}.op_with_plain import") if new else text
 

@@ -10,10 +10,10 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_tools.port import insertions, support
 from kda_tools.port.block_files import BLOCK, lines
-from kda_tools.port.dispatch_edit import dispatch, into_models, lacking
+from kda_tools.port.dispatch_edit import dispatch, into_models, missing_arguments
 from kda_tools.port.facade_edit import edit_facade
-from kda_tools.port.insertions import Patch, original
-from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, hosts, locked
+from kda_tools.port.insertions import Patch, text_without_ports
+from kda_tools.port.layouts import DIFFUSION, FAMILIES, Layout, Tree, classes, locked_files, replaced_functions
 from kda_tools.port.package_files import RUNS, dispatched, is_gated, package_files, tier
 from kda_tools.port.proof_files import proof_files
 from kda_tools.port.tree_format import formatted, formatted_bodies
@@ -67,7 +67,7 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
             f"one of {task.family}; `kda export {task.op}` gives its kernels as files of their own"
         )
     functions = {one.__name__: one for one in dispatched(task, exact)}
-    found = hosts(task, tree)
+    found = replaced_functions(task, tree)
     new = not found
     numerics = tier(task, exact)
     sites = classes(task, tree, numerics)
@@ -93,20 +93,20 @@ def make_port(task: Task, tree: Tree, exact: bool = False) -> Port:
     patch.shared |= {f"{prefix}{path}": text for path, text in support.shared(tree, task, files).items()}
     strangers = []
     absent: dict[str, frozenset[str]] = {}
-    pins = locked(task, tree.layout)
+    pins = locked_files(task, tree.layout)
     for module in dict.fromkeys(modules.values()) if not new else ():
         path = tree.module_path(module)
         where = tree.root / path
-        if hashlib.sha256(original(base, prefix + path)).hexdigest() != pins[path]:
+        if hashlib.sha256(text_without_ports(base, prefix + path)).hexdigest() != pins[path]:
             strangers.append(path)
         mine = [function for name, function in functions.items() if modules[name] == module]
         text = patch.read(prefix + path)
-        absent |= lacking(text, where, mine)
+        absent |= missing_arguments(text, where, mine)
         patch.insert(prefix + path, *dispatch(text, where, package, mine))
     for module in dict.fromkeys(site.module for site in sites):
         path = tree.module_path(module)
         where, mine_there = tree.root / path, [site for site in sites if site.module == module]
-        if hashlib.sha256(original(base, prefix + path)).hexdigest() != mine_there[0].sha256:
+        if hashlib.sha256(text_without_ports(base, prefix + path)).hexdigest() != mine_there[0].sha256:
             strangers.append(path)
         runs = f"{RUNS}_{task.op}"  # a name of its own: ports of several tasks may change one module
         ported = {site.holder: lines(site).replace(f"{RUNS}(", f"{runs}(") for site in mine_there}

@@ -9,7 +9,7 @@ from pathlib import Path
 from kda_judge.contract.errors import UsageError
 from kda_tools.models.apply_site import replacements
 from kda_tools.port import tree_files
-from kda_tools.port.layouts import locked
+from kda_tools.port.layouts import locked_files
 from kda_tools.port.package_files import gate_name, is_gated_by_bits
 from kda_tools.port.port_task import Port
 
@@ -31,7 +31,8 @@ def write_arm(port: Port, folder: Path) -> Path:
     texts = port.patch.texts()
     prefix = port.tree.prefix
     package = f"{prefix}{port.tree.package(port.task)}/"
-    wanted = dict.fromkeys([*locked(port.task, port.tree.layout), *(BESIDE if port.tree.has_levels(port.task) else ())])
+    beside = BESIDE if port.tree.has_levels(port.task) else ()
+    wanted = dict.fromkeys([*locked_files(port.task, port.tree.layout), *beside])
     files: dict[str, bytes] = {}
     for path in wanted:
         if prefix + path in texts:

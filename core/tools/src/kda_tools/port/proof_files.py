@@ -15,7 +15,7 @@ from kda_judge.contract.workloads import Workload
 from kda_tools.port.dispatch_edit import WIDTH
 from kda_tools.port.layouts import FACADE_MODULE, Layout, Tree
 from kda_tools.port.package_files import gate_name, is_gated_by_bits
-from kda_tools.port.row_source import chosen, makers, off, operands, rows_text, tensors_passed, tolerances
+from kda_tools.port.row_source import chosen, comparison, makers, operands, rows_text, tensors_passed, tolerances
 from kda_tools.project.export.prune import prune
 
 CI = {
@@ -228,7 +228,7 @@ class _Proof:
         """The test's source."""
         task, modules = self.task, self.modules
         rows = chosen(covered(task, modules))
-        compared = BITS if self.own else off(task, modules)
+        compared = BITS if self.own else comparison(task, modules)
         inplace = any(row.inplace for row in rows)
         left = [op for op in modules if any(_has_floats(row) for row in rows if row.op == op)] if not self.new else []
         text = self._head(

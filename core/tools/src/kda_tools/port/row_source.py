@@ -152,7 +152,7 @@ def tolerances(task: Task, ops: Iterable[str]) -> str:
     return text + (_table("UNITS", units) if units else "") + (f"FREE = {json.dumps(free)}\n" if free else "")
 
 
-def off(task: Task, ops: Iterable[str]) -> str:
+def comparison(task: Task, ops: Iterable[str]) -> str:
     """Source of the function that compares outputs by the tables of `tolerances`."""
     units, free = _rules(task, ops)
     text = OFF + (FREE if free else "")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kda_judge.contract.errors import KdaError
 from kda_judge.contract.tasks import Task
-from kda_tools.lab.tune.choose_lines import unfounded
-from kda_tools.lab.tune.tuning_files import derived, followed, has_sweeps, load, log, read_tables, text_of, tuned
+from kda_tools.lab.tune import tuning_files as tune
+from kda_tools.lab.tune.choose_lines import unrecorded_lines
 from kda_tools.publish.tuning_page import page, page_problems
 
 CHECK_TIMEOUT_S = 300
@@ -21,10 +21,10 @@ def problems(task: Task) -> list[str]:
     The sweeps name configurations of the solution, so the check imports the solution. It does so in a separate process,
     because the current process may judge the solution afterwards.
     """
-    if not has_sweeps(task):
+    if not tune.has_sweeps(task):
         return [
             f"{path}: there is no bench/tune.py that it follows from"
-            for path in (tuned(task), log(task), page(task))
+            for path in (tune.tuned_path(task), tune.log(task), page(task))
             if path.exists()
         ]
     code = "import sys; from kda_tools.project import check_tuning; check_tuning.answer(sys.argv[1])"
@@ -50,15 +50,15 @@ def answer(path: str) -> None:
 
 def check(task: Task) -> list[str]:
     """As `problems`, in this process."""
-    sweeps, path = load(task), tuned(task)
-    current = read_tables(path)
-    found = [f"{path}: {problem}" for problem in unfounded(sweeps, followed(task), current)]
+    sweeps, path = tune.load(task), tune.tuned_path(task)
+    current = tune.read_tables(path)
+    found = [f"{path}: {problem}" for problem in unrecorded_lines(sweeps, tune.deciding_sweeps(task), current)]
     if found:
         return found
-    tables = derived(task, sweeps)
+    tables = tune.derive_tables(task, sweeps)
     for name in [*tables, *(current.keys() - tables.keys())]:
         if list(tables.get(name, ())) != list(current.get(name, ())):
-            found.append(f"{path}: [[{name}]]: not what {log(task)} gives; run `kda tune {task.op} --derive`")
-    if not found and path.read_text(encoding="utf-8") != text_of(task.op, tables):
+            found.append(f"{path}: [[{name}]]: not what {tune.log(task)} gives; run `kda tune {task.op} --derive`")
+    if not found and path.read_text(encoding="utf-8") != tune.text_of(task.op, tables):
         found.append(f"{path}: not as `kda tune {task.op} --derive` writes it; run that")
     return found or page_problems(task, sweeps)

@@ -242,7 +242,7 @@ def _existing(folder: Path) -> Path:
     return place
 
 
-def demand(found: Sequence[Check]) -> None:
+def demand_passed(found: Sequence[Check]) -> None:
     """Refuse to begin if a check failed.
 
     Raises:

@@ -34,8 +34,9 @@ def run(request: run_sweep.Request) -> ExitCode:
 def rederive(task: Task, gpu: str | None = None) -> None:
     """Write `tuned.toml` and its page from the recorded sweeps, and show the tables; `gpu` as in `tune.followed`."""
     sweeps = tune.load(task)
-    tables = tune.derived(task, sweeps, gpu)
-    written = {tune.tuned(task): tune.write(task, tables), tuning_page.page(task): tuning_page.write_page(task, sweeps)}
+    tables = tune.derive_tables(task, sweeps, gpu)
+    page = tuning_page.page(task)
+    written = {tune.tuned_path(task): tune.write(task, tables), page: tuning_page.write_page(task, sweeps)}
     sweep_view.print_tables(tables)
     for path, changed in written.items():
         say(f"{path}: {'written' if changed else 'unchanged'}")
@@ -44,7 +45,7 @@ def rederive(task: Task, gpu: str | None = None) -> None:
         say("no sweep is recorded yet: the lines are what somebody wrote")
     elif records[-1].solution != run_sweep.solution_hash(task):
         say(f"the solution has changed since the sweep of {records[-1].utc}: `kda tune {task.op}` measures again")
-    if records and records[-1] not in tune.followed(task):
+    if records and records[-1] not in tune.deciding_sweeps(task):
         device = records[-1].device
         say(f"the lines stay those of another kind of GPU; `kda tune {task.op} --derive --gpu {device!r}` changes that")
 

@@ -39,7 +39,7 @@ def measured(records: Sequence[RunRecord], source: Provenance, gpu: str, setting
     return found
 
 
-def lacking(session: Session) -> tuple[list[str], str]:
+def rows_without_result(session: Session) -> tuple[list[str], str]:
     """The ids of the session's rows for which no recorded run of its state has a result, and the GPU's name.
 
     Rows that were never tried come first, so that a row that always fails does not delay the others.

@@ -13,7 +13,7 @@ from rich.text import Text
 from kda_judge.contract.errors import KdaError
 from kda_judge.evidence.run_record import RunRecord
 from kda_judge.judge.open_row import footprint
-from kda_tools.lab.grid.grid_record import failures, outside
+from kda_tools.lab.grid.grid_record import failures, opponents_outside
 from kda_tools.publish.report import arm_name
 from kda_tools.terminal import console
 
@@ -37,7 +37,7 @@ def print_grid(record: RunRecord) -> None:
         f"{record.task}: {len(record.rows) - len(failed)} of {len(record.rows)} rows agree with the oracle "
         f"({checks} calls compared in full, on {'a GPU' if record.machine.kind == 'cuda' else 'the CPU'})"
     )
-    for arm, ids in outside(record).items():
+    for arm, ids in opponents_outside(record).items():
         more = f", and {len(ids) - SHOWN_FAILURES} more" if len(ids) > SHOWN_FAILURES else ""
         out.print(
             f"{record.task}: {len(ids)} row{'s'[: len(ids) != 1]} on which {arm_name(record, arm)} itself "

@@ -19,7 +19,7 @@ from kda_tools.publish.report import (
 )
 
 
-def beside(task: Task, published: RunRecord, records: Sequence[RunRecord]) -> Iterator[str]:
+def other_opponents_line(task: Task, published: RunRecord, records: Sequence[RunRecord]) -> Iterator[str]:
     """One line on the latest runs against each such opponent on the GPU of a published run; none without a run."""
     others = [name for name, arm in task.config.arms.items() if arm.upstream and name not in (SUBJECT, *UPSTREAM)]
     latest = [_fit(task, published, records, arm)[-1:] for arm in others]

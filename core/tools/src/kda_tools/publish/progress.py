@@ -39,7 +39,7 @@ class Shown:
 
 
 @contextmanager
-def showing(rows: Sequence[Workload], phases_per_row: int) -> Iterator[Shown]:
+def row_progress(rows: Sequence[Workload], phases_per_row: int) -> Iterator[Shown]:
     """Show progress over `rows`, each of which enters about `phases_per_row` phases, until the block ends."""
     total = len(rows) * phases_per_row
     if sys.stderr.isatty():

@@ -14,7 +14,7 @@ from kda_judge.evidence.run_record import (
     RunRecord,
     Verdict,
 )
-from kda_tools.publish.other_opponents import beside
+from kda_tools.publish.other_opponents import other_opponents_line
 from kda_tools.publish.plots import ATTAINED, FOLDER, HISTORY, SPEEDUP, SUMMARY, Plot, file_name
 from kda_tools.publish.report import (
     COMMAND,
@@ -45,7 +45,7 @@ from kda_tools.publish.report import (
 )
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME
 from kda_tools.publish.run_facts import facts, state
-from kda_tools.publish.tables import bound_groups, folded, geometric_means_md, target_words
+from kda_tools.publish.tables import bound_groups, details_block, geometric_means_md, target_words
 
 NAMED = 3
 """Most rows named in a line; the folded table has all."""
@@ -82,8 +82,8 @@ def _measured(task: Task, target: str, goal: Target, record: RunRecord, records:
         + f"\nEvery row: [{CSV_NAME}]({CSV_NAME}), [{JSON_NAME}]({JSON_NAME}), and with every sample this page of the "
         f"site (`kda site`).\n"
         + _exceptions(record, goal)
-        + folded("Rows as pictures", f"{_picture(SPEEDUP, target)}\n{_picture(ATTAINED, target)}")
-        + folded("Provenance", "".join(f"- {name}: {fact}\n" for name, fact in facts(record).items()))
+        + details_block("Rows as pictures", f"{_picture(SPEEDUP, target)}\n{_picture(ATTAINED, target)}")
+        + details_block("Provenance", "".join(f"- {name}: {fact}\n" for name, fact in facts(record).items()))
     )
 
 
@@ -96,7 +96,7 @@ def summary_lines(task: Task, record: RunRecord, goal: Target, records: Sequence
         ("Limit", _limit(record)),
         ("Numerics", numerics(record, task.config.task.numerics)),
         ("Models", ", ".join(models_of(task, record)) or "no row names one"),
-        *(("Other opponents", words) for words in beside(task, record, records)),
+        *(("Other opponents", words) for words in other_opponents_line(task, record, records)),
     ]
     clock, opponent = WORDS[record.settings.decides], arm_name(record, record.settings.against[0])
     parts = [f"{faster} of {rows} rows are FASTER than {opponent} by {clock}"]
@@ -196,7 +196,7 @@ def _exceptions(record: RunRecord, goal: Target) -> str:
     for row in shown:
         portable = [interval(losses[row.id]) if row.id in losses else NONE] * bool(losses)
         lines.append([*_exception_cells(row, record, missed), *portable])
-    return folded(f"Rows to look at: {len(shown)}", table_md(head, lines))
+    return details_block(f"Rows to look at: {len(shown)}", table_md(head, lines))
 
 
 def _exception_cells(row: RowResult, record: RunRecord, missed: set[str] | None) -> list[str]:
@@ -240,4 +240,4 @@ def _history(task: Task, records: Sequence[RunRecord], latest: dict[str, RunReco
         for record in sorted(records, key=by_age, reverse=True)
     ]
     pictures = "".join(f"\n{_picture(HISTORY, target)}" for target in latest)
-    return folded(f"Runs: {len(records)}", table_md(head, lines) + pictures)
+    return details_block(f"Runs: {len(records)}", table_md(head, lines) + pictures)

@@ -55,7 +55,7 @@ def overview_md(runs: Runs) -> str:
     return f"![{OVERVIEW_SAYS}]({OVERVIEW.as_posix()})\n\n{MARKS} The same in numbers: {numbers}.\n"
 
 
-def folded(title: str, body: str) -> str:
+def details_block(title: str, body: str) -> str:
     """A part of a page that opens on a click; GitHub and the site both show it so."""
     return f"\n<details><summary>{title}</summary>\n\n{body.strip()}\n\n</details>\n"
 

@@ -20,7 +20,7 @@ def problems(task: Task, record: RunRecord) -> list[str]:
     return [*mismatches(record), *_rows(task, record)]
 
 
-def unfit(task: Task, record: RunRecord) -> str | None:
+def ledger_refusal(task: Task, record: RunRecord) -> str | None:
     """Why a run cannot enter the task's ledger; None for one that can, whatever its verdicts."""
     if record.task == task.op and record.machine.kind != "cuda":
         return "it was made without a GPU and measured nothing"

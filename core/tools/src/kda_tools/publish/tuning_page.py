@@ -12,8 +12,8 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from kda_judge.contract.errors import UsageError
-from kda_tools.lab.tune.choose_lines import DEFAULTS, Decided, Scored, decide, label, latest, over_copy, spread
-from kda_tools.lab.tune.tuning_files import followed, log, recorded, replace_text
+from kda_tools.lab.tune.choose_lines import DEFAULTS, Decided, Scored, decide, label, latest, over_copy, relative_noise
+from kda_tools.lab.tune.tuning_files import deciding_sweeps, log, recorded, replace_text
 from kda_tools.publish.report import microseconds, ratio, table_md
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def page_problems(task: Task, sweeps: Sequence[Sweep[Any]]) -> list[str]:
 
 def contents(task: Task, sweeps: Sequence[Sweep[Any]]) -> dict[Path, str | None]:
     """Path -> required text of the page and the CSV files; None for a file that must not exist."""
-    records = followed(task)
+    records = deciding_sweeps(task)
     return {
         page(task): digest_md(task, sweeps, records, recorded(task)),
         table(task): rows_csv(sweeps, records),
@@ -159,7 +159,7 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
         at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
         copy = over_copy(one.chosen, one.rows)
         own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
-        lines.append((*own, ratio(one.chosen.score), ratio(copy), f"{spread(one.scored):.1%}"))
+        lines.append((*own, ratio(one.chosen.score), ratio(copy), f"{relative_noise(one.scored):.1%}"))
     versions = ", ".join(f"{name} {record.versions[name]}" for name in VERSIONS if name in record.versions)
     where = (
         f"{len(table.candidates)} candidates, each on those of {len(table.rows)} rows where it applies, "

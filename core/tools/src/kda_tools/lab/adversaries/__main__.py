@@ -77,8 +77,8 @@ def run(given: argparse.Namespace) -> int:
     names = share.devices() if kind == "cuda" else []
     gpus = max(1, len(names))
     keep = page.keeper(given.record, page.begun(kind, gpus, len(chosen), given.missing)) if given.record else None
-    found: dict[str, suite.Got] = {}
-    results: list[suite.Got] = []
+    found: dict[str, suite.JudgedRow] = {}
+    results: list[suite.JudgedRow] = []
     try:
         with share.started(chosen, kind, names) if len(names) > 1 else suite.started(chosen, kind) as futures:
             for future in as_completed(futures.values()):
@@ -99,14 +99,14 @@ def run(given: argparse.Namespace) -> int:
     return ExitCode.UNFIT_ROWS if any(got.wrong for got in results) else ExitCode.OK
 
 
-def line(got: suite.Got) -> str:
+def line(got: suite.JudgedRow) -> str:
     """An ended run in one line."""
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in got.phases)
     wrong = f": {got.wrong}" if got.wrong else ""
     return f"{got.adversary.name}: {got.name} {'WRONG' if wrong else 'ok'}, {got.seconds:.0f} s ({phases}){wrong}"
 
 
-def show(results: list[suite.Got], kind: Kind, seconds: float, gpus: int = 1) -> None:
+def show(results: list[suite.JudgedRow], kind: Kind, seconds: float, gpus: int = 1) -> None:
     """Print the table."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     table = Table(box=None, pad_edge=False)

@@ -13,7 +13,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.strict_models import Strict
 from kda_judge.contract.tasks import checkout_root
 from kda_judge.evidence import append_only, provenance, record_log
-from kda_tools.lab.adversaries.suite import Got
+from kda_tools.lab.adversaries.suite import JudgedRow
 from kda_tools.lab.adversaries.table import ADVERSARIES, Adversary, Ending, Kind
 
 RECORDS = Path(__file__).parents[6] / "docs" / "adversaries.jsonl"
@@ -119,7 +119,7 @@ def begun(kind: Kind, gpus: int, asked: int, missing: bool) -> SuiteRecord:
     )
 
 
-def keeper(path: Path, run: SuiteRecord) -> Callable[[Sequence[Got], float], None]:
+def keeper(path: Path, run: SuiteRecord) -> Callable[[Sequence[JudgedRow], float], None]:
     """A function that writes the results so far as the last line of `path`, which each call replaces, and the page."""
     if not path.parent.is_dir():
         raise UsageError(f"--record {path}: expected a folder that exists, got {path.parent}")
@@ -127,7 +127,7 @@ def keeper(path: Path, run: SuiteRecord) -> Callable[[Sequence[Got], float], Non
     path.touch()
     at = path.stat().st_size
 
-    def keep(results: Sequence[Got], seconds: float) -> None:
+    def keep(results: Sequence[JudgedRow], seconds: float) -> None:
         ended = {got.adversary.name: got.name for got in results}
         utc = provenance.utc(datetime.now(timezone.utc))
         line = run.model_copy(update={"utc": utc, "seconds": round(seconds, 1), "results": ended})

@@ -46,12 +46,12 @@ def devices() -> list[str]:
 
 
 @contextlib.contextmanager
-def started(adversaries: list[Adversary], kind: Kind, names: list[str]) -> Iterator[dict[str, Future[suite.Got]]]:
+def started(adversaries: list[Adversary], kind: Kind, names: list[str]) -> Iterator[dict[str, Future[suite.JudgedRow]]]:
     """As `suite.started`, but dealt out in turn to one process per device in `names`, each with cores of its own."""
     spawn = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // len(names)
-    futures: dict[str, Future[suite.Got]] = {one.name: Future() for one in adversaries}
+    futures: dict[str, Future[suite.JudgedRow]] = {one.name: Future() for one in adversaries}
     children = []
     try:
         for number, name in enumerate(names):
@@ -90,7 +90,7 @@ def _child(results: Connection, name: str, cores: list[int], adversaries: list[A
     os.sched_setaffinity(0, cores)
     lock = Lock()
 
-    def send(message: str | suite.Got) -> None:
+    def send(message: str | suite.JudgedRow) -> None:
         with lock:
             results.send(message)
 
@@ -99,7 +99,7 @@ def _child(results: Connection, name: str, cores: list[int], adversaries: list[A
             send(future.result())
 
 
-def _collect(child: BaseProcess, results: Connection, futures: dict[str, Future[suite.Got]]) -> None:
+def _collect(child: BaseProcess, results: Connection, futures: dict[str, Future[suite.JudgedRow]]) -> None:
     """Pass on what a child sends; after it has ended, fail the adversaries whose results are missing."""
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -46,7 +46,7 @@ POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Got:
+class JudgedRow:
     """How the judge ended an adversary's row."""
 
     adversary: Adversary
@@ -112,7 +112,7 @@ def checkout(adversary: Adversary, kind: Kind) -> Iterator[Task]:
         yield Task(task)
 
 
-def face(adversary: Adversary, kind: Kind) -> Got:
+def run_adversary(adversary: Adversary, kind: Kind) -> JudgedRow:
     """Run the adversary once, and return how the judge ended its row."""
     ending = adversary.on(kind)
     assert ending is not None
@@ -147,7 +147,7 @@ def face(adversary: Adversary, kind: Kind) -> Got:
             ended, reason = record.rows[0].verdict, record.rows[0].reason
         marks.append(("", time.monotonic()))
     phases = tuple((phase, end - begin) for (phase, begin), (_, end) in pairwise(marks))
-    return Got(adversary, kind, ended, reason, changed, phases)
+    return JudgedRow(adversary, kind, ended, reason, changed, phases)
 
 
 def _looped(session: Session, ending: Ending, progress: Progress) -> tuple[Verdict, str]:
@@ -193,15 +193,15 @@ def chosen(kind: Kind, names: tuple[str, ...], adversaries: tuple[Adversary, ...
 @contextlib.contextmanager
 def started(
     adversaries: list[Adversary], kind: Kind, began: Callable[[str], None] = lambda _: None
-) -> Iterator[dict[str, Future[Got]]]:
+) -> Iterator[dict[str, Future[JudgedRow]]]:
     """Run all. Those whose verdict depends on no time run in parallel; on a GPU the others follow, one by one.
 
     `began` gets the name of each as it begins. Leaving the block ends those that run and drops the rest.
     """
 
-    def run_one(one: Adversary) -> Got:
+    def run_one(one: Adversary) -> JudgedRow:
         began(one.name)
-        return face(one, kind)
+        return run_adversary(one, kind)
 
     together = [one for one in adversaries if kind == "cpu" or _timeless(one.on(kind))]
     pool, alone = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_TOGETHER)), ThreadPoolExecutor(1)

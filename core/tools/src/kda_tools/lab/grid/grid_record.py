@@ -190,7 +190,7 @@ def agrees(row: RowResult, run: RunRecord) -> bool:
     )
 
 
-def outside(run: RunRecord) -> dict[str, tuple[str, ...]]:
+def opponents_outside(run: RunRecord) -> dict[str, tuple[str, ...]]:
     """Opponent -> rows on which it is outside the tolerance or refuses while the subject is right; none if empty."""
     agreeing = [row for row in run.rows if agrees(row, run)]
     found = {
@@ -199,7 +199,7 @@ def outside(run: RunRecord) -> dict[str, tuple[str, ...]]:
     return {arm: ids for arm, ids in found.items() if ids}
 
 
-def worse(one: Worst | None, other: Worst) -> Worst:
+def worse_of(one: Worst | None, other: Worst) -> Worst:
     """The larger share of the tolerance with its place, and the larger relative error; the first of equals."""
     if one is None:
         return other

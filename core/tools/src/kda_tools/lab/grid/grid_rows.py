@@ -12,7 +12,7 @@ from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task
 from kda_judge.contract.workloads import Workload, select
 from kda_judge.session import Session, fit, offered
-from kda_tools.lab.task_calls import answer
+from kda_tools.lab.task_calls import call_checked
 
 
 def grid_session(session: Session) -> Session:
@@ -49,8 +49,8 @@ def _grid(task: Task, path: Path, thin: bool) -> tuple[Workload, ...]:
     if not path.is_file():
         return ()
     module = task.load("bench.grid")
-    rows = _rows(answer(module, "grid"), f"{path}: grid")
-    return _rows(answer(module, "thin", rows), f"{path}: thin") if thin else rows
+    rows = _rows(call_checked(module, "grid"), f"{path}: grid")
+    return _rows(call_checked(module, "thin", rows), f"{path}: thin") if thin else rows
 
 
 def _rows(given: object, where: str) -> tuple[Workload, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from kda_judge.evidence.run_record import Provenance, Settings, Verdict
-from kda_tools.lab.grid.grid_record import FailedRow, GridRecord, Worst, positions, worse
+from kda_tools.lab.grid.grid_record import FailedRow, GridRecord, Worst, positions, worse_of
 
 COMPILERS = ("torch", "triton", "cutlass-dsl", "cuda")
 """Programs whose versions decide which machine code runs; the driver's does not."""
@@ -79,7 +79,7 @@ class Coverage:
         found: dict[str, Worst] = {}
         for record in self.records:
             for dtype, worst in record.worst.items():
-                found[dtype] = worse(found.get(dtype), worst)
+                found[dtype] = worse_of(found.get(dtype), worst)
         return dict(sorted(found.items()))
 
 

@@ -19,10 +19,10 @@ from kda_tools.lab.grid.grid_record import (
     failures,
     fingerprint,
     log,
-    outside,
+    opponents_outside,
     ranges,
     runs,
-    worse,
+    worse_of,
 )
 from kda_tools.lab.grid.grid_rows import whole_grid
 from kda_tools.lab.grid.join_runs import Coverage, join, state
@@ -89,7 +89,7 @@ def record_of(session: Session, run: RunRecord, asked: int) -> GridRecord:
             FailedRow(id=row.id, position=place[row.id], verdict=row.verdict, reason=row.reason)
             for row in failures(run)
         ),
-        opponents=outside(run),
+        opponents=opponents_outside(run),
         worst=_worst(session.config, run, {row.id: row for row in whole}),
         interrupted=run.partial,
         node=run.node,
@@ -106,5 +106,5 @@ def _worst(config: Config, run: RunRecord, rows: dict[str, Workload]) -> dict[st
         for error in result.arms[run.settings.subject].correctness.outputs:
             dtype = output_spec(config.ops[result.op], rows[result.id], error.output).dtype
             new = Worst(used=error.used or 0.0, row=result.id, output=error.output, rel_l2=error.rel_l2)
-            found[dtype] = worse(found.get(dtype), new)
+            found[dtype] = worse_of(found.get(dtype), new)
     return found

@@ -29,7 +29,7 @@ from kda_judge.contract.errors import ArmFailed, KdaError, MissingRequirement, U
 from kda_judge.contract.near_names import nearest
 from kda_tools.lab.inspect import sass
 from kda_tools.lab.inspect.occupancy import Occupancy, multiprocessor, occupancy
-from kda_tools.lab.task_calls import answer
+from kda_tools.lab.task_calls import call_checked
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -126,7 +126,7 @@ def compile_task(
     for row in workloads:
         if arm != SUBJECT and not hasattr(solution, row.op):  # an arm of the lab may have some of the ops
             continue
-        for launch in launched(solution, row, meta_tensors(row)):
+        for launch in launches_of_row(solution, row, meta_tensors(row)):
             found.setdefault((launch.name, launch.variant), (launch, {}))[1][row.id] = None
     # Compilers run one after the other; meanwhile other processes read the code that was made.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -134,13 +134,13 @@ def compile_task(
         return [described() for described in made]
 
 
-def launched(solution: ModuleType, row: Workload, inputs: Mapping[str, torch.Tensor]) -> tuple[Compilable, ...]:
+def launches_of_row(solution: ModuleType, row: Workload, inputs: Mapping[str, torch.Tensor]) -> tuple[Compilable, ...]:
     """What a call on a row would launch, as the hook of a solution says.
 
     Raises:
         ArmFailed: what it returns are no launches.
     """
-    made = answer(solution, solution_imports.HOOK, row.op, inputs, row.scalars, error=ArmFailed)
+    made = call_checked(solution, solution_imports.HOOK, row.op, inputs, row.scalars, error=ArmFailed)
     launches = tuple(made) if isinstance(made, Iterable) and not isinstance(made, (str, bytes)) else None
     wrong = [one for one in launches if not _is_compilable(one)] if launches is not None else [made]
     if launches is None or wrong:

@@ -78,7 +78,7 @@ def latest(table: str, records: Sequence[SweepRecord]) -> dict[int, tuple[SweepR
     }
 
 
-def unfounded(
+def unrecorded_lines(
     sweeps: Sequence[Sweep[Any]], records: Sequence[SweepRecord], current: Mapping[str, Sequence[Line]]
 ) -> list[str]:
     """Faults in lines from no recorded sweep: they have to say so, and to have bounds and candidates of the sweep."""
@@ -184,7 +184,7 @@ def _scores(several: Sequence[Sequence[float]]) -> list[float]:
 
 def choose(scored: Sequence[Scored], rows: Sequence[RowTimes]) -> tuple[Scored, str]:
     """The candidate to choose, and the reason in words."""
-    noise = spread(scored)
+    noise = relative_noise(scored)
     near, equal = _equal(scored, noise)
     chosen = _plainest(equal)
     # Candidates with the same launches on a row share one timing; those with equal times on all rows count as one.
@@ -215,7 +215,7 @@ def over_copy(one: Scored, rows: Sequence[RowTimes]) -> float:
     return geometric_mean(time / row.copy_us for time, row in zip(one.times, rows, strict=True))
 
 
-def spread(scored: Sequence[Scored]) -> float:
+def relative_noise(scored: Sequence[Scored]) -> float:
     """The relative noise of these candidates' device times; closer times count as equal."""
     return fmean(median(spreads) for spreads in zip(*(one.spreads for one in scored), strict=True))
 

@@ -29,7 +29,7 @@ from kda_judge.judge.output_rules import judged
 from kda_judge.judge.sampler import GRAPH_CALLS, SMALL_GRAPH_CALLS
 from kda_tools.lab.tune.choose_lines import label
 from kda_tools.lab.tune.sweep_record import RowTimes, TableTimes, Walls, Wrong
-from kda_tools.lab.tune.trials import brief
+from kda_tools.lab.tune.trials import error_line
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -256,9 +256,9 @@ class _Attempt:
             except Exception:  # noqa: BLE001  the device no longer answers
                 raise UsageError(
                     f"row {row.id!r}: candidate {label(config)} of the table {table.name!r} broke the device "
-                    f"({brief(error)}); take it out of the sweep's candidates"
+                    f"({error_line(error)}); take it out of the sweep's candidates"
                 ) from error
-            return brief(error)
+            return error_line(error)
 
     def wall(self, place: int, watch: Stopwatch, device_us: float) -> float:
         """A sample of candidate `place` by the host's clock, after a first call that makes the plan."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kda_judge.contract.errors import MissingRequirement, UsageError
-from kda_tools.lab.inspect.aot import Compilable, launched, meta_tensors, resources
+from kda_tools.lab.inspect.aot import Compilable, launches_of_row, meta_tensors, resources
 
 if TYPE_CHECKING:
     from kda_judge.contract.tasks import Task
@@ -75,7 +75,7 @@ def trials(task: Task, sweep: Sweep[Any], rows: Iterable[Workload]) -> list[Tria
         features = None
         for config in sweep.candidates:
             with sweep.table.forced(config) as asked:
-                made = launched(solution, row, inputs)
+                made = launches_of_row(solution, row, inputs)
             if not asked:
                 break
             features = asked[0]
@@ -137,12 +137,12 @@ def _compile(launch: Compilable, target: str) -> Compiled:
     try:
         binary = launch.compile(target)
     except Exception as error:  # noqa: BLE001  whatever a compiler raises for a configuration is that one's failure
-        return Compiled(failure=brief(error))
+        return Compiled(failure=error_line(error))
     registers, static_shared, local = resources(binary.cubin)
     return Compiled(registers, static_shared + binary.dynamic_shared_bytes, local)
 
 
-def brief(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error's type and the first line of its message."""
     message = str(error).strip().splitlines()
     return f"{type(error).__name__}: {message[0][:200]}" if message else type(error).__name__

@@ -33,7 +33,7 @@ def recorded(task: Task) -> list[SweepRecord]:
     return record_log.read(log(task), SweepRecord)
 
 
-def followed(task: Task, gpu: str | None = None) -> list[SweepRecord]:
+def deciding_sweeps(task: Task, gpu: str | None = None) -> list[SweepRecord]:
     """The sweeps that decide the tables: those on the kind of GPU that the present lines name, or on `gpu`.
 
     So a sweep on an H100 does not replace what was chosen on an H200: both have one capability, and one table. All
@@ -42,7 +42,7 @@ def followed(task: Task, gpu: str | None = None) -> list[SweepRecord]:
     Raises:
         UsageError: no usable sweep ran on `gpu`.
     """
-    records, path = recorded(task), tuned(task)
+    records, path = recorded(task), tuned_path(task)
     present = read_tables(path) if path.is_file() else {}
     kinds = {line.capability: line.device for lines in present.values() for line in lines}
     swept = {(record.capability, record.device) for record in records if record.usable}
@@ -55,7 +55,7 @@ def followed(task: Task, gpu: str | None = None) -> list[SweepRecord]:
     return [one for one in records if held.get(one.capability, one.device) == one.device]
 
 
-def tuned(task: Task) -> Path:
+def tuned_path(task: Task) -> Path:
     """The tables that the solution reads."""
     return task.path / "solution" / tuned_table.FILE
 
@@ -79,12 +79,12 @@ def load(task: Task) -> tuple[Sweep[Any], ...]:
     return tuple(sweeps)
 
 
-def derived(task: Task, sweeps: Sequence[Sweep[Any]], gpu: str | None = None) -> dict[str, tuple[Line, ...]]:
-    """The tables that the task's `tuned.toml` has to hold; `gpu` as in `followed`."""
-    path = tuned(task)
+def derive_tables(task: Task, sweeps: Sequence[Sweep[Any]], gpu: str | None = None) -> dict[str, tuple[Line, ...]]:
+    """The tables that the task's `tuned.toml` has to hold; `gpu` as in `deciding_sweeps`."""
+    path = tuned_path(task)
     current = read_tables(path) if path.is_file() else {}
     try:
-        return expected(sweeps, followed(task, gpu), current)
+        return expected(sweeps, deciding_sweeps(task, gpu), current)
     except UsageError as error:
         raise UsageError(f"{log(task)}: {error}") from None
 
@@ -99,7 +99,7 @@ def read_tables(path: Path) -> dict[str, tuple[Line, ...]]:
 
 def write(task: Task, tables: Mapping[str, Sequence[Line]]) -> bool:
     """Write `tuned.toml`; False when it held that already."""
-    return replace_text(tuned(task), text_of(task.op, tables))
+    return replace_text(tuned_path(task), text_of(task.op, tables))
 
 
 def replace_text(path: Path, text: str) -> bool:

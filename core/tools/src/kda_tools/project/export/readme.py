@@ -11,7 +11,7 @@ from kda_judge.contract.tasks import Task, checkout_root
 from kda_judge.evidence import provenance
 from kda_judge.evidence.provenance import library
 from kda_judge.evidence.run_record import Metric, RunRecord
-from kda_tools.project.export.sources import VENDORED, exact_ops, switched
+from kda_tools.project.export.sources import VENDORED, exact_ops, switched_ops
 from kda_tools.publish.report import (
     BASELINE,
     LATEST,
@@ -86,7 +86,7 @@ def is_measured(task: Task) -> bool:
 
 
 def _bits(task: Task, ops: Sequence[str]) -> str:
-    times = " The times below were measured without that." if is_measured(task) and switched(task, ops) else ""
+    times = " The times below were measured without that." if is_measured(task) and switched_ops(task, ops) else ""
     return BITS.format(ops=", ".join(f"`{op}`" for op in ops), times=times)
 
 

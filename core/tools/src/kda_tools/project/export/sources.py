@@ -46,21 +46,21 @@ def exact_ops(task: Task) -> tuple[str, ...]:
     return found
 
 
-def switched(task: Task, ops: Sequence[str]) -> list[str]:
+def switched_ops(task: Task, ops: Sequence[str]) -> list[str]:
     """Those of `ops` whose exact mode runs another plan or plain path than they have anyway."""
     solution = task.load("solution")
     held = {name: getattr(solution, name).kda_op for name in exact_ops(task) if name in ops}
     return [name for name, op in held.items() if op.exact != op.own]
 
 
-def carried(task: Task, exact: bool = False) -> dict[str, str]:
+def exported_files(task: Task, exact: bool = False) -> dict[str, str]:
     """Path -> text, without kda_runtime: only the parts of it that the solution uses, and tables without TOML."""
     files = with_plain_tables(task, collect(task, runtime=False, exact=exact))
     own = [name for name in files if name.endswith(".py") and not name.startswith(f"{VENDORED}/")]
     return prune(files, own)
 
 
-def titled(task: Task, text: str, about: str) -> str:
+def with_docstring(task: Task, text: str, about: str) -> str:
     """The public functions' module with a docstring for a reader without this repository."""
     return DOCSTRING.sub(lambda _: f'"""{task.config.task.title}.\n\n{about}\n"""', text, count=1)
 
@@ -129,7 +129,7 @@ def collect(task: Task, runtime: bool, exact: bool = False) -> dict[str, str]:
             text = path.read_text(encoding="utf-8")
             depth = len(name.parts) - 1
             files[name.as_posix()] = text if runtime or path.suffix != ".py" else relative(text, depth, VENDORED)
-    if exact and (names := switched(task, exact_ops(task))):
+    if exact and (names := switched_ops(task, exact_ops(task))):
         files["__init__.py"] += EXACT.format(names=", ".join(names))
     if not runtime:
         needed = {"__init__.py", *library(solution)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from kda_judge.contract.errors import UsageError
 from kda_judge.contract.tasks import Task, checkout_root
 from kda_tools.project.export.readme import origin_json, readme
-from kda_tools.project.export.sources import carried, collect, titled
+from kda_tools.project.export.sources import collect, exported_files, with_docstring
 from kda_tools.publish.read_once import unchanged_files
 
 BACKEND = "cuda"
@@ -68,8 +68,8 @@ def write_arm(task: Task, folder: Path) -> Path:
 
 def hashed_files(task: Task, runtime: bool, exact: bool) -> dict[str, str]:
     """The files of an export that a record hashes, by their path: all but README and provenance."""
-    files = collect(task, runtime, exact) if runtime else carried(task, exact)
-    files["__init__.py"] = titled(task, files["__init__.py"], ABOUT)
+    files = collect(task, runtime, exact) if runtime else exported_files(task, exact)
+    files["__init__.py"] = with_docstring(task, files["__init__.py"], ABOUT)
     if (root := checkout_root()) is not None and (root / "LICENSE").is_file():
         files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
     return files
