@@ -1,6 +1,6 @@
 """Commands on tasks and the checkout: list, fetch, lock, copy, export, publish, and more."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -237,6 +237,10 @@ def publish(
             changed += iterations_page.publish(root, all_tasks(), check)
             changed += hardware_page.publish(root, check=check)
             changed += fleet_page.publish(root, check=check)
+    _list_changes(changed, check)
+
+
+def _list_changes(changed: Sequence[str | Path], check: bool) -> None:
     for line in changed:
         typer.echo(line)
     if check and changed:
@@ -252,11 +256,7 @@ def schema(
     """Write the JSON Schemas of the tasks' TOML files and of the ledger's lines."""
     from kda_tools.project.json_schemas import write
 
-    changed = write(check)
-    for line in changed:
-        typer.echo(line)
-    if check and changed:
-        raise typer.Exit(ExitCode.UNFIT_ROWS)
+    _list_changes(write(check), check)
 
 
 @app.command()

@@ -73,7 +73,8 @@ def _run(
     pieces = [remaining(piece, folder.results) for piece in plan.pieces]
     schedule = Schedule.of(pieces, folder.done, folder.attempts, wish.attempts)
     pool = ray_pool.RayPool(ray, order, seats, baggage, folder)
-    here = _driver_facts(order)
+    # This process may be on a machine without a GPU, since only its commit and files are compared.
+    here = node_facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
     complete, at_limit = True, False
     error: KdaError | None = None
     try:
@@ -151,11 +152,6 @@ def _marked(line: str, shared: SharedHost | None) -> str:
     if shared is None:
         return line
     return ledger.encode(interference.marked(RunRecord.model_validate_json(line), shared)).decode()
-
-
-def _driver_facts(order: Order) -> NodeFacts:
-    """Facts of this process. It may be on a machine without a GPU, since only commit and files are compared."""
-    return node_facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
 
 
 def _await_starting(pool: Pool) -> None:

@@ -94,7 +94,8 @@ def _ops_page(known: Iterable[Known], latest: Release, gains: Mapping[str, str])
             task = one.entry.task
             own = NONE if task is None else gains.get(task, task)
             numerics = one.entry.numerics.value if one.entry.numerics else NONE
-            first = (f"`{_cell(one.entry.pattern)}`", _names(one, latest), _languages(one), numerics)
+            languages = ", ".join(sorted({language for _, op in one.ops for language in op.language}))
+            first = (f"`{_cell(one.entry.pattern)}`", _names(one, latest), languages, numerics)
             lines.append((*first, str(len(_models(one, latest))), own))
         head = ("pattern", "ops", "language", "numerics", "models", "task and gain")
         parts.append(f"\n## {kind.capitalize()}\n\n{table_md(head, lines)}")
@@ -108,10 +109,6 @@ def _names(one: Known, latest: Release) -> str:
     now = {op.name for release, op in one.ops if release.release == latest.release}
     older = [f"`{op.name}` ({release.release.partition(' ')[2]})" for release, op in one.ops if op.name not in now]
     return ", ".join(dict.fromkeys([*(f"`{name}`" for name in sorted(now)), *older]))
-
-
-def _languages(one: Known) -> str:
-    return ", ".join(sorted({language for _, op in one.ops for language in op.language}))
 
 
 def _models(one: Known, latest: Release) -> set[str]:

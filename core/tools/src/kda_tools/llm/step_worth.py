@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger, stats
 from kda_judge.evidence.derive import MEASURED
-from kda_judge.evidence.run_record import Interval, Metric, RunRecord
+from kda_judge.evidence.run_record import Metric, RunRecord
 from kda_tools.llm.step_protocol import PhaseStep
 from kda_tools.models.calls import Call
 from kda_tools.publish import report
@@ -88,8 +88,5 @@ def saving(phase: PhaseStep, rows: RecordedRows) -> Saving | None:
         else:
             by_op[call.op] += one * call.count
     before = stats.summarise(mode.upstream).median
-    return Saving(by_op, tuple(unknown), *_saved(before, mode.speedup))
-
-
-def _saved(before: float, speedup: Interval) -> tuple[float, float]:
-    return before * (1 - 1 / speedup.low), before * (1 - 1 / speedup.high)
+    low, high = (before * (1 - 1 / bound) for bound in (mode.speedup.low, mode.speedup.high))
+    return Saving(by_op, tuple(unknown), low, high)

@@ -79,7 +79,8 @@ def shown(records: Sequence[StepRecord], folder: Path) -> list[Shown]:
     steps = [step for step in steps if step.best or not step.old]
     steps.sort(
         key=lambda one: (
-            *(not one.best, one.old, numbers(one.record.release) != newest, _noisy(one.best), one.record.model),
+            *(not one.best, one.old, numbers(one.record.release) != newest),
+            *(bool(one.best and one.best.noisy), one.record.model),
         )
     )
     return steps
@@ -138,10 +139,6 @@ def _replaced(record: StepRecord) -> int:
 
 def _ran(record: StepRecord) -> bool:
     return "eager" in record.modes and record.modes["eager"].refused is None
-
-
-def _noisy(best: Fastest | None) -> bool:
-    return best is not None and best.noisy
 
 
 def _fastest(best: Fastest | None) -> tuple[str, str]:

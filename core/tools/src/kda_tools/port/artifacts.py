@@ -355,8 +355,8 @@ def causes(profile: ProfileRecord) -> str:
     for what, values, unit in (
         ("Kernels of a call", [float(len(old)), float(len(new))], ""),
         ("Bytes to and from memory", moved, ""),
-        ("Registers of a thread, at most", [_most(side, "registers") for side in (old, new)], ""),
-        ("Occupancy, at least", [_least(side, "occupancy_pct") for side in (old, new)], "%"),
+        ("Registers of a thread, at most", [max(_values(side, "registers"), default=None) for side in (old, new)], ""),
+        ("Occupancy, at least", [min(_values(side, "occupancy_pct"), default=None) for side in (old, new)], "%"),
         ("Bytes of spilled registers", [_total(side, "local_bytes") for side in (old, new)], ""),
     ):
         if None not in values and values[0] != values[1]:
@@ -373,11 +373,3 @@ def _values(kernels: Sequence[Kernel], name: str) -> list[float]:
 def _total(kernels: Sequence[Kernel], *names: str) -> float | None:
     found = [value for name in names for value in _values(kernels, name)]
     return sum(found) if len(found) == len(names) * len(kernels) else None
-
-
-def _most(kernels: Sequence[Kernel], name: str) -> float | None:
-    return max(_values(kernels, name), default=None)
-
-
-def _least(kernels: Sequence[Kernel], name: str) -> float | None:
-    return min(_values(kernels, name), default=None)

@@ -244,10 +244,6 @@ def gate_name(op: str) -> str:
     return f"KDA_{op.upper()}"
 
 
-def _exported(functions: list[Callable[..., Any]], new: bool) -> list[str]:
-    return [one.__name__ if new else try_name(one) for one in functions]
-
-
 def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool, replayed: bool, numerics: str) -> str:
     facade, exact = tree.has_levels(task), is_gated_by_bits(numerics, tree, task, new)
     shared = f"{'.' * (support.place(tree, task).count('/') + 2)}{SUPPORT}"
@@ -292,7 +288,7 @@ def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool
         text += "\n" + (OPEN_FACADE.format(closed=closed) if facade else OPEN_JIT.format(**ASKED[task.family]))
     for function in functions:
         text += "\n" + _function(function, new)
-    names = _exported(functions, new)
+    names = [one.__name__ if new else try_name(one) for one in functions]
     asked = _for_models(called, names, f" and {gate_name(task.op)}.mounted" if gated else "")
     text += "".join("\n" + one for one in asked.values())
     return text + "\n\n__all__ = [" + ", ".join(f'"{name}"' for name in sorted([*names, *asked])) + "]\n"

@@ -168,14 +168,6 @@ def main():
                 times.append(triton.testing.do_bench_cudagraph(call) * 1000)
             finally:
                 setattr(host, name, kept)
-        old, new = times
-        print(f"| {row['id']} | {old:.2f} | {new:.2f} | {old / new:.2f}x |")
-
-
-if __name__ == "__main__":
-    with torch.no_grad():
-        main()
-    sys.exit(0)
 '''
 NEW_BENCHMARK = '''
 def main():
@@ -189,6 +181,8 @@ def main():
             call = partial(side[row["op"]], *given, **scalars)
             call()
             times.append(triton.testing.do_bench_cudagraph(call) * 1000)
+'''
+BENCHMARK_END = """\
         old, new = times
         print(f"| {row['id']} | {old:.2f} | {new:.2f} | {old / new:.2f}x |")
 
@@ -197,7 +191,7 @@ if __name__ == "__main__":
     with torch.no_grad():
         main()
     sys.exit(0)
-'''
+"""
 
 
 def proof_files(task: Task, tree: Tree, modules: dict[str, str], tier: str) -> tuple[str, str]:
@@ -275,7 +269,7 @@ class _Proof:
             + (self.eager if self.new else "")
         )
         mount = f"\n    {gate_name(task.op)}.mount(None)" if self.gated and not self.by_bits else ""
-        return _spaced(text + (NEW_BENCHMARK if self.new else BENCHMARK.replace("{mount}", mount)))
+        return _spaced(text + (NEW_BENCHMARK if self.new else BENCHMARK.replace("{mount}", mount)) + BENCHMARK_END)
 
     def _head(self, what: str, told: str, kind: str, more: list[str]) -> str:
         gate = [f"from {FACADE_MODULE} import {gate_name(self.task.op)}"] if self.gated else []

@@ -49,9 +49,9 @@ def checks() -> list[Check]:
         _package("apache-tvm-ffi", "JIT CUDA and CuTe DSL kernels"),
         _package("ninja", "JIT CUDA kernels of the upstream arms"),
         _byte_code(),
-        _tool("nvcc", "JIT CUDA kernels of the upstream arms", TOOLKIT),
-        _tool("ncu", "profiling a kernel; not for results", TOOLKIT),
-        _tool("compute-sanitizer", "looking for races and stray accesses; not for results", TOOLKIT),
+        _tool("nvcc", "JIT CUDA kernels of the upstream arms"),
+        _tool("ncu", "profiling a kernel; not for results"),
+        _tool("compute-sanitizer", "looking for races and stray accesses; not for results"),
         *preflight.checks(Path.cwd()),
         *_external(),
         *_upstream(),
@@ -62,8 +62,8 @@ def kernel_checks(tasks: Sequence[Task]) -> list[Check]:
     """What an agent that works on these tasks' kernels needs: the GPU, the tools around it, and the upstream files."""
     return [
         _gpu(),
-        _tool("nvcc", "JIT CUDA kernels of the upstream arms", TOOLKIT),
-        _tool("ncu", "profiling a kernel; not for results", TOOLKIT),
+        _tool("nvcc", "JIT CUDA kernels of the upstream arms"),
+        _tool("ncu", "profiling a kernel; not for results"),
         *_upstream(tasks),
     ]
 
@@ -145,18 +145,18 @@ def _byte_code() -> Check:
     return Check("byte code", not without, found, needed_for, f"python -m compileall -q -j 0 {folders}")
 
 
-def _tool(name: str, needed_for: str, remedy: str) -> Check:
+def _tool(name: str, needed_for: str) -> Check:
     folders = [os.environ.get("PATH", os.defpath)]
     folders += [f"{root}/bin" for root in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if root]
     path = shutil.which(name, path=os.pathsep.join(folders))
     if path is None:
-        return Check(name, False, "not found", needed_for, remedy)
+        return Check(name, False, "not found", needed_for, TOOLKIT)
     try:
         answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return Check(name, False, f"{path} does not run: {error}", needed_for, remedy)
+        return Check(name, False, f"{path} does not run: {error}", needed_for, TOOLKIT)
     number = re.search(r"(?:release |[Vv]ersion )([\d.]+)", answer)
-    return Check(name, True, f"{number[1].rstrip('.') if number else 'unknown version'}, {path}", needed_for, remedy)
+    return Check(name, True, f"{number[1].rstrip('.') if number else 'unknown version'}, {path}", needed_for, TOOLKIT)
 
 
 def _upstream(tasks: Sequence[Task] | None = None) -> list[Check]:

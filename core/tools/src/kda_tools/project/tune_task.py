@@ -32,7 +32,7 @@ def run(request: run_sweep.Request) -> ExitCode:
 
 
 def rederive(task: Task, gpu: str | None = None) -> None:
-    """Write `tuned.toml` and its page from the recorded sweeps, and show the tables; `gpu` as in `tune.followed`."""
+    """Write `tuned.toml` and its page from the recorded sweeps, and show the tables; `gpu` as in `deciding_sweeps`."""
     sweeps = tune.load(task)
     tables = tune.derive_tables(task, sweeps, gpu)
     page = tuning_page.page(task)

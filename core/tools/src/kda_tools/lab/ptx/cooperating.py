@@ -192,7 +192,7 @@ MBARRIER = r"(?:\.shared(?:::cta)?)?\.b64"
 def mbarrier_bytes(machine: "Machine", where: Instruction, operand: Operand | None) -> Callable[[Array], Array]:
     """How to find the bytes, in the shared memory of all blocks, at which the mbarriers of threads lie."""
     at = address(machine, where, operand)
-    return lambda threads: machine.memory.shared_bytes_at(where, threads, at(threads), 8)
+    return lambda threads: machine.memory.shared_bytes_at(where, threads, at(threads))
 
 
 @opcode(rf"mbarrier\.init{MBARRIER}")

@@ -96,9 +96,9 @@ class Memory:
             self._fail_at(where, "shared::cluster", threads, addresses, outside, "lies behind the last block's window")
         return np.where(rank < 0, own, own // self.shape.cluster * self.shape.cluster + rank)
 
-    def shared_bytes_at(self, where: Instruction, threads: Array, addresses: Array, width: int) -> Array:
-        """The offsets of shared::cluster addresses in the shared memory of all blocks."""
-        ((_, _, offsets),) = self._pieces(where, "shared::cluster", threads, addresses, width, stores=False)
+    def shared_bytes_at(self, where: Instruction, threads: Array, addresses: Array) -> Array:
+        """The offsets of shared::cluster addresses of 8 bytes each in the shared memory of all blocks."""
+        ((_, _, offsets),) = self._pieces(where, "shared::cluster", threads, addresses, 8, stores=False)
         return offsets
 
     def _pieces(

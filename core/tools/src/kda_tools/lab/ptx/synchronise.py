@@ -250,6 +250,6 @@ class Copies:
             if ended[block].any():
                 fail(where, self.machine.shape, int(threads[ended[block]][0]), "stores to a block that has ended")
             memory.store(where, "shared::cluster", threads, target, [value])
-            for thread, byte in zip(threads, memory.shared_bytes_at(where, threads, barrier, 8), strict=True):
+            for thread, byte in zip(threads, memory.shared_bytes_at(where, threads, barrier), strict=True):
                 waiting.count_down(where, int(thread), int(byte), arrived=0, transferred=-value.itemsize)
         return delivered
