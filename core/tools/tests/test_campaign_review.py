@@ -171,9 +171,9 @@ def test_a_reviewing_agent_is_confined_and_has_its_environment(
     monkeypatch.setattr(confine, "can_confine", lambda: True)
     seen: list[list[Path]] = []
 
-    def confined(where: Path, wanted: list[Path], command: list[str], more: tuple[str, ...]) -> list[str]:
-        assert where.name == "k90_axpy"
-        seen.append(wanted)
+    def confined(start: Path, write_to: list[Path], command: list[str], write_if_there: tuple[str, ...]) -> list[str]:
+        assert start.name == "k90_axpy"
+        seen.append(write_to)
         return command
 
     monkeypatch.setattr(confine, "confined", confined)

@@ -46,15 +46,15 @@ def environment(campaign: Campaign) -> dict[str, str]:
     return {name: str(place / folder) for name, folder in names.items()}
 
 
-def confined(where: Path, wanted: Iterable[Path], command: list[str], more: Iterable[str]) -> list[str]:
-    """`command`, started in `where`, in a namespace in which nothing but `wanted` and `more` can be written.
+def confined(start: Path, write_to: Iterable[Path], command: list[str], write_if_there: Iterable[str]) -> list[str]:
+    """`command` from `start` on, in a namespace in which only `write_to` and `write_if_there` can be written.
 
-    Missing folders of `wanted` are created.
+    Missing folders of `write_to` are created.
     """
-    folders = list(wanted)
+    folders = list(write_to)
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    own = [Path(name).expanduser() for name in more]
+    own = [Path(name).expanduser() for name in write_if_there]
     paths = [str(path) for path in (*folders, *(path for path in own if path.exists()))]
     binds = [word for path in paths for word in ("--bind", path, path)]
-    return [PROGRAM, *BASE, *binds, "--chdir", str(where), *command]
+    return [PROGRAM, *BASE, *binds, "--chdir", str(start), *command]
