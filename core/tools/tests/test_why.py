@@ -183,8 +183,7 @@ def test_a_published_run_on_another_gpu_is_named_with_its_times() -> None:
 
 def test_a_profile_is_quoted_with_its_state() -> None:
     task = find_task(str(ROOT / "diffusion" / "k02_rotary_embedding"))
-    line = json.loads((task.path / "docs" / "profile.jsonl").read_text().splitlines()[0])
-    said = " ".join(why(task, line["row"]).split())
-    assert f"profile {line['run_id']}, {line['gpu']['name']}, ncu {line['ncu']}" in said
-    assert "solution: memory, 85% of peak" in said
-    assert "stalls: long_scoreboard 87%" in said
+    line = json.loads((task.path / "docs" / "profile.jsonl").read_text().splitlines()[-1])
+    text = " ".join(why(task, line["row"]).split())
+    assert f"profile {line['run_id']}, {line['gpu']['name']}, ncu {line['ncu']}" in text
+    assert re.search(r" solution: memory, \d\d% of peak .* stalls: long_scoreboard \d\d%", text)

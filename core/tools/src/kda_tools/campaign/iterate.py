@@ -64,8 +64,7 @@ def iterate(
             raise UsageError(
                 "nothing to measure: solution/ is what it was after the last iteration; change it, and repeat this"
             )
-        profiles = read(log(campaign.task), ProfileRecord)
-        profile = profiles[-1].run_id if profiles else None
+        profile = _last_profile(campaign)
         due.demand_direction(state, direction, profile)
         _deciding(campaign.task, state.launched.rules, rows)
         demand_idle_gpu()
@@ -217,6 +216,11 @@ def _change(campaign: Campaign, parent: str, commit: str) -> Change:
     added, removed = (sum(int(one[side]) for one in counts if one[side].isdecimal()) for side in (0, 1))
     files = filter(None, diff(parent, commit, "--name-only -z").split("\0"))
     return Change(files=tuple(files), added=added, removed=removed, patch=diff(parent, commit, "--patch", folder))
+
+
+def _last_profile(campaign: Campaign) -> str | None:
+    records = read(log(campaign.task), ProfileRecord)
+    return records[-1].run_id if records else None
 
 
 def _demand_budget(campaign: Campaign, state: State) -> None:
