@@ -129,6 +129,17 @@ def test_bad_options(checkout: Path, kda: Kda, option: tuple[str, str], named: s
     assert named in answer.err
 
 
+def test_quacks_own_cache_is_off_unless_the_user_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a hash of QuACK's whole package, of which an arm has only some files; workers inherit the variable."""
+    monkeypatch.setattr(cli, "_run", lambda: None)
+    for given, expected in (("1", "1"), (None, "0")):
+        monkeypatch.setenv("QUACK_CACHE_ENABLED", given or "")
+        if given is None:
+            monkeypatch.delenv("QUACK_CACHE_ENABLED")
+        cli.main()
+        assert os.environ["QUACK_CACHE_ENABLED"] == expected
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_an_arm_is_not_compared_with_itself(checkout: Path, kda: Kda, busy_gpu: None, device: str) -> None:
     answer = kda("bench", "axpy", "--device", device, "--against", "solution")

@@ -818,12 +818,12 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
     """Milliseconds of the latest clean run of each model; what was refused, noisy or tiny is no answer."""
     monkeypatch.setenv("KDA_ROOT", str(ROOT))
     folder = ROOT / known_models.FOLDER
-    assert readme_block.steps_md([], folder) == readme_block.NOTHING
+    assert readme_md([], folder) == readme_block.NOTHING
     lost = measured(dirty=True, hashes={"models": "0" * 64})
     unfit = [measured(noisy=("busy",)), lost, measured(arm="upstream"), measured(modes={})]
-    assert readme_block.steps_md(unfit, folder) == readme_block.NOTHING
+    assert readme_md(unfit, folder) == readme_block.NOTHING
     older = measured(release="0.5.12.post1")
-    text = readme_block.steps_md([measured(), *unfit, older], folder)
+    text = readme_md([measured(), *unfit, older], folder)
     picture, _, where, _, _, _, head, _, line, *_ = text.splitlines()
     assert picture == f"![{readme_block.SAYS}]({readme_block.DOCS}/{readme_block.PLOT})"
     assert head.count("|") == line.count("|")
@@ -838,8 +838,8 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
         "[what faster kernels could give it](diffusion/models/docs/ceilings.md)."
     ) in where
     whole = measured(layers=0, layers_of_model=0)
-    assert "| whole |" in readme_block.steps_md([whole], folder)
-    apart = readme_block.steps_md([measured(), measured(model="helios", release="0.5.12.post1")], folder)
+    assert "| whole |" in readme_md([whole], folder)
+    apart = readme_md([measured(), measured(model="helios", release="0.5.12.post1")], folder)
     assert f"| [helios]({there.replace('flux', 'helios')}) (0.5.12.post1)" in apart, "not of the newest release"
     of_zimage = hashes([K05], [], known_models.load_models().models["zimage"], "0.5.23")
     none = measured(model="zimage", calls=(), hashes=of_zimage)
@@ -855,33 +855,37 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
         lines = readme_lines([more, less], folder)
         assert [line.count("(stale)") for line in lines] == marks, "a later run has calls of more tasks"
     without = less.model_copy(update={"calls": ()})
-    assert " | H200 | " not in readme_block.steps_md([boards[1], without], folder), "it has no times, and is stale"
+    assert " | H200 | " not in readme_md([boards[1], without], folder), "it has no times, and is stale"
     after = without.model_copy(update={"utc": "2999-01-01T00:00:00Z"})
-    assert readme_block.steps_md([boards[1], after], folder).count("(stale)") == 0
+    assert readme_md([boards[1], after], folder).count("(stale)") == 0
     assert second.endswith("| H200 | 3 of 57 | - | - |")
     far = {"estimate": 1.0, "low": 0.97, "high": 1.11, "level": 0.95}
     noisy = record.modes["eager"].model_copy(update={"noise": Interval(**far)})
-    text = readme_block.steps_md([record.model_copy(update={"modes": {**record.modes, "eager": noisy}})], folder)
+    text = readme_md([record.model_copy(update={"modes": {**record.modes, "eager": noisy}})], folder)
     assert f"| {place} | too noisy | too noisy |" in text, "a mean of such times tells nobody anything"
     assert "*Too noisy*: upstream's step differs by more than 10% from itself." in text
     disturbed = record.model_copy(update={"modes": {**record.modes, "eager": noisy}})
     clean = measured(model="zimage", hashes=of_zimage)
     assert readme_lines([disturbed, clean], folder)[0].startswith("| [zimage]")
     gone = measured(calls=(), hashes={"models": "0" * 64})
-    assert "| [" not in readme_block.steps_md([gone], folder), "stale, and without a call of ours"
+    assert "| [" not in readme_md([gone], folder), "stale, and without a call of ours"
     old = measured(hashes={"k05_norm_scale_shift": "0" * 64})
-    assert f"| [flux]({there}) (stale) | {place} | {times} | {twice} |" in readme_block.steps_md([old], folder)
-    assert readme_block.steps_md([old], folder).endswith(
+    assert f"| [flux]({there}) (stale) | {place} | {times} | {twice} |" in readme_md([old], folder)
+    assert readme_md([old], folder).endswith(
         "*Stale*: measured before the code, the shapes or a pin changed, or before a task was added.\n\n</details>\n"
     )
-    assert readme_block.SAYS not in readme_block.steps_md([old], folder), "the picture has no stale step"
-    monkeypatch.setattr(readme_block.record_log, "read", lambda *_: [old])
-    assert readme_block.plot(folder) == {}
+    assert readme_block.SAYS not in readme_md([old], folder), "the picture has no stale step"
+    assert readme_block.plot(readme_block.shown([old], folder), folder) == {}
+
+
+def readme_md(records, folder: Path) -> str:
+    """The README's block of these records."""
+    return readme_block.steps_md(readme_block.shown(records, folder), folder)
 
 
 def readme_lines(records, folder: Path) -> list[str]:
     """The lines of the README's table."""
-    return [line for line in readme_block.steps_md(records, folder).splitlines() if line.startswith("| [")]
+    return [line for line in readme_md(records, folder).splitlines() if line.startswith("| [")]
 
 
 def test_a_run_of_other_modes_alone_stands_beside_an_earlier_one(monkeypatch):
@@ -971,14 +975,13 @@ def test_the_readme_draws_current_steps_and_folds_their_table(monkeypatch):
     known = known_models.load_models().models
     records = [measured(model=name, hashes=hashes([K05], [], known[name], "0.5.23")) for name in names]
     records += [on_board(records[-1], "NVIDIA B200"), measured(model="joyimage-edit", hashes={"models": "0" * 64})]
-    text = readme_block.steps_md(records, folder)
+    text = readme_md(records, folder)
     before, _, table = text.partition("<details>")
     assert before.startswith(f"![{readme_block.SAYS}]({readme_block.DOCS}/{readme_block.PLOT})\n")
     assert re.findall(r"\n\| \[([\w-]+)\]", table) == [*sorted([*names, "helios"]), "joyimage-edit"], (
         "no flattering order"
     )
-    monkeypatch.setattr(readme_block.record_log, "read", lambda *_: records)
-    ((path, drawn),) = readme_block.plot(folder).items()
+    ((path, drawn),) = readme_block.plot(readme_block.shown(records, folder), folder).items()
     assert path == folder / "docs" / readme_block.PLOT
     found = re.findall(r">([\w-]+), \d+\.\d\d → \d+\.\d\d ms<", drawn)
     assert found == sorted(names), "one kind of GPU, and nothing stale"

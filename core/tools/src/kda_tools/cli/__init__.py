@@ -24,7 +24,8 @@ arm has only the files that it needs."""
 
 def main() -> None:
     """Entry point: runs the app, and turns errors that the user can act on into one message and an exit code."""
-    os.environ.update({name: value for name, value in FOR_WORKERS.items() if name not in os.environ})
+    for name, value in FOR_WORKERS.items():
+        os.environ.setdefault(name, value)
     with outliving():
         _run()
 

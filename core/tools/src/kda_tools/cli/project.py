@@ -221,12 +221,13 @@ def publish(
 
     with unchanged_files():
         models, llms = find_folder(), known_llms.find_folder()
-        blocks = (readme_block.block(models) if models else {}) | (llm_readme.block(llms) if llms else {})
+        blocks, pictures = readme_block.contents(models) if models else ({}, {})
+        blocks |= llm_readme.block(llms) if llms else {}
         changed = generate(all_tasks(), check=check, readme_blocks=blocks)
         if models is not None:
             ceilings, hotspots = ceilings_page.contents(models)
             changed += page.publish(models, check, hotspots)
-            changed += write_pages(ceilings | readme_block.plot(models), check)
+            changed += write_pages(ceilings | pictures, check)
         if llms is not None:
             changed += llm_page.publish(llms, check=check)
         changed += ports_page.publish(all_tasks(), check=check)

@@ -46,14 +46,15 @@ class Shown(NamedTuple):
     """Whether it is stale, or a task was added since."""
 
 
-def block(folder: Path) -> dict[str, str]:
-    """The block, from the ledger of the models in `folder`."""
-    return {NAME: steps_md(record_log.read(log(folder), StepRecord), folder)}
+def contents(folder: Path) -> tuple[dict[str, str], dict[Path, str]]:
+    """The block by its name, and its picture by its path, from the ledger of the models in `folder`."""
+    steps = shown(record_log.read(log(folder), StepRecord), folder)
+    return {NAME: steps_md(steps, folder)}, plot(steps, folder)
 
 
-def plot(folder: Path) -> dict[Path, str]:
-    """Path and text of the block's picture; nothing if no step is recorded that is not stale."""
-    steps = _drawn(shown(record_log.read(log(folder), StepRecord), folder))
+def plot(steps: Sequence[Shown], folder: Path) -> dict[Path, str]:
+    """Path and text of the block's picture; nothing if every step is stale or too noisy."""
+    steps = _drawn(steps)
     found = [(step.record.model, step.best) for step in steps if step.best]
     points = [(f"{model}, {best.before:.2f} → {best.after:.2f} ms", best.speedup) for model, best in found]
     if not points:
@@ -70,25 +71,27 @@ def shown(records: Sequence[StepRecord], folder: Path) -> list[Shown]:
     fit = [r for r in records if not is_unclean(r, folder) and not r.tiny and r.arm == "solution" and _ran(r)]
     by_release = sorted(fit, key=lambda one: numbers(one.release))
     runs = [*{(record.model, gpu_of(record.machine)): record for record in by_release}.values()]
-    newest = max((numbers(one.release) for one in runs), default=())
     best = fastest_of(runs, records, folder)
     steps = [
         Shown(one, best[id(one)] if _replaced(one) else None, bool(stale(one, folder)) or _lacks(one, runs))
         for one in runs
     ]
     steps = [step for step in steps if step.best or not step.old]
+    newest = max((numbers(step.record.release) for step in steps), default=())
     steps.sort(
-        key=lambda one: (
-            *(not one.best, one.old, numbers(one.record.release) != newest),
-            *(bool(one.best and one.best.noisy), one.record.model),
+        key=lambda step: (
+            not step.best,
+            step.old,
+            numbers(step.record.release) != newest,
+            bool(step.best and step.best.noisy),
+            step.record.model,
         )
     )
     return steps
 
 
-def steps_md(records: Sequence[StepRecord], folder: Path) -> str:
-    """The picture of current steps, and folded a line for each of `shown`."""
-    steps = shown(records, folder)
+def steps_md(steps: Sequence[Shown], folder: Path) -> str:
+    """The picture of current steps, and folded a line for each of `steps`."""
     if not steps:
         return NOTHING
     newest = max((step.record.release for step in steps), key=numbers)
