@@ -844,6 +844,20 @@ def test_the_page_says_what_every_other_choice_costs() -> None:
     assert table[3].endswith(",1.00,warps=8,2.00,2.000,2.00,warps=8,2.00")
 
 
+def test_the_page_says_what_settings_cost_that_no_line_uses() -> None:
+    """`warps=8` is used on the second line, so it is not listed; `early=False` was not tried there alone."""
+    narrow = [row(128, (1.0, 2.0, 1.5, 3.0)), row(512, (1.0, 8.0, 1.5, 0.75))]
+    lines = page_of(record(*narrow, row(513, (4.0, 2.0, 4.0, 4.0))))
+    begin = lines.index("| setting | rows | time with it | least | most |")
+    assert lines[begin + 2 : begin + 5] == [
+        "| `early=False` | 3 | 1.651 | 0.750 | 3.000 |",
+        "| `store=.cs` | 3 | 1.651 | 1.500 | 2.000 |",
+        "",
+    ]
+    used = page_of(record(row(128, (2.0, 2.0, 2.0, 1.0)), row(513, (4.0, 2.0, 4.0, 4.0))))
+    assert not any(line.startswith("**Settings") for line in used), "every value is on some line"
+
+
 def test_the_page_says_what_is_paid_where_walls_were_taken() -> None:
     """Two launches have the shorter device time, and take the host 11 us."""
     narrow = walled(128, (6.0, 5.0, 4.0, 4.5), (6.9, 6.9, 11.0, 11.0))

@@ -33,6 +33,9 @@ sweep took wall times and the op's callers use no CUDA graphs. The cost of a cho
 time of the chosen configuration: the geometric mean over a line's rows, and the least and the most of a row. `alone`:
 with nothing else changed (empty: not tried). `at_best`: the best candidate with that choice.
 """
+UNUSED = """**Settings that no line uses.** The device time of a line's best candidate with the setting, over that of the
+chosen configuration: the geometric mean over the rows of all lines that tried it, the least and the most of a row.
+"""
 NO_TABLES = "Every candidate is in\n[tuning.jsonl](tuning.jsonl).\n"
 SEVERAL_ROWS = re.compile(r"(?: --rows \S+){2,}")
 """Repeated `--rows` of a command, shortened on the page."""
@@ -155,7 +158,8 @@ def digest_md(
 def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) -> str:
     """The section of one table on one kind of GPU."""
     head, lines = ("line", "at most", "rows", "configuration", "over each row's best", "over the copy", "spread"), []
-    for number, one in enumerate(decide(sweep, record, table), start=1):
+    decided = decide(sweep, record, table)
+    for number, one in enumerate(decided, start=1):
         at_most = ", ".join(f"{name} {bound}" for name, bound in one.at_most.items()) or "any"
         copy = over_copy(one.chosen, one.rows)
         own = (str(number), at_most, str(len(one.rows)), _code(one.chosen.config))
@@ -165,27 +169,57 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
         f"{len(table.candidates)} candidates, each on those of {len(table.rows)} rows where it applies, "
         f"{record.rounds} rounds; sweep of {record.utc}, commit `{record.commit[:10]}`, {versions}."
     )
-    return "\n".join([f"{where}\n", table_md(head, lines), *filter(None, [_wrong(table)])])
+    return "\n".join([f"{where}\n", table_md(head, lines), *filter(None, [_unused(decided), _wrong(table)])])
+
+
+def _unused(decided: Sequence[Decided]) -> str:
+    """The cost of every value that no line's configuration has, over the rows of all lines that tried it."""
+    used = {value for one in decided for value in dataclasses.asdict(one.chosen.config).items()}
+    over: dict[tuple[str, Any], list[float]] = {}
+    for one in decided:
+        for name, other, having in _others(one):
+            if (name, other) not in used:
+                over.setdefault((name, other), []).extend(_ratios(_best(having), one.chosen))
+    lines = [
+        (f"`{_setting(*value)}`", str(len(found)), ratio(geometric_mean(found)), ratio(min(found)), ratio(max(found)))
+        for value, found in sorted(over.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), item[0][1]))
+    ]
+    head = ("setting", "rows", "time with it", "least", "most")
+    return f"{UNUSED}\n{table_md(head, lines)}" if lines else ""
+
+
+def _others(decided: Decided) -> Iterable[tuple[str, Any, list[Scored]]]:
+    """Every value of every field that the chosen configuration does not have, with the candidates that have it."""
+    own = dataclasses.asdict(decided.chosen.config)
+    fields = [dataclasses.asdict(one.config) for one in decided.scored]
+    for name, value in own.items():
+        others = dict.fromkeys(given[name] for given in fields if given[name] != value)
+        for other in sorted(others, key=lambda given: (isinstance(given, str), given)):
+            yield name, other, [one for one, given in zip(decided.scored, fields, strict=True) if given[name] == other]
+
+
+def _best(having: Iterable[Scored]) -> Scored:
+    return min(having, key=lambda one: (one.score, one.device_score))
+
+
+def _setting(name: str, value: Any) -> str:
+    return f"{name}={value or repr(value)}"
 
 
 def _choices(decided: Decided) -> Iterable[dict[str, Any]]:
     """One line for every value of every field that the chosen configuration does not have."""
     chosen = decided.chosen
     own = dataclasses.asdict(chosen.config)
-    fields = [dataclasses.asdict(one.config) for one in decided.scored]
-    for name, value in own.items():
-        others = dict.fromkeys(given[name] for given in fields if given[name] != value)
-        for other in sorted(others, key=lambda given: (isinstance(given, str), given)):
-            having = [one for one, given in zip(decided.scored, fields, strict=True) if given[name] == other]
-            alone = [one for one in having if dataclasses.asdict(one.config) == own | {name: other}]
-            best = min(having, key=lambda one: (one.score, one.device_score))
-            yield {
-                "instead": f"{name}={other or repr(other)}",
-                **_factors("alone", alone[0] if alone else None, chosen),
-                **_factors("at_best", best, chosen),
-                "paid": ratio(best.score / chosen.score),
-                "which": label(best.config),
-            }
+    for name, other, having in _others(decided):
+        alone = [one for one in having if dataclasses.asdict(one.config) == own | {name: other}]
+        best = _best(having)
+        yield {
+            "instead": _setting(name, other),
+            **_factors("alone", alone[0] if alone else None, chosen),
+            **_factors("at_best", best, chosen),
+            "paid": ratio(best.score / chosen.score),
+            "which": label(best.config),
+        }
 
 
 def _times(decided: Decided) -> Iterable[dict[str, Any]]:
@@ -239,5 +273,9 @@ def _factors(name: str, one: Scored | None, chosen: Scored) -> dict[str, str]:
     """Device times over the chosen configuration's: geometric mean, least and most over the rows."""
     if one is None:
         return dict.fromkeys((name, f"{name}_least", f"{name}_most"), "")
-    over = [time / base for time, base in zip(one.times, chosen.times, strict=True)]
+    over = _ratios(one, chosen)
     return {name: ratio(geometric_mean(over)), f"{name}_least": ratio(min(over)), f"{name}_most": ratio(max(over))}
+
+
+def _ratios(one: Scored, chosen: Scored) -> list[float]:
+    return [time / base for time, base in zip(one.times, chosen.times, strict=True)]
