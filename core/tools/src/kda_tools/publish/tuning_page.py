@@ -33,8 +33,8 @@ sweep took wall times and the op's callers use no CUDA graphs. The cost of a cho
 time of the chosen configuration: the geometric mean over a line's rows, and the least and the most of a row. `alone`:
 with nothing else changed (empty: not tried). `at_best`: the best candidate with that choice.
 """
-UNUSED = """**Settings that no line uses.** The device time of a line's best candidate with the setting, over that of the
-chosen configuration: the geometric mean over the rows of all lines that tried it, the least and the most of a row.
+UNUSED = """**Settings that no line uses.** The device time of a line's best candidate with the setting, over that of
+the chosen configuration: the geometric mean over the rows of all lines that tried it, the least and the most of a row.
 """
 NO_TABLES = "Every candidate is in\n[tuning.jsonl](tuning.jsonl).\n"
 SEVERAL_ROWS = re.compile(r"(?: --rows \S+){2,}")
