@@ -19,8 +19,12 @@ from kda_judge.evidence.run_record import Machine, Provenance, RowResult, RunRec
 Range = tuple[int, int]
 """First and last position, both included."""
 
-HOST_CHECK = ("RuntimeError: Runtime check failed at ", "RuntimeError: Failed at ")
-"""How errors begin that SGLang's host code raises about the arguments of a call."""
+HOST_CHECK = (
+    *("RuntimeError: Runtime check failed at ", "RuntimeError: Failed at ", "RuntimeError: jit rmsnorm: unsupported "),
+    "RuntimeError: ninja exited with status ",
+)
+"""How errors begin that SGLang's host code raises about a call: its checks of the arguments, and a kernel whose source
+does not compile for the call's dtype."""
 
 
 class FailedRow(Strict):
@@ -173,7 +177,7 @@ def failures(run: RunRecord) -> list[RowResult]:
 def agrees(row: RowResult, run: RunRecord) -> bool:
     """Whether the subject is right on a row of a grid, on which an opponent may refuse the call.
 
-    The judge takes a RuntimeError for a failure of the GPU. In SGLang's host code it is a check of the arguments, and
+    The judge takes a RuntimeError for a failure of the GPU. In SGLang's host code it is about the arguments, and
     nothing is launched. The subject has been compared by then: it comes first in every draw.
     """
     if row.verdict is not Verdict.ERROR or row.production or run.partial:
