@@ -98,6 +98,8 @@ CHECKED = "RuntimeError: Runtime check failed at fused_add_rmsnorm.cuh:177: Larg
         ("baseline", CHECKED, True, False, False, True),
         ("baseline", "RuntimeError: jit rmsnorm: unsupported hidden_size=2880", True, False, False, True),
         ("baseline", "RuntimeError: ninja exited with status 1", True, False, False, True),
+        ("baseline", "RuntimeError: Failed at a.cuh:9: cudaErrorIllegalAddress", True, False, False, False),
+        ("baseline", "ImportError: no FlashInfer", True, False, False, False),
         ("baseline", "RuntimeError: CUDA error: an illegal memory access was encountered", True, False, False, False),
         ("baseline", CHECKED, False, False, False, False),
         ("solution", CHECKED, False, False, False, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,12 +20,11 @@ from kda_judge.evidence.run_record import Machine, Provenance, RowResult, RunRec
 Range = tuple[int, int]
 """First and last position, both included."""
 
-HOST_CHECK = (
-    *("RuntimeError: Runtime check failed at ", "RuntimeError: Failed at ", "RuntimeError: jit rmsnorm: unsupported "),
-    "RuntimeError: ninja exited with status ",
-)
-"""How errors begin that SGLang's host code raises about a call: its checks of the arguments, and a kernel whose source
-does not compile for the call's dtype."""
+HOST_ERROR = "RuntimeError: "
+"""How errors begin that host code of SGLang and PyTorch raises about a call: checks of its arguments, a kernel whose
+source does not compile for its dtype."""
+GPU_ERROR = re.compile("CUDA error|CUDA_ERROR|CUDA driver|cudaError|out of memory", re.IGNORECASE)
+"""What such an error says if the GPU failed."""
 
 
 class FailedRow(Strict):
@@ -182,15 +182,14 @@ def agrees(row: RowResult, run: RunRecord) -> bool:
     """
     if row.verdict is not Verdict.ERROR or row.production or run.partial:
         return row.verdict is Verdict.CORRECT
-    settings = run.settings
-    subject = row.arms.get(settings.subject)
+    subject = row.arms.get(run.settings.subject)
+    raised = (f"arm {name!r} raised {HOST_ERROR}" for name in run.settings.against)
     return (
         subject is not None
         and subject.correctness.passed
         and subject.correctness.checks > 0
-        and any(
-            row.reason.startswith(f"arm {name!r} raised {check}") for name in settings.against for check in HOST_CHECK
-        )
+        and row.reason.startswith(tuple(raised))
+        and not GPU_ERROR.search(row.reason)
     )
 
 
