@@ -372,6 +372,21 @@ def test_limited_runs_complete_a_grid(recorded: list[RunRecord], toy: Task, kda:
     assert runs(toy)[-1].checked == ((2, 2),), "another solution has no checked rows"
 
 
+def test_a_row_that_upstream_refuses_by_an_error_of_the_host_is_no_failure(
+    recorded: list[RunRecord], toy: Task, kda: Kda
+) -> None:
+    baseline = toy.path / "baseline" / "__init__.py"
+    text = baseline.read_text().replace(
+        "factor * x + y", "factor * x + y if factor != 2 or x.numel() != 32 else refuse()", 1
+    )
+    baseline.write_text(f"{text}\n\ndef refuse():\n    raise RuntimeError('view size is not compatible')\n")
+    code, out, _ = kda("validate", "axpy", "--record", "--rows", "row-*")
+    assert [row.verdict.value for row in recorded[0].rows] == ["CORRECT", "CORRECT", "ERROR"]
+    assert "axpy: 3 of 3 rows agree with the oracle" in out
+    assert code == ExitCode.OK
+    assert runs(toy)[-1].failed == ()
+
+
 def test_a_row_that_fails_is_recorded_and_published(recorded: list[RunRecord], toy: Task, kda: Kda) -> None:
     solution = toy.path / "solution" / "__init__.py"
     solution.write_text(solution.read_text().replace("alpha=factor)", "alpha=factor).add_(x.numel() == 32)", 1))

@@ -23,8 +23,10 @@ from kda_tools.cli.base import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kda_judge.contract.tasks import Task
-    from kda_judge.evidence.run_record import RunRecord
+    from kda_judge.evidence.run_record import RowResult, RunRecord
     from kda_judge.judge.judge import Progress
     from kda_judge.session import Session
 
@@ -227,12 +229,12 @@ def validate(
         _keep(found, result, json, into_ledger=False)
         if record:
             _keep_grid(session, result, len(chosen))
-        code = max(code, _exit_code(result))
+        code = max(code, _exit_code(result, bad := failures(result)))
         if missing := len(chosen) - len(result.rows):
             why = "interrupted" if result.partial else f"--limit-s {limit_s:g}"
             typer.echo(f"{found.op}: {len(result.rows)} of {len(chosen)} rows checked, {missing} not: {why}")
         failed = ["files and published numbers (named before the rows)"] if wrong else []
-        failed += [f"{len(bad)} of {len(result.rows)} rows"] if (bad := failures(result)) else []
+        failed += [f"{len(bad)} of {len(result.rows)} rows"] if bad else []
         if failed:
             typer.echo(f"{found.op}: failed: {'; '.join(failed)}")
     raise typer.Exit(code)
@@ -413,13 +415,13 @@ def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: boo
             typer.echo(f"record written to {json}")
 
 
-def _exit_code(record: "RunRecord") -> ExitCode:
-    """130 for a partial run, else the exit code of the worst row."""
+def _exit_code(record: "RunRecord", failed: "Sequence[RowResult] | None" = None) -> ExitCode:
+    """130 for a partial run, else the exit code of the worst row; of the worst of `failed`, if given."""
     from kda_judge.evidence.run_record import Verdict
 
-    verdicts = {row.verdict for row in record.rows}
+    verdicts = {row.verdict for row in (record.rows if failed is None else failed)}
     if record.partial:
         return ExitCode.INTERRUPTED
-    if verdicts & {Verdict.ERROR, Verdict.TIMEOUT} or not verdicts:
+    if verdicts & {Verdict.ERROR, Verdict.TIMEOUT} or not record.rows:
         return ExitCode.ARM_FAILED
     return ExitCode.UNFIT_ROWS if verdicts & {Verdict.INCORRECT, Verdict.INVALID} else ExitCode.OK
