@@ -220,6 +220,18 @@ def test_what_could_not_be_compared_is_settled_by_a_later_check(task: Task) -> N
     assert "**8 of 10 rows agree with the oracle, 2 do not**" in again, "the latest check of row-1 failed"
 
 
+def test_a_row_on_which_an_opponent_failed_says_nothing_about_the_subject(task: Task) -> None:
+    theirs = failed(1, Verdict.ERROR).model_copy(update={"reason": "arm 'baseline' raised ImportError: no FlashInfer"})
+    ours = failed(2, Verdict.ERROR).model_copy(update={"reason": "arm 'solution' raised RuntimeError: no result"})
+    run = a_run(task, 3, (0, 9), failed=(theirs, ours, failed(3)))
+    assert "baseline" in run.settings.against
+    begin = "**7 of 10 rows agree with the oracle, 2 do not, 1 is not compared, since an opponent failed there** (300"
+    assert begin in page(task, run)
+    (joined,) = join([run])
+    assert joined.done == set(range(10)) - {1, 2}, "a wrong result stands, a check that broke off may be repeated"
+    assert "**8 of 10 rows agree with the oracle, 2 do not** (700" in page(task, a_run(task, 4, (1, 1)))
+
+
 def test_opponents_and_the_worst_elements(task: Task) -> None:
     worst = [
         Worst(used=used, row=f"row-{used}", output="y", rel_l2=error) for used, error in ((0.4, 3e-3), (0.5, 1e-3))

@@ -189,7 +189,7 @@ def validate(
         bool, typer.Option("--record", help="Check rows on a GPU and append the results to docs/grid.jsonl.")
     ] = False,
     rest: Annotated[
-        bool, typer.Option("--rest", help="With --record: only rows that no recorded run of these files has checked.")
+        bool, typer.Option("--rest", help="With --record: only rows that no recorded run of these files has finished.")
     ] = False,
 ) -> None:
     """Check a task: files, published numbers, and every row of the regression grid against the oracle."""

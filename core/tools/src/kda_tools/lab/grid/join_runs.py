@@ -42,6 +42,12 @@ class Failure:
         """Whether the row still counts as failed."""
         return self.row.verdict in WRONG or not self.agreed_later
 
+    @property
+    def of_opponent(self) -> bool:
+        """Whether an opponent failed, so that the row says nothing about the subject."""
+        opponents = tuple(f"arm {name!r} " for name in self.record.settings.against)
+        return self.row.verdict not in WRONG and self.row.reason.startswith(opponents)
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -57,7 +63,18 @@ class Coverage:
     @property
     def failed(self) -> int:
         """Rows that do not agree with the oracle."""
-        return len({failure.row.position for failure in self.failures if failure.stands})
+        return len({one.row.position for one in self.failures if one.stands and not one.of_opponent})
+
+    @property
+    def not_compared(self) -> int:
+        """Rows on which an opponent failed, and nothing else."""
+        standing = {one.row.position for one in self.failures if one.stands}
+        return len(standing) - self.failed
+
+    @property
+    def done(self) -> frozenset[int]:
+        """Positions that need no further check: a row on which a check broke off may be tried again."""
+        return self.checked - {one.row.position for one in self.failures if one.stands and one.row.verdict not in WRONG}
 
     @property
     def calls(self) -> int:
