@@ -38,9 +38,9 @@ class Decision(str, Enum):
     KEEP = "keep"
     """Better than the best so far: it is the new best."""
     REVERT = "revert"
-    """Correct, but not clearly better, or slower on a row: the files of the best are restored."""
+    """Correct, but not clearly better, or slower on a row: the files from before are restored."""
     FAILED = "failed"
-    """Does not compile, wrong, crashed, INVALID, or interrupted twice: the files of the best are restored."""
+    """Does not compile, wrong, crashed, INVALID, or interrupted twice: the files from before are restored."""
     CHECKED = "checked"
     """Verified and compiled without a GPU, not measured: it stays on the branch, and the best does not change."""
 
