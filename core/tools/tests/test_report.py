@@ -963,11 +963,26 @@ def test_a_readme_without_its_block_is_an_error(task: Task, tmp_path: Path) -> N
         publish([task], check=True)
 
 
+def test_the_map_leads_from_a_model_to_its_steps(task: Task, tmp_path: Path) -> None:
+    model = next(name for row in task.workloads if row.production for name in row.models)
+    for name in ("dit", "vae"):
+        page = tmp_path / "models" / "docs" / f"{name}.md"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.touch()
+
+    def steps(**parts: Sequence[str]) -> str:
+        lines = family_map.blocks([(task, {})], tmp_path, parts)["models"].splitlines()
+        return next(one.split(" | ")[1] for one in lines if one.startswith(f"| {model} "))
+
+    assert steps(**{model: ("dit", "vae", "audio")}) == "[dit](models/docs/dit.md), [vae](models/docs/vae.md)"
+    assert steps() == "-", "no page has its name"
+
+
 def test_a_task_without_a_release_shows_its_speedups_over_its_own_baseline(task: Task, record: RunRecord) -> None:
     unpinned = record.model_copy(update={"provenance": record.provenance.model_copy(update={"pins": {}})})
 
     def table(*records: RunRecord) -> list[list[str]]:
-        text = family_map.blocks([(task, {"h200": one}) for one in records])["tasks"]
+        text = family_map.blocks([(task, {"h200": one}) for one in records], task.path, {})["tasks"]
         return [one.split(" | ")[5:] for one in text.splitlines() if one.startswith("| ")]
 
     (head, known), (_, pinned, own) = table(record), table(record, unpinned)

@@ -211,6 +211,7 @@ def publish(
     from kda_tools.llm import page as llm_page
     from kda_tools.llm import readme_block as llm_readme
     from kda_tools.models import ceilings_page, page, readme_block
+    from kda_tools.models.denoise_presets import step_names
     from kda_tools.models.known_models import find_folder
     from kda_tools.port import ports_page
     from kda_tools.project import launch_scripts
@@ -223,7 +224,7 @@ def publish(
         models, llms = find_folder(), known_llms.find_folder()
         blocks, pictures = readme_block.contents(models) if models else ({}, {})
         blocks |= llm_readme.block(llms) if llms else {}
-        changed = generate(all_tasks(), check=check, readme_blocks=blocks)
+        changed = generate(all_tasks(), check=check, readme_blocks=blocks, step_names=step_names())
         if models is not None:
             ceilings, hotspots = ceilings_page.contents(models)
             changed += page.publish(models, check, hotspots)
@@ -267,7 +268,7 @@ def site(
     ] = Path("_site"),
 ) -> None:
     """Build the static site from the ledgers and the documents; it works offline, from files."""
-    from kda_tools.models.denoise_presets import presets
+    from kda_tools.models.denoise_presets import step_names
     from kda_tools.publish.site import build
 
     try:  # before building, which takes a minute
@@ -276,8 +277,7 @@ def site(
             out.rmdir()
     except OSError as error:
         raise UsageError(f"--out {out}: expected a place for a folder, got: {error.strerror}") from None
-    parts = {name: preset.timed for name, preset in presets().items() if preset.timed}
-    typer.echo(f"{build(out, parts)} pages: {relative(out.absolute() / 'index.html')}")
+    typer.echo(f"{build(out, step_names())} pages: {relative(out.absolute() / 'index.html')}")
 
 
 @ledger_app.command("merge")

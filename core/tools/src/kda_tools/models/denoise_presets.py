@@ -68,6 +68,11 @@ def presets() -> dict[str, Preset]:
     return {name: validate(Preset, table, path) for name, table in read_toml(path).items()}
 
 
+def step_names() -> dict[str, tuple[str, ...]]:
+    """A serving model -> the names of its parts in `kda model step`, if it has others than its own."""
+    return {name: preset.timed for name, preset in presets().items() if preset.timed}
+
+
 def find_preset(name: str) -> Preset:
     """The preset of this name.
 

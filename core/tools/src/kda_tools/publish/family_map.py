@@ -1,6 +1,7 @@
 """Make the generated blocks of a family's map, `<family>/README.md`, from contracts, rows and ledgers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from kda_judge.contract.tasks import Task
 from kda_tools.publish.report import NONE, STALE, interval, stale, table_md
@@ -8,15 +9,19 @@ from kda_tools.publish.tables import OWN, SHOWN, Runs, against_pins, shown_pins
 from kda_tools.publish.task_notes import leftovers
 
 NOT_PUBLISHED = "no published run"
+STEP_PAGES = ("models/docs", "docs")
+"""Where a family may have the pages of its models' steps, from its folder."""
+StepNames = Mapping[str, Sequence[str]]
+"""A serving model -> the names of its parts whose step is timed, if it has others than its own."""
 
 
-def blocks(runs: Runs) -> dict[str, str]:
-    """Name of the block -> its Markdown, for the tasks of one family.
+def blocks(runs: Runs, family: Path, step_names: StepNames) -> dict[str, str]:
+    """Name of the block -> its Markdown, for the tasks of the family in that folder.
 
     The map leaves out a task that still has parts of the task it was copied from: they are not its own yet.
     """
     own = [(task, latest) for task, latest in runs if not leftovers(task)]
-    return {"tasks": _tasks(own), "models": _models(task for task, _ in own)}
+    return {"tasks": _tasks(own), "models": _models([task for task, _ in own], family, step_names)}
 
 
 def _tasks(runs: Runs) -> str:
@@ -42,16 +47,21 @@ def _tasks(runs: Runs) -> str:
     return f"Speedups are geometric means of {SHOWN}.{why}\n\n{table_md(head, lines)}"
 
 
-def _models(tasks: Iterable[Task]) -> str:
-    """Serving model -> the tasks whose production rows come from its traffic, with the number of rows."""
+def _models(tasks: Iterable[Task], family: Path, step_names: StepNames) -> str:
+    """Serving model -> its step, and the tasks whose production rows come from its traffic, with the number of rows."""
     calls: dict[str, dict[str, int]] = {}
     for task in tasks:
         for row in task.workloads:
             for model in row.models if row.production else ():
                 rows = calls.setdefault(model, {})
                 rows[task.folder] = rows.get(task.folder, 0) + 1
-    lines = (
-        (model, ", ".join(f"[{task}]({task}/docs/results.md) ({count})" for task, count in calls[model].items()))
-        for model in sorted(calls)
-    )
-    return table_md(("model", "production rows by task"), lines)
+    lines = []
+    for model in sorted(calls):
+        parts = step_names.get(model, (model,))
+        pages = [(part, f"{folder}/{part}.md") for part in parts for folder in STEP_PAGES]
+        steps = ", ".join(f"[{part}]({page})" for part, page in pages if (family / page).is_file())
+        rows = calls[model]
+        lines.append(
+            (model, steps or NONE, ", ".join(f"[{task}]({task}/docs/results.md) ({rows[task]})" for task in rows))
+        )
+    return table_md(("model", "its step", "production rows by task"), lines)

@@ -27,6 +27,7 @@ def publish(
     check: bool,
     draw: bool = True,
     readme_blocks: Mapping[str, str] | None = None,
+    step_names: family_map.StepNames | None = None,
     shared: bool = True,
 ) -> list[str]:
     """Write every generated file of `tasks`, the README's table and the families' maps; returns what changed.
@@ -34,8 +35,8 @@ def publish(
     With `check` nothing is written, and each file that differs is returned with its first differing line. Before
     writing, the numbers of the published runs are checked against their samples; `validate` checks them for every run.
     Without `draw` the plots are neither written nor compared. `readme_blocks` are blocks of the README that the caller
-    has made; a block that is not given stays as it is. Without `shared` the pages of all tasks stay as they are: making
-    them reads every ledger.
+    has made; a block that is not given stays as it is. `step_names` are for the families' maps. Without `shared` the
+    pages of all tasks stay as they are: making them reads every ledger.
 
     Raises:
         LedgerError: a ledger is broken or holds lines of two tasks, or the run to publish has a claim that is false.
@@ -51,7 +52,7 @@ def publish(
                 _demand_true_numbers(task, records)
         wanted = dict(_contents(ledgers, draw))
         if shared and (root := checkout_root()) is not None:
-            wanted |= dict(_of_all_tasks(root, draw, readme_blocks or {}))
+            wanted |= dict(_of_all_tasks(root, draw, readme_blocks or {}, step_names or {}))
     found = write_pages(wanted, check)
     for path in _leftovers(tasks, wanted) if draw else ():
         found.append(f"{path}: no published run gives this plot; run `{COMMAND}`" if check else f"{path}: removed")
@@ -84,7 +85,9 @@ def _contents(ledgers: Ledgers, draw: bool) -> Iterable[tuple[Path, str]]:
             yield docs / FOLDER / name, svg
 
 
-def _of_all_tasks(root: Path, draw: bool, readme_blocks: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
+def _of_all_tasks(
+    root: Path, draw: bool, readme_blocks: Mapping[str, str], step_names: family_map.StepNames
+) -> Iterable[tuple[Path, str]]:
     """Path and text of the README, the plot of all tasks, the tutorial, and the families' maps."""
     everything = [(task, recorded(task)) for task in find_tasks()]
     readme = root / "README.md"
@@ -100,7 +103,7 @@ def _of_all_tasks(root: Path, draw: bool, readme_blocks: Mapping[str, str]) -> I
         yield page, _filled(page, tutorial_blocks.blocks(*tutorial))
     for name, members in groupby(runs, key=lambda pair: pair[0].family):
         if (page := root / name / "README.md").is_file():
-            yield page, _filled(page, family_map.blocks(list(members)))
+            yield page, _filled(page, family_map.blocks(list(members), page.parent, step_names))
 
 
 def _filled(path: Path, blocks: Mapping[str, str]) -> str:
