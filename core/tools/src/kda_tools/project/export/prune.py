@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import PurePosixPath
 
@@ -39,6 +40,20 @@ class _Part:
     """The block `if TYPE_CHECKING` that contains the part."""
 
 
+@dataclass(frozen=True)
+class _Uses:
+    """What the code below a node names, without docstrings."""
+
+    names: frozenset[str]
+    attributes: frozenset[tuple[str, str]]
+    """The first name of an expression, and the attribute that it has of it."""
+    strings: frozenset[str]
+    """Strings, and their `words`."""
+    words: frozenset[str]
+    """Words of the strings that may be code to execute."""
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+
+
 @dataclass(eq=False)
 class _Module:
     path: str
@@ -54,6 +69,8 @@ class _Module:
     importers: set[_Module] = field(default_factory=set)
     """Modules that import this module itself, not names from it."""
     kept: set[_Part] = field(default_factory=set)
+    followed: set[ast.alias] = field(default_factory=set)
+    """Imported names whose modules are reached."""
 
 
 def prune(files: Mapping[str, str], whole: Collection[str]) -> dict[str, str]:
@@ -64,8 +81,8 @@ def prune(files: Mapping[str, str], whole: Collection[str]) -> dict[str, str]:
 class _Pruning:
     def __init__(self, files: Mapping[str, str], whole: Collection[str]) -> None:
         self.files = {path: _without_fallback(path, text, files) for path, text in files.items()}
-        trees = {path: ast.parse(text) for path, text in self.files.items() if path.endswith(".py")}
-        own = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        trees = {path: _tree(text) for path, text in self.files.items() if path.endswith(".py")}
+        own = {node.name for tree in trees.values() for node in _nodes(tree) if isinstance(node, ast.ClassDef)}
         self.modules = {path: self._module(path, tree, path in whole, own | BASES) for path, tree in trees.items()}
         self.reached: dict[str, _Module] = {}
         for path in whole:
@@ -87,7 +104,7 @@ class _Pruning:
 
     def _module(self, path: str, tree: ast.Module, whole: bool, known: Collection[str]) -> _Module:
         lines = self.files[path].splitlines(keepends=True)
-        outer = [one for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+        outer = [one for node in _nodes(tree) if isinstance(node, ast.Import) for one in node.names]
         parts = tuple(_parts(tree.body, lines, known))
         return _Module(path, lines, parts, whole, elsewhere=frozenset(map(_bound, outer)))
 
@@ -106,7 +123,8 @@ class _Pruning:
             module.wanted.update({"TYPE_CHECKING"} if names and part.typing else ())
         elif module.whole or not part.names or part.names & self._wanted_names(module):
             self._keep(module, part)
-            called = CALLED_BY_OTHERS.union(*(one.attributes for one in self.reached.values()))
+            others = (one.attributes for one in self.reached.values()) if part.methods else ()
+            called = CALLED_BY_OTHERS.union(*others)
             for method in part.methods:
                 if module.whole or method.names & called:
                     self._keep(module, method)
@@ -115,25 +133,18 @@ class _Pruning:
         if part in module.kept:
             return
         module.kept.add(part)
-        for one in (each for node in part.uses for each in _walk(node)):
-            if isinstance(one, ast.Name):
-                module.wanted.add(one.id)
-            elif isinstance(one, ast.Attribute):
-                if ast.unparse(one).partition(".")[0] not in module.elsewhere:
-                    module.attributes.add(one.attr)
-            elif isinstance(one, ast.Import | ast.ImportFrom):
+        for uses in map(_uses, part.uses):
+            module.wanted |= uses.names | uses.words
+            module.attributes |= {name for first, name in uses.attributes if first not in module.elsewhere}
+            module.attributes |= uses.strings
+            for one in uses.imports:
                 self._follow(module, one, one.names)
-            elif isinstance(one, ast.Constant) and isinstance(one.value, str):
-                module.attributes.add(one.value)
-                if "\n" in one.value:  # may be code to execute
-                    words = re.findall(r"\w+", one.value)
-                    module.wanted.update(words)
-                    module.attributes.update(words)
 
     def _follow(self, module: _Module, node: ast.Import | ast.ImportFrom, names: Sequence[ast.alias]) -> None:
         if not isinstance(node, ast.ImportFrom) or not node.level:
             return  # an import from another package
-        for alias in names:
+        for alias in (one for one in names if one not in module.followed):
+            module.followed.add(alias)
             if (path := _found(_place(module.path, node, alias.name), self.modules)) is not None:
                 self._reach(path).importers.add(module)
             elif (path := _found(_place(module.path, node), self.modules)) is not None:
@@ -207,6 +218,32 @@ def _targets(node: ast.stmt) -> frozenset[str]:
     return named if len(named) == len(flat) else frozenset()
 
 
+@lru_cache(maxsize=1024)
+def _tree(text: str) -> ast.Module:
+    """The parsed text. Nobody changes it: exports of several tasks, and a port's package again, share most files."""
+    return ast.parse(text)
+
+
+@lru_cache(maxsize=1024)
+def _nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
+@lru_cache(maxsize=1 << 15)
+def _uses(node: ast.AST) -> _Uses:
+    nodes = list(_walk(node))
+    strings = {one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    words = {word for one in strings if "\n" in one for word in re.findall(r"\w+", one)}
+    attributes = (one for one in nodes if isinstance(one, ast.Attribute))
+    return _Uses(
+        names=frozenset(one.id for one in nodes if isinstance(one, ast.Name)),
+        attributes=frozenset((ast.unparse(one).partition(".")[0], one.attr) for one in attributes),
+        strings=frozenset(strings | words),
+        words=frozenset(words),
+        imports=tuple(one for one in nodes if isinstance(one, ast.Import | ast.ImportFrom)),
+    )
+
+
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
     """As `ast.walk`, without docstrings."""
     if not _is_text(node):
@@ -255,8 +292,8 @@ def _without_fallback(path: str, text: str, files: Mapping[str, str]) -> str:
 
     If that body returns, what follows in the function goes too.
     """
-    lines, tree = text.splitlines(keepends=True), ast.parse(text if path.endswith(".py") else "")
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.FunctionDef)]
+    lines, tree = text.splitlines(keepends=True), _tree(text if path.endswith(".py") else "")
+    blocks = [node for node in _nodes(tree) if isinstance(node, ast.Module | ast.FunctionDef)]
     for block, node in sorted(((one, node) for one in blocks for node in one.body), key=lambda pair: -pair[1].lineno):
         if not isinstance(node, ast.Try) or not isinstance(first := node.body[0], ast.ImportFrom) or not first.level:
             continue
