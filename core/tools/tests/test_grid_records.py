@@ -384,6 +384,18 @@ def test_limited_runs_complete_a_grid(recorded: list[RunRecord], toy: Task, kda:
     assert runs(toy)[-1].checked == ((2, 2),), "another solution has no checked rows"
 
 
+def test_parts_of_a_grid_are_apart_whatever_is_recorded_meanwhile(
+    recorded: list[RunRecord], toy: Task, kda: Kda
+) -> None:
+    assert kda("validate", "axpy", "--record", "--rest", "--part", "2/2")[0] == ExitCode.OK
+    assert runs(toy)[-1].checked == ((1, 1), (3, 3))
+    assert kda("validate", "axpy", "--record", "--rest", "--part", "1/2")[0] == ExitCode.OK
+    assert runs(toy)[-1].checked == ((0, 0), (2, 2), (4, 4)), "counted from the whole grid, not from the rest"
+    assert kda("validate", "axpy", "--record", "--rest", "--part", "1/2")[1].startswith("axpy: nothing left to check")
+    code, _, err = kda("validate", "axpy", "--part", "3/2")
+    assert (code, "--part '3/2': expected I/N with I from 1 to N, like 2/3" in err) == (ExitCode.USAGE, True)
+
+
 def test_a_row_that_upstream_refuses_by_an_error_of_the_host_is_no_failure(
     recorded: list[RunRecord], toy: Task, kda: Kda
 ) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kda_judge.judge.judge import Progress
     from kda_judge.session import Session
 
+T = TypeVar("T")
 AllowBusy = Annotated[
     bool, typer.Option("--allow-busy", help="Measure although the GPU is busy; the run is marked noisy.")
 ]
@@ -87,6 +88,7 @@ def bench(
     from kda_judge.bench import begin
     from kda_judge.contract.errors import MissingRequirement, UsageError
     from kda_judge.contract.tasks import find_task
+    from kda_judge.contract.workloads import select
     from kda_judge.session import Request, open_session
     from kda_tools.project.export.portable import portable
 
@@ -99,7 +101,7 @@ def bench(
     with portable(found, arm, brought) as ports:
         request = Request(
             task=found,
-            rows=_part(found, rows or [], part),
+            rows=[*_part([row.id for row in select(found.workloads, rows or [])], part)] if part else rows or [],
             subject=arm,
             against=against or [],
             device=device,
@@ -191,6 +193,14 @@ def validate(
     rest: Annotated[
         bool, typer.Option("--rest", help="With --record: only rows that no recorded run of these files has finished.")
     ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="I/N",
+            help="Every N-th row, beginning with the I-th. All parts may run at once on one GPU: nothing is timed.",
+        ),
+    ] = None,
 ) -> None:
     """Check a task: files, published numbers, and every row of the regression grid against the oracle."""
     from kda_judge.bench import run
@@ -206,6 +216,8 @@ def validate(
 
     if record and static:
         raise UsageError("--record: expected without --static, which runs no row")
+    if part and static:
+        raise UsageError("--part: expected without --static, which runs no row")
     if rest and not record:
         raise UsageError("--rest: expected with --record: rows that were recorded are left out")
     found = find_task(task)
@@ -215,7 +227,7 @@ def validate(
             demand_gpu(session)
             demand_appendable(log(found))
         writable(json, lines=True)
-        chosen = grid_rows(session, full)
+        chosen = tuple(_part(grid_rows(session, full), part))
         if rest and not (chosen := unchecked_rows(session, chosen)):
             typer.echo(f"{found.op}: nothing left to check: {_coverage(session)}")
             raise typer.Exit(ExitCode.OK)
@@ -306,19 +318,18 @@ def _ports(named: list[str]) -> dict[str, Path]:
     return found
 
 
-def _part(task: "Task", rows: list[str], part: str | None) -> list[str]:
-    """The row patterns; with `part` I/N instead the ids of every N-th row they choose, beginning with the I-th."""
+def _part(items: "Sequence[T]", part: str | None) -> "Sequence[T]":
+    """Every N-th item, beginning with the I-th, of `part` I/N; all without it."""
     from kda_judge.contract.errors import UsageError
-    from kda_judge.contract.workloads import select
 
     if part is None:
-        return rows
+        return items
     number, slash, count = part.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise UsageError(f"--part {part!r}: expected I/N with I from 1 to N, like 2/3")
-    chosen = [row.id for row in select(task.workloads, rows)][int(number) - 1 :: int(count)]
+    chosen = items[int(number) - 1 :: int(count)]
     if not chosen:
-        raise UsageError(f"--part {part}: expected a part that has rows, of {len(select(task.workloads, rows))}")
+        raise UsageError(f"--part {part}: expected a part that has rows, of {len(items)}")
     return chosen
 
 
