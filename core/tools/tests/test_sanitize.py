@@ -215,6 +215,18 @@ def test_a_later_run_of_some_rows_replaces_only_those(checkout, on_cpu, kda, mon
     assert "| `inplace-64x16` | axpy_ | smallest production row | 1 error, " in page
 
 
+def test_rows_of_an_earlier_solution_do_not_hide_that_others_are_checked(checkout, on_cpu, kda, monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path / "bin", bad=("inplace-64x16",))
+    assert kda("sanitize", "axpy", "--tool", "memcheck")[0] == ExitCode.UNFIT_ROWS
+    solution = find_task("axpy").path / "solution" / "__init__.py"
+    solution.write_text(f"{solution.read_text()}# faster\n")
+    use(monkeypatch, tmp_path / "bin")
+    assert kda("sanitize", "axpy", "--rows", "out-*", "--tool", "memcheck")[0] == 0
+    (line,) = [one for one in str(digest_md(find_task("axpy"))).splitlines() if one.startswith("- **memcheck")]
+    assert line.startswith("- **memcheck: no error** in 1 row, ")
+    assert line.endswith("; before the solution changed errors on `inplace-64x16` in 1 other row")
+
+
 def test_the_page_is_published_and_follows_the_solution(checkout, on_cpu, kda, monkeypatch, tmp_path):
     use(monkeypatch, tmp_path / "bin")
     (checkout / "README.md").write_text("<!-- kda:results:begin -->\n<!-- kda:results:end -->\n")

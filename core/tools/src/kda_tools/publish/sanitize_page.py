@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence.record_log import read
 from kda_tools.lab.sanitize.sanitize_record import SanitizeRecord, Tool, ToolRun, log
@@ -53,17 +55,26 @@ def digest_md(task: Task, whole: bool = False) -> str | None:
 
 
 def _summary(task: Task, tool: Tool, latest: Latest) -> str:
-    """What one tool found in the latest check of every row, in a line."""
+    """What one tool found in the latest check of every row, in a line; results of an earlier solution come last."""
     checked = {row: found[tool] for row, found in latest.items() if tool in found}
+    records = {record.run_id: record for record, _ in checked.values()}
+    outdated = {run_id for run_id, record in records.items() if is_outdated(task, record.provenance)}
+    older = {row: found for row, found in checked.items() if found[0].run_id in outdated}
+    current = {row: found for row, found in checked.items() if row not in older}
+    shown = {record.run_id: record for record, _ in (current or older).values()}.values()
+    gpus = ", ".join(dict.fromkeys(record.gpu.name for record in shown))
+    days = " and ".join(sorted({record.utc[:10] for record in shown}))
+    since = "" if current else "; **the solution has changed since**"
+    if current and older:
+        since = f"; before the solution changed {_outcome(older)} in {_count(len(older), 'other row')}"
+    rows = _count(len(current or older), "row")
+    return f"- **{tool.value}: {_outcome(current or older)}** in {rows}, {gpus}, {days}{since}\n"
+
+
+def _outcome(checked: Mapping[str, tuple[SanitizeRecord, ToolRun]]) -> str:
     wrong = [f"`{row}`" for row, (_, run) in checked.items() if any(one.row == row for one in run.findings)]
-    together = [run for _, run in checked.values() if run.errors and not run.findings]
-    found = f"errors on {', '.join(wrong)}" if wrong else "errors in all rows together" if together else "no error"
-    records = {record.run_id: record for record, _ in checked.values()}.values()
-    gpus = ", ".join(dict.fromkeys(record.gpu.name for record in records))
-    days = " and ".join(sorted({record.utc[:10] for record in records}))
-    outdated = any(is_outdated(task, record.provenance) for record in records)
-    since = "; **the solution has changed since**" if outdated else ""
-    return f"- **{tool.value}: {found}** in {_count(len(checked), 'row')}, {gpus}, {days}{since}\n"
+    together = any(run.errors and not run.findings for _, run in checked.values())
+    return f"errors on {', '.join(wrong)}" if wrong else "errors in all rows together" if together else "no error"
 
 
 def findings_text(record: SanitizeRecord) -> str:
