@@ -23,8 +23,10 @@ Range = tuple[int, int]
 HOST_ERROR = "RuntimeError: "
 """How errors begin that host code of SGLang and PyTorch raises about a call: checks of its arguments, a kernel whose
 source does not compile for its dtype."""
-GPU_ERROR = re.compile("CUDA error|CUDA_ERROR|CUDA driver|cudaError|out of memory", re.IGNORECASE)
-"""What such an error says if the GPU failed."""
+GPU_ERROR = re.compile(
+    r"\bCUDA|cudaError|(?i:cublas|cudnn|out of memory|illegal|misaligned|device-side|launch failure)"
+)
+"""What such an error says if the GPU may have failed. `cuda` in the name of a file or a device says nothing."""
 
 
 class FailedRow(Strict):
