@@ -26,8 +26,8 @@ SAMPLE = {"cuda": 8, "cpu": 4}
 """Device -> most rows of an op from its frozen rows, and as many again from its grid, evenly spread."""
 LARGEST = 1 << 28
 """Most elements of a row's inputs, all together; larger rows are left out."""
-LARGEST_INTERPRETED = 1 << 20
-"""The same for each output without a GPU: Triton's interpreter would take half a minute."""
+LARGEST_INTERPRETED = 1 << 22
+"""The same for each output without a GPU: Triton's interpreter would take minutes."""
 
 
 def compare(task: Task, export: Path, exact: bool = False) -> str:
