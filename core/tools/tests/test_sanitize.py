@@ -224,7 +224,7 @@ def test_rows_of_an_earlier_solution_do_not_hide_that_others_are_checked(checkou
     assert kda("sanitize", "axpy", "--rows", "out-*", "--tool", "memcheck")[0] == 0
     (line,) = [one for one in str(digest_md(find_task("axpy"))).splitlines() if one.startswith("- **memcheck")]
     assert line.startswith("- **memcheck: no error** in 1 row, ")
-    assert line.endswith("; before the solution changed errors on `inplace-64x16` in 1 other row")
+    assert line.endswith("; 1 other row checked only before the solution changed: errors on `inplace-64x16`")
 
 
 def test_the_page_is_published_and_follows_the_solution(checkout, on_cpu, kda, monkeypatch, tmp_path):

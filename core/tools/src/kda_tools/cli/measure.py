@@ -241,7 +241,8 @@ def validate(
         _keep(found, result, json, into_ledger=False)
         if record:
             _keep_grid(session, result, len(chosen))
-        code = max(code, _exit_code(result, bad := failures(result)))
+        bad = failures(result)
+        code = max(code, _exit_code(result, bad))
         if missing := len(chosen) - len(result.rows):
             why = "interrupted" if result.partial else f"--limit-s {limit_s:g}"
             typer.echo(f"{found.op}: {len(result.rows)} of {len(chosen)} rows checked, {missing} not: {why}")
@@ -427,7 +428,7 @@ def _keep(task: "Task", record: "RunRecord", json: Path | None, into_ledger: boo
 
 
 def _exit_code(record: "RunRecord", failed: "Sequence[RowResult] | None" = None) -> ExitCode:
-    """130 for a partial run, else the exit code of the worst row; of the worst of `failed`, if given."""
+    """130 for a partial run, else the exit code of the worst row. With `failed` only these rows count as failed."""
     from kda_judge.evidence.run_record import Verdict
 
     verdicts = {row.verdict for row in (record.rows if failed is None else failed)}

@@ -1,18 +1,16 @@
 """Make the generated blocks of a family's map, `<family>/README.md`, from contracts, rows and ledgers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from kda_judge.contract.tasks import Task
 from kda_tools.publish.report import NONE, STALE, interval, stale, table_md
-from kda_tools.publish.tables import OWN, SHOWN, Runs, against_pins, shown_pins
+from kda_tools.publish.tables import OWN, SHOWN, Runs, StepNames, against_pins, shown_pins
 from kda_tools.publish.task_notes import leftovers
 
 NOT_PUBLISHED = "no published run"
 STEP_PAGES = ("models/docs", "docs")
 """Where a family may have the pages of its models' steps, from its folder."""
-StepNames = Mapping[str, Sequence[str]]
-"""A serving model -> the names of its parts whose step is timed, if it has others than its own."""
 
 
 def blocks(runs: Runs, family: Path, step_names: StepNames) -> dict[str, str]:

@@ -13,7 +13,7 @@ from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.report import COMMAND, HEADER, published, recorded, shown_ids
 from kda_tools.publish.results_page import results_md
 from kda_tools.publish.rows_data import CSV_NAME, JSON_NAME, rows_csv, rows_json
-from kda_tools.publish.tables import Ledgers, overview_md, replace_block
+from kda_tools.publish.tables import Ledgers, StepNames, overview_md, replace_block
 from kda_tools.publish.task_claims import problems
 from kda_tools.publish.task_notes import foreign_lines, foreign_records
 from kda_tools.publish.write_pages import write_pages
@@ -27,7 +27,7 @@ def publish(
     check: bool,
     draw: bool = True,
     readme_blocks: Mapping[str, str] | None = None,
-    step_names: family_map.StepNames | None = None,
+    step_names: StepNames | None = None,
     shared: bool = True,
 ) -> list[str]:
     """Write every generated file of `tasks`, the README's table and the families' maps; returns what changed.
@@ -86,7 +86,7 @@ def _contents(ledgers: Ledgers, draw: bool) -> Iterable[tuple[Path, str]]:
 
 
 def _of_all_tasks(
-    root: Path, draw: bool, readme_blocks: Mapping[str, str], step_names: family_map.StepNames
+    root: Path, draw: bool, readme_blocks: Mapping[str, str], step_names: StepNames
 ) -> Iterable[tuple[Path, str]]:
     """Path and text of the README, the plot of all tasks, the tutorial, and the families' maps."""
     everything = [(task, recorded(task)) for task in find_tasks()]

@@ -46,12 +46,13 @@ def digest_md(task: Task, whole: bool = False) -> str | None:
 
 def headline(coverage: Coverage) -> str:
     """How much of the grid agrees, in one sentence without a full stop at its end."""
-    total, failed, open_rows = coverage.state.total, coverage.failed, coverage.not_compared
-    parts = [f"{len(coverage.checked) - failed - open_rows} of {total} rows agree with the oracle"]
+    total, failed, not_compared = coverage.state.total, coverage.failed, coverage.not_compared
+    parts = [f"{len(coverage.checked) - failed - not_compared} of {total} rows agree with the oracle"]
     if failed:
         parts.append(f"{failed} {'does' if failed == 1 else 'do'} not")
-    if open_rows:
-        parts.append(f"{open_rows} {'is' if open_rows == 1 else 'are'} not compared, since an opponent failed there")
+    if not_compared:
+        verb = "is" if not_compared == 1 else "are"
+        parts.append(f"{not_compared} {verb} not compared, since an opponent failed there")
     if missing := total - len(coverage.checked):
         parts.append(f"{missing} {'is' if missing == 1 else 'are'} not checked yet")
     commits = dict.fromkeys(commit_md(record.provenance) for record in coverage.records)

@@ -60,15 +60,16 @@ def _summary(task: Task, tool: Tool, latest: Latest) -> str:
     records = {record.run_id: record for record, _ in checked.values()}
     outdated = {run_id for run_id, record in records.items() if is_outdated(task, record.provenance)}
     older = {row: found for row, found in checked.items() if found[0].run_id in outdated}
-    current = {row: found for row, found in checked.items() if row not in older}
-    shown = {record.run_id: record for record, _ in (current or older).values()}.values()
-    gpus = ", ".join(dict.fromkeys(record.gpu.name for record in shown))
-    days = " and ".join(sorted({record.utc[:10] for record in shown}))
-    since = "" if current else "; **the solution has changed since**"
-    if current and older:
-        since = f"; before the solution changed {_outcome(older)} in {_count(len(older), 'other row')}"
-    rows = _count(len(current or older), "row")
-    return f"- **{tool.value}: {_outcome(current or older)}** in {rows}, {gpus}, {days}{since}\n"
+    shown = {row: found for row, found in checked.items() if row not in older} or older
+    runs = {record.run_id: record for record, _ in shown.values()}.values()
+    gpus = ", ".join(dict.fromkeys(record.gpu.name for record in runs))
+    days = " and ".join(sorted({record.utc[:10] for record in runs}))
+    since = ""
+    if shown is older:
+        since = "; **the solution has changed since**"
+    elif older:
+        since = f"; {_count(len(older), 'other row')} checked only before the solution changed: {_outcome(older)}"
+    return f"- **{tool.value}: {_outcome(shown)}** in {_count(len(shown), 'row')}, {gpus}, {days}{since}\n"
 
 
 def _outcome(checked: Mapping[str, tuple[SanitizeRecord, ToolRun]]) -> str:

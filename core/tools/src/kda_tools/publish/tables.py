@@ -29,6 +29,8 @@ Ledgers = Sequence[tuple[Task, Sequence[RunRecord]]]
 """Tasks with every record of their ledgers."""
 Runs = Sequence[tuple[Task, Mapping[str, RunRecord]]]
 """Tasks with their published runs, by target."""
+StepNames = Mapping[str, Sequence[str]]
+"""A serving model -> the names of its parts whose step is timed, if it has others than its own."""
 OWN = "own baseline"
 """Heads the column of tasks that stand on no upstream release."""
 HOST_BOUND = 0.8

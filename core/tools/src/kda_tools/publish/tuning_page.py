@@ -32,9 +32,9 @@ in [tuning.jsonl](tuning.jsonl).
 sweep took wall times and the op's callers use no CUDA graphs. The cost of a choice is the device time with it over the
 time of the chosen configuration: the geometric mean over a line's rows, and the least and the most of a row. `alone`:
 with nothing else changed (empty: not tried). `at_best`: the best candidate with that choice.
-"""
-UNUSED = """**Settings that no line uses.** The device time of a line's best candidate with the setting, over that of
-the chosen configuration: the geometric mean over the rows of all lines that tried it, the least and the most of a row.
+
+*Settings that no line uses* has the device time of a line's best candidate with the setting, over that of the chosen
+configuration: the geometric mean over the rows of all lines that tried it, and the least and the most of a row.
 """
 NO_TABLES = "Every candidate is in\n[tuning.jsonl](tuning.jsonl).\n"
 SEVERAL_ROWS = re.compile(r"(?: --rows \S+){2,}")
@@ -185,7 +185,7 @@ def _unused(decided: Sequence[Decided]) -> str:
         for value, found in sorted(over.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), item[0][1]))
     ]
     head = ("setting", "rows", "time with it", "least", "most")
-    return f"{UNUSED}\n{table_md(head, lines)}" if lines else ""
+    return f"**Settings that no line uses**\n\n{table_md(head, lines)}" if lines else ""
 
 
 def _others(decided: Decided) -> Iterable[tuple[str, Any, list[Scored]]]:

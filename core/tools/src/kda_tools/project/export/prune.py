@@ -48,7 +48,6 @@ class _Uses:
     attributes: frozenset[tuple[str, str]]
     """The first name of an expression, and the attribute that it has of it."""
     strings: frozenset[str]
-    """Strings, and their `words`."""
     words: frozenset[str]
     """Words of the strings that may be code to execute."""
     imports: tuple[ast.Import | ast.ImportFrom, ...]
@@ -136,7 +135,7 @@ class _Pruning:
         for uses in map(_uses, part.uses):
             module.wanted |= uses.names | uses.words
             module.attributes |= {name for first, name in uses.attributes if first not in module.elsewhere}
-            module.attributes |= uses.strings
+            module.attributes |= uses.strings | uses.words
             for one in uses.imports:
                 self._follow(module, one, one.names)
 
@@ -233,13 +232,12 @@ def _nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
 def _uses(node: ast.AST) -> _Uses:
     nodes = list(_walk(node))
     strings = {one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)}
-    words = {word for one in strings if "\n" in one for word in re.findall(r"\w+", one)}
     attributes = (one for one in nodes if isinstance(one, ast.Attribute))
     return _Uses(
         names=frozenset(one.id for one in nodes if isinstance(one, ast.Name)),
         attributes=frozenset((ast.unparse(one).partition(".")[0], one.attr) for one in attributes),
-        strings=frozenset(strings | words),
-        words=frozenset(words),
+        strings=frozenset(strings),
+        words=frozenset(word for one in strings if "\n" in one for word in re.findall(r"\w+", one)),
         imports=tuple(one for one in nodes if isinstance(one, ast.Import | ast.ImportFrom)),
     )
 

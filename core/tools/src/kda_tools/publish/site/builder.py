@@ -3,7 +3,6 @@
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -24,7 +23,7 @@ from kda_tools.publish.site.html_tables import inlined, raw, stacked, wide
 from kda_tools.publish.site.row_pages import folder_of, row_pages
 from kda_tools.publish.site.sweep_table import sweep_tables
 from kda_tools.publish.site.task_page import task_page
-from kda_tools.publish.tables import Ledgers, Runs, replace_block
+from kda_tools.publish.tables import Ledgers, Runs, StepNames, replace_block
 from kda_tools.publish.task_notes import LINK
 
 NAME = "KDA-Pilot"
@@ -80,10 +79,8 @@ Pages = dict[Path, str]
 """Place in the repository -> Markdown."""
 
 
-def build(out: Path, step_names: Mapping[str, Sequence[str]]) -> int:
+def build(out: Path, step_names: StepNames) -> int:
     """Make the whole site in `out`, which it replaces; returns the number of pages.
-
-    `step_names`: a serving model -> the names of its parts whose step is timed, if it has others than its own.
 
     Raises:
         MissingRequirement: Sphinx, its theme, or the matplotlib release that makes the plots is not installed.
@@ -116,7 +113,7 @@ def build(out: Path, step_names: Mapping[str, Sequence[str]]) -> int:
     return len(staged) + rows
 
 
-def _staged(root: Path, ledgers: Ledgers, runs: Runs, step_names: Mapping[str, Sequence[str]]) -> Pages:
+def _staged(root: Path, ledgers: Ledgers, runs: Runs, step_names: StepNames) -> Pages:
     """Every page, at the path of its document in the repository so that links between documents hold."""
     guides, skills, llms = (
         list(dict.fromkeys(path.relative_to(root) for one in patterns for path in sorted(root.glob(one))))

@@ -1,7 +1,7 @@
 """Make the pages across tasks: the table of headlines, every row with filters, and a page for each serving model."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 
 from kda_judge.contract.tasks import Task
@@ -23,7 +23,7 @@ from kda_tools.publish.site.html_tables import (
     wide,
 )
 from kda_tools.publish.site.row_pages import row_link
-from kda_tools.publish.tables import Runs
+from kda_tools.publish.tables import Runs, StepNames
 
 ROW_HEAD = (
     *("row", "task", "GPU", "verdict", "device speedup over the first release", "device speedup over the latest"),
@@ -96,11 +96,8 @@ def rows_page(runs: Runs) -> str:
     )
 
 
-def step_tables(readme: str, names: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Name of a model -> the README's lines about its step with their head, with links from a page in `models/`.
-
-    `names` has, for models of which the README has parts by other names, these names.
-    """
+def step_tables(readme: str, names: StepNames) -> dict[str, str]:
+    """Name of a model -> the README's lines about its step with their head, with links from a page in `models/`."""
     found: dict[str, str] = {}
     heads: dict[str, str] = {}
     head = ""
