@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
 @triton.jit(do_not_specialize=["pixels", "length"])
 def channels_kernel(
-    parts,  # [B, stretches, 2, C] float32: mean and centred squares of a channel in a stretch
+    parts,  # [B, stretches, 3, C] float32: mean of a channel in a stretch, its rest, and centred squares
     x,  # [B, pixels, C]
     pixels,
     length,  # pixels of a stretch, a multiple of ROWS * TILES
@@ -60,9 +60,11 @@ def channels_kernel(
     shift = tl.sum(moved, axis=0, keep_dims=True)
     apart = shift / left.to(tl.float32)
     squares = _natural(tl.sum(squares, axis=0, keep_dims=True) - shift * apart)
-    parts += (batch.to(tl.int64) * tl.num_programs(0) + stretch) * (2 * C)
-    tl.store(parts + channel, common + apart, mask=channel < C)
-    tl.store(parts + C + channel, squares, mask=channel < C)
+    mean, rest = _sum(common, apart)
+    parts += (batch.to(tl.int64) * tl.num_programs(0) + stretch) * (3 * C)
+    tl.store(parts + channel, mean, mask=channel < C)
+    tl.store(parts + C + channel, rest, mask=channel < C)
+    tl.store(parts + 2 * C + channel, squares, mask=channel < C)
 
 
 @triton.jit
@@ -88,6 +90,14 @@ def _summed(tiles, moved, squares, common, begin, left, ROWS: tl.constexpr, TILE
 
 
 @triton.jit
+def _sum(a, b):
+    """The sum as two float32: a + b rounded, and the rest that rounding left out (Knuth's two-sum)."""
+    rounded = a + b
+    part = rounded - a
+    return rounded, (a - (rounded - part)) + (b - part)
+
+
+@triton.jit
 def _natural(x):
     """Rounding may leave a little less than nothing; a NaN has to stay one."""
     return tl.where(x < 0, 0.0, x)
@@ -95,9 +105,10 @@ def _natural(x):
 
 @triton.jit(do_not_specialize=["pixels", "stretches", "length"])
 def groups_kernel(
-    affine,  # [B, 2, C] float32: mean of a channel's group less what is added to x, and the factor behind it
+    affine,  # [B, 3, C] float32: what is subtracted from x, the factor behind it, what is added last
     parts,  # as `channels_kernel` leaves it
     weight,  # [C]
+    bias,  # [C]
     x_bias,  # [C], or None: added to x first
     pixels,
     stretches,
@@ -109,36 +120,44 @@ def groups_kernel(
     ROWS: tl.constexpr,  # stretches at a time
     PDL: tl.constexpr,
 ):
-    """One program: one group of one batch. Means are added relative to the first one, so an offset costs no digits."""
+    """One program: one group of one batch.
+
+    Means are added relative to the first one, so an offset costs no digits. One float32 would not hold the group's mean
+    well enough where few elements are close to each other and far from 0: what it leaves out goes into the last term.
+    """
     group, batch = tl.program_id(0), tl.program_id(1)
     channel = tl.arange(0, WIDE)[None, :]
-    parts += batch.to(tl.int64) * stretches.to(tl.int64) * (2 * C) + group * CHANNELS
-    to = affine + batch * (2 * C) + group * CHANNELS + channel
+    parts += batch.to(tl.int64) * stretches.to(tl.int64) * (3 * C) + group * CHANNELS
+    to = affine + batch * (3 * C) + group * CHANNELS + channel
     own = channel < CHANNELS
     follow_the_kernel_ahead(PDL, EARLY=True)
     factor = widen(tl.load(weight + group * CHANNELS + channel, mask=own, other=0.0))
+    last = widen(tl.load(bias + group * CHANNELS + channel, mask=own, other=0.0))
     common = tl.load(parts)
-    added = tl.zeros((1, WIDE), tl.float32)
+    added = tl.zeros((1, WIDE), tl.float32)  # to a channel, more than to the first one
     if x_bias is not None:
         added += widen(tl.load(x_bias + group * CHANNELS + channel, mask=own, other=0.0))
-        common += widen(tl.load(x_bias + group * CHANNELS))
+        added -= widen(tl.load(x_bias + group * CHANNELS))
     moved = tl.zeros((ROWS, WIDE), tl.float32)
     squares = tl.zeros((ROWS, WIDE), tl.float32)
     for begin in tl.range(0, stretches, ROWS):
         stretch = begin + tl.arange(0, ROWS)[:, None]
         inside = (stretch < stretches) & own
-        place = parts + stretch.to(tl.int64) * (2 * C) + channel
-        apart = tl.load(place, mask=inside, other=0.0) + (added - common)
-        spread = tl.load(place + C, mask=inside, other=0.0)
+        place = parts + stretch.to(tl.int64) * (3 * C) + channel
+        apart = tl.load(place, mask=inside, other=0.0) - common
+        apart += tl.load(place + C, mask=inside, other=0.0) + added
+        spread = tl.load(place + 2 * C, mask=inside, other=0.0)
         count = tl.where(inside, tl.minimum(pixels - stretch * length, length), 0).to(tl.float32)
         moved += count * apart
         squares += spread + count * apart * apart
     elements = pixels.to(tl.float32) * CHANNELS
     shift = tl.sum(tl.sum(moved, axis=1), axis=0) / elements
     total = tl.sum(tl.sum(squares, axis=1), axis=0)
-    variance = _natural(total / elements - shift * shift)
-    tl.store(to, (common + shift) - added, mask=own)
-    tl.store(to + C, factor * (1.0 / tl.sqrt(variance + EPS)), mask=own)
+    factor *= 1.0 / tl.sqrt(_natural(total / elements - shift * shift) + EPS)
+    mean, rest = _sum(common, shift - added)
+    tl.store(to, mean, mask=own)
+    tl.store(to + C, factor, mask=own)
+    tl.store(to + 2 * C, last - rest * factor, mask=own)
 
 
 @triton.jit
@@ -159,7 +178,6 @@ def pixels_kernel(
     y,  # [B, frames, lines, columns, C]
     x,  # [B, t, h, w, C]
     affine,  # as `groups_kernel` leaves it, or None: the output is a copy
-    bias,  # [C], or None
     t,
     h,
     w,
@@ -194,12 +212,12 @@ def pixels_kernel(
     else:
         # x is complete: the kernels ahead have waited for what wrote it before they let this one begin.
         value = tl.load(x + left * C + channel, mask=inside, other=0.0)
-        shift = widen(tl.load(bias + channel, mask=channel < C, other=0.0))
         follow_the_kernel_ahead(PDL)
-        affine += batch * (2 * C) + channel
+        affine += batch * (3 * C) + channel
         mean = tl.load(affine, mask=channel < C, other=0.0)
         factor = tl.load(affine + C, mask=channel < C, other=0.0)
-        normed = (widen(value) - mean) * factor + shift
+        last = tl.load(affine + 2 * C, mask=channel < C, other=0.0)
+        normed = (widen(value) - mean) * factor + last
         value = silu_times(normed, 1.0, FAST).to(y.dtype.element_ty)
     tl.store(y + column * C + channel, value, mask=inside, cache_modifier=STORE)
 

@@ -70,9 +70,15 @@ def test_more_stretches_than_a_program_reads_at_a_time():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_mean_that_is_large_beside_the_deviation(dtype):
-    # The mean of float32 numbers has an error of its own last digit.
-    mean = 5.0 if dtype is torch.float32 else 50.0
-    check(normal(1, 2, 9, 10, 32, dtype=dtype, device=DEVICE, mean=mean), 8)
+    check(normal(1, 2, 9, 10, 32, dtype=dtype, device=DEVICE, mean=50.0), 8)
+
+
+@pytest.mark.parametrize("clip", [(16, 1, 1, 1), (16, 1, 1, 3), (4, 3, 2, 3)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_few_elements_far_from_zero_and_close_together(clip, biased):
+    # The mean of such a group, or of its channel, needs more digits than one float32 has.
+    x = normal(*clip, 96, dtype=torch.float32, device=DEVICE, mean=64.0)
+    check(x, 32, margins=(0, 0, 0), eps=0.05, biased=biased)
 
 
 def test_a_constant_clip():

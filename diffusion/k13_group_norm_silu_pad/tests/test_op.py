@@ -190,7 +190,7 @@ def test_every_pixel_has_a_program_and_sizes_are_no_constants():
         if statistics:
             first, second = statistics
             pixels, length = first.args[2:4]
-            assert second.args[4:7] == (pixels, first.grid[0], length)
+            assert second.args[5:8] == (pixels, first.grid[0], length)
             assert length % (first.constexprs["ROWS"] * first.constexprs["TILES"]) == 0
             assert (first.grid[0] - 1) * length < pixels <= first.grid[0] * length
             assert first.grid[0] <= Config().stretches
@@ -203,6 +203,6 @@ def test_scratch_is_the_calls_own():
     vector = x.new_empty(64)
     chain = plan(Call(x, vector, vector, None, 8, 1e-5, *MARGINS))
     parts, affine = chain.scratch
-    assert parts.shape == (2, chain.launches[0].grid[0], 2, 64)
-    assert affine.shape == (2, 2, 64)
+    assert parts.shape == (2, chain.launches[0].grid[0], 3, 64)
+    assert affine.shape == (2, 3, 64)
     assert {parts.dtype, affine.dtype} == {torch.float32}
