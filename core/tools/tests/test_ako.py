@@ -146,7 +146,7 @@ def test_the_best_version_and_the_log_come_back(task: Task, ako: Path) -> None:
     assert made[1].commit == git(ako, "log", "--format=%H", "--grep", "iter 2").strip()
     assert "+# iteration 2" in made[1].patch
     assert (made[3].commit, made[3].patch) == (None, ""), "it was never committed"
-    assert not state.done, "a claim is no decision"
+    assert not state.finished_iterations, "a claim is no decision"
     assert "this one: improved, 1.31 times as fast as its agent says; not measured here" in _tried_before(task)
     with pytest.raises(UsageError, match="changed since it was exported"):
         bring_back(task, ako)

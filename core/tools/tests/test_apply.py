@@ -356,8 +356,8 @@ def test_the_report_is_about_the_releases_that_were_imported(tmp_path) -> None:
     functions = {"1": ["f", "gone"], "2": ["f", "g"]}
     assert report(gather(tmp_path), ["x"], 0, functions, "portable").functions == []
     counts = Counts(tmp_path)
-    counts.note("began", version="2", command=[])
-    counts.note("left", function="f", reason="ImportError: no triton")
+    counts.log_event("began", version="2", command=[])
+    counts.log_event("left", function="f", reason="ImportError: no triton")
     said = lines(report(gather(tmp_path), ["x"], 0, functions, "portable"))
     assert said == [
         "kda apply: sglang 2, portable form, 1 process",

@@ -106,7 +106,7 @@ def test_an_agents_campaign(repository: Task, checkout: Path, tmp_path: Path) ->
 
     task = Task(outside / "trees" / "k90_h200_axpy" / "toys" / "k90_axpy")
     (state,) = recorded(task)
-    ends = {number: (done.decision, done.reason) for number, done in state.done.items()}
+    ends = {number: (done.decision, done.reason) for number, done in state.finished_iterations.items()}
     assert ends[1][0] is Decision.CHECKED, ends[1]
     assert ends[2][0] is Decision.FAILED
     assert "out-64x16: INCORRECT: solution: output 'out'" in ends[2][1]

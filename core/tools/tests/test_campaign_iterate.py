@@ -375,7 +375,7 @@ def test_killed_at_any_step_and_resumed(campaign: Campaign, step: str, value: fl
         iterate.iterate(campaign, HYPOTHESIS)
         state = campaign.state()
     expected = Decision.KEEP if value > 1 else Decision.REVERT
-    assert [done.decision for done in state.done.values()] == [expected]
+    assert [done.decision for done in state.finished_iterations.values()] == [expected]
     assert state.tries == (2 if step in ("begun", "measured") else 1), "what was repeated counts as a try"
     root = campaign.repository.root
     assert ("# speed: 1.05" in solution(campaign)) is (value > 1)
@@ -395,7 +395,7 @@ def test_killed_twice_counts_as_failed(campaign: Campaign, capsys: pytest.Captur
     killed_at("measured", lambda passed: iterate.finish_interrupted(campaign, passed))
     speed(campaign, 1.07)
     iterate.finish_interrupted(campaign)
-    (done,) = campaign.state().done.values()
+    (done,) = campaign.state().finished_iterations.values()
     assert (done.decision, done.reason) == (Decision.FAILED, "attempt 2 was interrupted: it counts as failed")
     refs = git(campaign.repository.root, "for-each-ref", "--format=%(refname)", "refs/kda/*/aside-*").split()
     kept = [git(campaign.repository.root, "show", f"{ref}:{campaign.folder}/solution/__init__.py") for ref in refs]
@@ -409,11 +409,11 @@ def test_an_unfinished_line_is_set_aside(campaign: Campaign) -> None:
     whole = campaign.journal.content()
     with campaign.journal.path.open("ab") as file:
         file.write(b'{"schema_version":1,"camp')
-    assert len(campaign.state().done) == 1
+    assert len(campaign.state().finished_iterations) == 1
     run(campaign, 1.1, "wider")
     assert campaign.journal.content().startswith(whole)
     assert campaign.journal.path.with_suffix(".torn").read_bytes() == b'{"schema_version":1,"camp\n'
-    assert len(campaign.state().done) == 2
+    assert len(campaign.state().finished_iterations) == 2
 
 
 def test_two_at_once_are_refused(campaign: Campaign) -> None:

@@ -41,14 +41,14 @@ def program(path: Path, text: str) -> Path:
 
 
 def test_no_script_is_of_no_task() -> None:
-    wanted = {path for task in TASKS for path in launch_scripts.wanted(task)}
+    wanted = {path for task in TASKS for path in launch_scripts.expected_scripts(task)}
     assert {path for task in TASKS for path in (task.path.parent / launch_scripts.FOLDER).glob("*")} <= wanted
 
 
 @every_task
 def test_every_task_has_its_scripts(task: Task) -> None:
     assert launch_scripts.problems(task) == []
-    for path, text in launch_scripts.wanted(task).items():
+    for path, text in launch_scripts.expected_scripts(task).items():
         assert os.access(path, os.X_OK)
         target = path.name.split("_")[1]
         assert (path.parent / text.split('")/')[1].split('"')[0]).resolve() == ROOT / launch_scripts.LAUNCHER

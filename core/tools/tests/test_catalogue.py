@@ -231,7 +231,7 @@ def test_a_release_beside_a_changed_one(tmp_path: Path) -> None:
     changed[f"{KERNELS}/__init__.py"] = changed[f"{KERNELS}/__init__.py"].replace('"FAST": "sites.fast_site",', "")
     found = difference(extract(wheel(tmp_path, "1.0", SOURCES)), extract(wheel(tmp_path, "2.0", changed)))
     assert ([op.name for op in found.gone], found.new, found.same) == (["FAST"], (), ())
-    assert [(change.name, change.kept) for change in found.changed] == [("scale", False), ("turn", True)]
+    assert [(change.name, change.same_facts) for change in found.changed] == [("scale", False), ("turn", True)]
     assert found.changed[0].facts == {"needs": (("x.shape[-1] % 8 == 0",), ("x.shape[-1] % 16 == 0",))}
 
 

@@ -19,7 +19,7 @@ from kda_judge.evidence.ledger import append, read
 from kda_judge.evidence.run_record import Basis, Interval, RunRecord, Verdict
 from kda_tools.cli import measure
 from kda_tools.lab.compare_runs import Change, compare, obstacles, ratio
-from kda_tools.project.rerun import find_run, notes, same_session
+from kda_tools.project.rerun import comparison_notes, find_run, same_session
 from kda_tools.publish.comparison_view import outcome, print_comparison
 from kda_tools.publish.report import stale
 
@@ -82,7 +82,7 @@ def test_the_interval_of_the_ratio() -> None:
 )
 def test_moved_takes_the_whole_interval_beyond_the_margin(factor: float, reach: float, moved: bool) -> None:
     before, after = about(1.5, reach / 2**0.5), about(1.5 * factor, reach / 2**0.5)
-    assert Change("row", "baseline", before, after, ratio(before, after)).moved is moved
+    assert Change("row", "baseline", before, after, ratio(before, after)).outside_margin is moved
 
 
 def test_equal_runs_rarely_disagree_and_unequal_ones_do() -> None:
@@ -99,7 +99,7 @@ def test_equal_runs_rarely_disagree_and_unequal_ones_do() -> None:
     def share_moved(factor: float, runs: int) -> float:
         rng = np.random.default_rng(5)
         pairs = [(speedup(rng, 1.0), speedup(rng, factor)) for _ in range(runs)]
-        return sum(Change("row", "baseline", *pair, ratio(*pair)).moved for pair in pairs) / runs
+        return sum(Change("row", "baseline", *pair, ratio(*pair)).outside_margin for pair in pairs) / runs
 
     assert share_moved(1.0, 100) <= 0.01
     assert 0.75 <= share_moved(1.10, 60) <= 0.97
@@ -121,7 +121,7 @@ def test_runs_of_the_same_code_agree(task: Task, old: RunRecord) -> None:
 @pytest.mark.parametrize("factor", [1.15, 0.85])
 def test_the_row_that_moved_is_named_with_how_much(task: Task, old: RunRecord, factor: float) -> None:
     comparison = compare(old, new_run(task, faster=factor))
-    moved = [change for change in comparison.changes if change.moved]
+    moved = [change for change in comparison.changes if change.outside_margin]
     assert [(change.row, change.opponent) for change in moved] == [(ROWS[0], "baseline"), (ROWS[0], "upstream_latest")]
     assert all(change.ratio.estimate == pytest.approx(factor, rel=0.02) for change in moved)
     assert not comparison.agree
@@ -172,7 +172,7 @@ def test_the_headline_compares_means_of_the_same_rows_only(task: Task, old: RunR
 
 def test_everything_that_differs_is_noted(task: Task, old: RunRecord) -> None:
     new = new_run(task)
-    assert notes(old, new) == []
+    assert comparison_notes(old, new) == []
     versions = {**new.provenance.versions, "torch": "2.13.0"}
     hashes = {**new.provenance.hashes, "solution": "f" * 64}
     new = new.model_copy(
@@ -183,7 +183,7 @@ def test_everything_that_differs_is_noted(task: Task, old: RunRecord) -> None:
             "noisy": ("before: the GPU is held by pid 7",),
         }
     )
-    assert notes(old, new) == [
+    assert comparison_notes(old, new) == [
         f"solution differs: sha256 {old.provenance.hashes['solution'][:12]}, now ffffffffffff",
         f"the pin of baseline differs: {old.provenance.pins['baseline']}, now absent",
         "the GPU differs: NVIDIA H200, now NVIDIA B200",

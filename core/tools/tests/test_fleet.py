@@ -295,7 +295,7 @@ def test_a_piece_has_one_complete_result_however_often_it_comes(tmp_path: Path) 
     with RunFolder(tmp_path).open() as again:
         assert [(one.attempt, one.complete) for one in again.results] == [(1, False), (2, True)]
         assert not again.keep(result("a", attempt=3)), "nor after a restart"
-        assert again.done == {"a"}
+        assert again.complete_pieces == {"a"}
         assert [event.event for event in again.events] == ["interrupted", "finished", "doubled", "doubled"]
 
 
@@ -306,10 +306,10 @@ def test_what_a_killed_writer_left_of_a_line_is_no_result(tmp_path: Path, torn: 
     whole = folder.results_file.read_bytes()
     folder.results_file.write_bytes(whole + whole.replace(b'"a"', b'"b"')[: min(torn, len(whole) - 1)])
     with RunFolder(tmp_path).open() as again:
-        assert again.done == {"a"}
+        assert again.complete_pieces == {"a"}
         again.keep(result("b"))
     with RunFolder(tmp_path).open() as once_more:
-        assert once_more.done == {"a", "b"}
+        assert once_more.complete_pieces == {"a", "b"}
     assert (tmp_path / "results.torn").is_file()
 
 
@@ -408,7 +408,7 @@ def test_a_gpu_that_fails_costs_attempts_and_no_piece(tmp_path: Path) -> None:
         schedule = Schedule.of(pieces, (), {}, limit=3)
         assert Driver(folder, FakePool(workers(3), say), ask, 60.0).run(schedule)
         assert not schedule.failed
-        assert folder.done == {piece.id for piece in pieces}
+        assert folder.complete_pieces == {piece.id for piece in pieces}
         assert {one.gpu for one in folder.results} == {"GPU-1", "GPU-2"}
         lost = [event for event in folder.events if event.event == "lost"]
         assert {(event.gpu, event.why) for event in lost} >= {("GPU-0", "died")}
@@ -440,7 +440,7 @@ def test_no_piece_is_begun_that_would_end_too_late(
         driver = Driver(folder, pool, ask, 60.0, until=time.monotonic() + left, each_s=each)
         assert driver.run(schedule) == (done == set(ALL))
         assert driver.at_limit(schedule) == (done != set(ALL))
-        assert folder.done == set(done)
+        assert folder.complete_pieces == set(done)
         assert {piece.id for piece in schedule.waiting} == set(ALL) - set(done)
         assert not schedule.failed
 
@@ -461,7 +461,7 @@ def test_the_start_of_a_piece_is_no_time_of_its_rows(
     with RunFolder(tmp_path).open() as folder:
         schedule = Schedule.of(pieces, (), {}, limit=3)
         Driver(folder, FakePool(workers(1), say), ask, 900.0, until=now[0] + took + 280.0).run(schedule)
-        assert folder.done == done
+        assert folder.complete_pieces == done
 
 
 def test_the_first_piece_of_a_task_is_no_longer_than_its_recorded_runs_say(tmp_path: Path, task: Task) -> None:
@@ -511,15 +511,15 @@ def test_what_a_limit_leaves_no_time_for_is_left_of_a_piece(tmp_path: Path, monk
         assert begun == [("a", first.items[:6]), ("a", first.items[6:])]
         assert [(one.complete, one.items) for one in folder.results] == [(False, first.items[:6]), (True, ())]
         assert [event.event for event in folder.events if event.event != "started"] == ["part", "finished"]
-        assert (folder.done, schedule.waiting) == ({"a"}, [second])
+        assert (folder.complete_pieces, schedule.waiting) == ({"a"}, [second])
         options |= {"until": now[0] + 100.0, "each_s": {"k": 20.0}}
         assert not Driver(folder, FakePool(workers(1), say), ask, 900.0, **options).run(schedule)
         assert begun[2:] == [("b", second.items[:3])]
         assert [piece.items for piece in schedule.waiting] == [second.items[3:]]
-        rest = Schedule.of([remaining(second, folder.results)], folder.done, {}, limit=3)
+        rest = Schedule.of([remaining(second, folder.results)], folder.complete_pieces, {}, limit=3)
         assert Driver(folder, FakePool(workers(1), say), ask, 900.0).run(rest)
         assert begun[3:] == [("b", second.items[3:])]
-        assert folder.done == {"a", "b"}
+        assert folder.complete_pieces == {"a", "b"}
     assert limits == [120.0, 120.0, 70.0, None], "within a grid or a sweep no row begins later; 30 s are the start"
 
 
@@ -558,7 +558,7 @@ def test_what_came_just_before_an_interrupt_is_kept(tmp_path: Path, number: sign
     with RunFolder(tmp_path).open() as folder:
         pool = Signals(workers(2), lambda *_: Answer(line="{}"))
         assert not Driver(folder, pool, ask, 60.0).run(Schedule.of(PIECES, (), {}, limit=3))
-        assert folder.done == {"a", "b"}
+        assert folder.complete_pieces == {"a", "b"}
 
 
 @pytest.mark.usefixtures("as_kda")

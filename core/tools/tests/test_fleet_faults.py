@@ -55,7 +55,7 @@ def drive(ray, path, pieces, *, attempts=3, timeout_s=60.0, begun=lambda pool: N
     with RunFolder(path).open() as folder:
         pool = RayPool(ray, ORDER, places(ray.nodes(), "cpu", most, None), Baggage({}), folder, [TOY], starts)
         schedule = Schedule.of(
-            [remaining(piece, folder.results) for piece in pieces], folder.done, folder.attempts, attempts
+            [remaining(piece, folder.results) for piece in pieces], folder.complete_pieces, folder.attempts, attempts
         )
         begun(pool)
         try:

@@ -107,7 +107,7 @@ def moved(pairs: list[tuple[str, str, str]]) -> tuple[int, list[str]]:
     found = [compare(*runs_of(op, old, new)) for op, old, new in pairs]
     assert not any(comparison.lost for comparison in found)
     rows = [{change.row for change in comparison.changes} for comparison in found]
-    names = {change.row for comparison in found for change in comparison.changes if change.moved}
+    names = {change.row for comparison in found for change in comparison.changes if change.outside_margin}
     return sum(map(len, rows)), sorted(names)
 
 

@@ -136,7 +136,7 @@ def test_the_page_says_what_the_catalogue_knows_now() -> None:
         ("aten::cat", "Block", Status.NEW, "new"),
     ):
         spot = Spot(name=name, module=module, kind=KernelClass.OTHER, status=recorded_status, rows=())
-        assert ceilings_page.known(spot, (task, missed, runs)) == expected
+        assert ceilings_page.catalogue_status(spot, (task, missed, runs)) == expected
 
 
 def share(**by_kind: float) -> SimpleNamespace:

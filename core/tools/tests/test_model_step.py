@@ -875,12 +875,12 @@ def test_the_readme_has_a_step_before_and_after_once_one_is_recorded(monkeypatch
         "*Stale*: measured before the code, the shapes or a pin changed, or before a task was added.\n\n</details>\n"
     )
     assert readme_block.SAYS not in readme_md([old], folder), "the picture has no stale step"
-    assert readme_block.plot(readme_block.shown([old], folder), folder) == {}
+    assert readme_block.plot(readme_block.steps_to_show([old], folder), folder) == {}
 
 
 def readme_md(records, folder: Path) -> str:
     """The README's block of these records."""
-    return readme_block.steps_md(readme_block.shown(records, folder), folder)
+    return readme_block.steps_md(readme_block.steps_to_show(records, folder), folder)
 
 
 def readme_lines(records, folder: Path) -> list[str]:
@@ -961,6 +961,9 @@ def test_a_stale_run_does_not_make_the_arm_faster_on_the_page(monkeypatch):
     (best,) = page.fastest_of([record], [stale, disturbed, record], folder).values()
     assert (best.mode_before, best.before, best.mode_after, best.after) == ("compile", 0.05, "eager", 0.06)
     assert "| 0.05 compiled → 0.06 eager | 0.833 " in page.contents([stale, disturbed, record], folder)["flux.md"]
+    earlier = measured(modes={"eager": times(100, 5)}, hashes={"models": "0" * 64}, utc="2026-01-01T00:00:00Z")
+    (line,) = readme_lines([earlier, measured(modes={"graph": times(90, 60)})], folder)
+    assert "| 0.09 → 0.06 CUDA graph | 1.500 " in line, "a current run counts, whatever modes it has"
 
 
 def on_board(record: StepRecord, name: str) -> StepRecord:
@@ -981,7 +984,7 @@ def test_the_readme_draws_current_steps_and_folds_their_table(monkeypatch):
     assert re.findall(r"\n\| \[([\w-]+)\]", table) == [*sorted([*names, "helios"]), "joyimage-edit"], (
         "no flattering order"
     )
-    ((path, drawn),) = readme_block.plot(readme_block.shown(records, folder), folder).items()
+    ((path, drawn),) = readme_block.plot(readme_block.steps_to_show(records, folder), folder).items()
     assert path == folder / "docs" / readme_block.PLOT
     found = re.findall(r">([\w-]+), \d+\.\d\d → \d+\.\d\d ms<", drawn)
     assert found == sorted(names), "one kind of GPU, and nothing stale"

@@ -99,7 +99,9 @@ def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
 def test_only_rows_of_ported_ops_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port of l04 to 0.5.23 has no function for the gated SiLU alone."""
     task = find_task("per_token_group_quant")
-    port = SimpleNamespace(task=task, left=frozenset({"silu_and_mul_quant"}), modules={"per_token_group_quant": "m"})
+    port = SimpleNamespace(
+        task=task, unported_ops=frozenset({"silu_and_mul_quant"}), modules={"per_token_group_quant": "m"}
+    )
     timed: list[str] = []
     monkeypatch.setattr("kda_tools.port.port_record.demand_gpu", lambda: None)
     monkeypatch.setattr("kda_tools.port.port_record.open_session", lambda request: request)

@@ -508,7 +508,7 @@ def test_every_candidate_is_timed_in_alternating_rounds_and_twins_once(tuning_ta
 def test_the_kind_of_a_call_is_its_launches_by_type(tuning_task: Task) -> None:
     module, (one, *_), _ = trials_of(tuning_task)
     launches = ((module.Kernel(1),), (module.Kernel(1), Config(1), module.Kernel(2)), None, ())
-    assert replace(one, launches=launches).kinds == ("1 Kernel", "2 Kernel + 1 Config", None, "")
+    assert replace(one, launches=launches).launch_kinds == ("1 Kernel", "2 Kernel + 1 Config", None, "")
 
 
 @pytest.mark.parametrize(("device_us", "calls"), [(2.0, 150), (50.0, 20), (1300.0, 1), (5000.0, 1)])

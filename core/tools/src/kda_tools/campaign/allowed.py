@@ -15,16 +15,16 @@ from kda_tools.campaign.repository import Repository, as_utf8
 
 FREE = (
     *("solution/*", "docs/dispatch.md", "bench/tune.py"),
-    *("docs/tuning.md", "docs/tuning*.csv", "docs/profile.md", "docs/sanitize.md"),
+    *("docs/tuning.md", "docs/tuning*.csv", "docs/profile.md", "docs/sanitize.md", "docs/tried.md"),
 )
 """Files of the task's folder that may be edited, added and removed. `*` also matches subfolders."""
-LOGS = ("docs/tuning.jsonl", "docs/profile.jsonl", "docs/sanitize.jsonl")
-"""Logs of `kda tune`, `kda profile` and `kda sanitize`, which may only grow."""
+LOGS = ("docs/tuning.jsonl", "docs/profile.jsonl", "docs/sanitize.jsonl", "docs/tried.jsonl")
+"""Logs of `kda tune`, `kda profile`, `kda sanitize` and `kda bench --tried`, which may only grow."""
 TESTS = "tests/*"
 """Files and lines may be added here, and none removed."""
 OWN = f"docs/{COPY}"
 """The copy of the record, which the campaign itself writes."""
-KEPT = ("docs/dispatch.md", "docs/profile.md", "docs/sanitize.md", *LOGS[1:], OWN)
+KEPT = ("docs/dispatch.md", "docs/profile.md", "docs/sanitize.md", "docs/tried.md", *LOGS[1:], OWN)
 """Files that stay when an iteration is reverted: notes on what failed, and what tools recorded."""
 TASK_PARTS = ("baseline", "workloads", "reference", "config", "harness")
 """Parts of the task whose hashes must be those of the launch."""
@@ -38,7 +38,7 @@ def protected_hashes(task: Task) -> dict[str, str]:
     return {part: hashes[part] for part in TASK_PARTS} | code
 
 
-def moved(task: Task, launched: dict[str, str]) -> list[str]:
+def changed_since_launch(task: Task, launched: dict[str, str]) -> list[str]:
     """A line for each part that has changed since the launch."""
     now = protected_hashes(task)
     return [

@@ -72,7 +72,7 @@ def apply_promotion(campaign: Campaign) -> None:
         campaign.journal.append(ended)
     campaign.sync(state)
     paths = [path for path in (campaign.copy, *logs(campaign)) if (repository.root / path).is_file()]
-    message = f"[promote] {task.op}: {promoted.reason}\n\nKda-Iteration: {max(state.done)}\n"
+    message = f"[promote] {task.op}: {promoted.reason}\n\nKda-Iteration: {max(state.finished_iterations)}\n"
     commit = repository.commit(repository.tree(parent, paths), parent, message)
     moves = [campaign.head_ref, *(f"refs/heads/{name}" for name in (campaign.branch, campaign.best_branch))]
     repository.run("update-ref", "--stdin", given="".join(f"update {ref} {commit}\n" for ref in moves))

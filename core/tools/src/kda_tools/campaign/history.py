@@ -24,7 +24,7 @@ def row_history(task: Task, row: str) -> list[tuple[str, str]]:
     """Iterations with a pattern that names the row: what was tried, and how it ended, with the number that decided."""
     found = []
     for state in recorded(task):
-        for number, done in state.done.items():
+        for number, done in state.finished_iterations.items():
             begun = state.begun[number]
             if any(fnmatchcase(row, pattern) for pattern in begun.rows):
                 name = f"iteration {number} of {state.entries[0].campaign}"

@@ -114,9 +114,9 @@ def _settle(campaign: Campaign, passed: Steps) -> Done | None:
             passed("begun")
             finished = _finish(campaign, begun, passed)
         state = campaign.state()
-    numbers = sorted(state.done)
+    numbers = sorted(state.finished_iterations)
     if numbers and not is_applied(campaign, numbers[-1]):
-        apply(campaign, state.begun[numbers[-1]], state.done[numbers[-1]], passed)
+        apply(campaign, state.begun[numbers[-1]], state.finished_iterations[numbers[-1]], passed)
     elif numbers:
         campaign.repository.run("read-tree", "--reset", head(campaign, state))  # the last step, which leaves no trace
     apply_promotion(campaign)
@@ -243,7 +243,8 @@ def _demand_clean(campaign: Campaign, state: State, hypothesis: str) -> None:
     """Refuse changes that are not allowed, and record the refusal."""
     bad = [f"{campaign.copy}: holds lines that were never recorded"] if campaign.edited(state) else []
     bad += allowed.sorted_changes(campaign.repository, campaign.task, state.launched.base)[1]
-    bad = bad or allowed.moved(campaign.task, dict(state.launched.hashes))  # last: it can hash only UTF-8 names
+    # Last: it can hash only UTF-8 names.
+    bad = bad or allowed.changed_since_launch(campaign.task, dict(state.launched.hashes))
     if not bad:
         return
     more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []

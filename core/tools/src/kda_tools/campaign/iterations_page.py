@@ -82,12 +82,12 @@ def _campaign_md(state: State, picture: str) -> str:
     facts = [_counts(state), *views.lines(state), *([f"ended: {state.ended}"] if state.ended else [])]
     parts = [f"## {_name(state)}\n", f"{head}\n", "\n".join(f"- {fact}" for fact in facts) + "\n", picture]
     if state.begun or state.claimed:
-        lines = [_line(begun, state.done.get(number)) for number, begun in state.begun.items()]
+        lines = [_line(begun, state.finished_iterations.get(number)) for number, begun in state.begun.items()]
         lines += [
             (str(one.iteration), "claimed", one.hypothesis or one.title, _claim(one), "-", "-") for one in state.claimed
         ]
         parts.append(table_md(("#", "decision", "what was tried", "what decided", "lines", "s"), lines))
-    parts += [_step_md(begun, state.done.get(number)) for number, begun in state.begun.items()]
+    parts += [_step_md(begun, state.finished_iterations.get(number)) for number, begun in state.begun.items()]
     parts += [_claimed_md(one) for one in state.claimed]
     return "\n".join(parts)
 
@@ -143,11 +143,14 @@ def _name(state: State) -> str:
 
 
 def _gpu(state: State) -> str:
-    return ", ".join(dict.fromkeys(done.gpu for done in state.done.values() if done.gpu)) or "no GPU"
+    return ", ".join(dict.fromkeys(done.gpu for done in state.finished_iterations.values() if done.gpu)) or "no GPU"
 
 
 def _counts(state: State) -> str:
     """`4 iterations: 1 keep, 2 revert, 1 failed`."""
-    decisions = [*(done.decision.value for done in state.done.values()), *("claimed" for _ in state.claimed)]
+    decisions = [
+        *(done.decision.value for done in state.finished_iterations.values()),
+        *("claimed" for _ in state.claimed),
+    ]
     each = ", ".join(f"{decisions.count(name)} {name}" for name in dict.fromkeys(decisions))
     return f"{len(decisions)} iterations{': ' * bool(each)}{each}"

@@ -26,13 +26,13 @@ def draw(state: State) -> str | None:
     Raises:
         MissingRequirement: matplotlib is missing, or not the release that the bytes are made with.
     """
-    measured = {number: done for number, done in state.done.items() if done.against_baseline}
+    measured = {number: done for number, done in state.finished_iterations.items() if done.against_baseline}
     if not measured:
         return None
     if problem := missing():
         raise MissingRequirement(f"{problem}; a campaign's plot is drawn by it")
     best = {number: value for number, done in measured.items() if (value := best_in(done))}
-    failed = [number for number, done in state.done.items() if done.decision is Decision.FAILED]
+    failed = [number for number, done in state.finished_iterations.items() if done.decision is Decision.FAILED]
 
     ends = [end for one in best.values() for end in (one.low, one.high)]
     ends += [end for done in measured.values() if (one := done.against_baseline) for end in (one.low, one.high)]
@@ -49,8 +49,8 @@ def draw(state: State) -> str | None:
             whiskers(axes, values, places, colour, marker, label, upright=True)
         axes.plot(failed, [low] * len(failed), "x", color=MUTED, label="failed", clip_on=False)
         axes.set_ylim(low, high)
-        axes.set_xticks(list(state.done))
-        axes.set_xlim(min(state.done) - 0.6, max(state.done) + 0.6)
+        axes.set_xticks(list(state.finished_iterations))
+        axes.set_xlim(min(state.finished_iterations) - 0.6, max(state.finished_iterations) + 0.6)
         axes.grid(visible=False, axis="x")
         axes.set_ylabel("speedup over upstream")
         axes.set_xlabel("iteration")

@@ -168,11 +168,13 @@ def _standing(task: Task, state: State) -> str:
         for basis in report.bases(record)[:2]:
             values = record.headline.speedup[basis].items() if record.headline else ()
             lines += [f"- {report.WORDS[basis]} against {arm}: {report.interval(value)}" for arm, value in values]
-    kept = [number for number, done in state.done.items() if done.decision is Decision.KEEP]
-    lines.append(f"This campaign: {len(state.done)} iterations, kept {', '.join(map(str, kept)) or 'none'}.")
+    kept = [number for number, done in state.finished_iterations.items() if done.decision is Decision.KEEP]
+    lines.append(
+        f"This campaign: {len(state.finished_iterations)} iterations, kept {', '.join(map(str, kept)) or 'none'}."
+    )
     lines += [
         f"- {number}: {state.begun[number].hypothesis}: {done.decision.value}: {gain(done)}"
-        for number, done in state.done.items()
+        for number, done in state.finished_iterations.items()
     ]
     return "\n".join(lines)
 
@@ -183,7 +185,7 @@ def _tried_before(task: Task) -> str:
         name = state.entries[0].campaign
         lines += [
             f"- {name} {number}: {state.begun[number].hypothesis}: {done.decision.value}: {gain(done)}"
-            for number, done in state.done.items()
+            for number, done in state.finished_iterations.items()
         ]
         lines += [f"- {name} {line}; not measured here" for line in claims(state)]
     return "\n".join(lines) or "No campaign of this task is recorded."

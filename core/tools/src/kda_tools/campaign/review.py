@@ -138,7 +138,7 @@ def by_agent(campaign: Campaign, name: str, given: str | None) -> list[Finding]:
 
 def last_kept(campaign: Campaign) -> Done | None:
     """The iteration that made the best version; None if that is the base."""
-    kept = [done for done in campaign.state().done.values() if done.decision is Decision.KEEP]
+    kept = [done for done in campaign.state().finished_iterations.values() if done.decision is Decision.KEEP]
     return kept[-1] if kept else None
 
 

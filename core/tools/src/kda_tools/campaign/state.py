@@ -51,14 +51,14 @@ class State:
         return {event.iteration: event for entry in self.entries if isinstance(event := entry.event, Begun)}
 
     @property
-    def done(self) -> dict[int, Done]:
+    def finished_iterations(self) -> dict[int, Done]:
         """Iteration -> how it ended."""
         return {event.iteration: event for entry in self.entries if isinstance(event := entry.event, Done)}
 
     @property
     def open_iteration(self) -> Begun | None:
         """The iteration that was begun and has not ended: it was interrupted."""
-        return next((begun for number, begun in self.begun.items() if number not in self.done), None)
+        return next((begun for number, begun in self.begun.items() if number not in self.finished_iterations), None)
 
     @property
     def tries(self) -> int:
@@ -68,14 +68,14 @@ class State:
     @property
     def best(self) -> str:
         """The commit of the best so far: the last one kept, else the base."""
-        kept = [number for number, done in self.done.items() if done.decision is Decision.KEEP]
+        kept = [number for number, done in self.finished_iterations.items() if done.decision is Decision.KEEP]
         return self.begun[kept[-1]].commit if kept else self.launched.base
 
     @property
     def stalled(self) -> int:
         """Iterations without improvement since the last one that was kept, or that changed direction."""
         count = 0
-        for number, done in self.done.items():
+        for number, done in self.finished_iterations.items():
             if done.decision in UNIMPROVED:
                 count = 1 if self.begun[number].direction else count + 1
             elif done.decision is Decision.KEEP or self.begun[number].direction:
@@ -91,7 +91,7 @@ class State:
     def profile_at_stall(self) -> str | None:
         """Id of the newest profile when the first iteration without improvement began: the next one needs another."""
         first = None
-        for number, done in self.done.items():
+        for number, done in self.finished_iterations.items():
             begun = self.begun[number]
             if done.decision is Decision.KEEP:
                 first = None

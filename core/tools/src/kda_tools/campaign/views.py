@@ -49,7 +49,7 @@ def print_status(campaign: Campaign, state: State) -> None:
     table.add_column("what decided")
     table.add_column("s", justify="right")
     for number, begun in state.begun.items():
-        done = state.done.get(number)
+        done = state.finished_iterations.get(number)
         change = f"+{begun.change.added} -{begun.change.removed}"
         if done is None:
             table.add_row(str(number), "interrupted", change, Text(begun.hypothesis), "kda campaign resume", "-")
@@ -73,7 +73,7 @@ def print_status(campaign: Campaign, state: State) -> None:
 
 def lines(state: State) -> Iterator[str]:
     """The best so far, refusals, findings and what is due, one line each."""
-    kept = [(number, done) for number, done in state.done.items() if done.decision is Decision.KEEP]
+    kept = [(number, done) for number, done in state.finished_iterations.items() if done.decision is Decision.KEEP]
     if kept:
         number, done = kept[-1]
         mean = done.against_baseline
@@ -81,7 +81,7 @@ def lines(state: State) -> Iterator[str]:
         yield f"best so far: iteration {number}{words}; commit {state.best[:10]}"
     else:
         yield f"best so far: the base, commit {state.best[:10]}"
-    unmeasured = sum(done.decision is Decision.CHECKED for done in state.done.values())
+    unmeasured = sum(done.decision is Decision.CHECKED for done in state.finished_iterations.values())
     if unmeasured:
         yield f"{unmeasured} iterations were verified and compiled without a GPU; nothing says that they are faster"
     if state.claimed:

@@ -76,6 +76,15 @@ def bench(
     record: Annotated[
         bool, typer.Option("--record", help="Append the run to the task's ledger; implies --aa.")
     ] = False,
+    tried: Annotated[
+        str | None,
+        typer.Option(
+            "--tried",
+            metavar="SENTENCE",
+            help="With a changed copy of the solution as --arm and --port, --against solution: append the run to "
+            "docs/tried.jsonl, as a change that is not adopted; the sentence says what was changed.",
+        ),
+    ] = None,
     json: Json = None,
     device: DeviceName = "auto",
     allow_busy: AllowBusy = False,
@@ -89,14 +98,20 @@ def bench(
     from kda_judge.contract.errors import MissingRequirement, UsageError
     from kda_judge.contract.tasks import find_task
     from kda_judge.contract.workloads import select
+    from kda_judge.evidence import record_log
     from kda_judge.session import Request, open_session
+    from kda_tools.lab.tried_record import TriedRecord, log, patch_of
     from kda_tools.project.export.portable import portable
+    from kda_tools.publish.report import SUBJECT
 
     if record and (port or quick):
         raise UsageError(
             "--record: a task's ledger holds whole runs of its own arms; keep one with --port or --quick by --json FILE"
         )
     found, brought = find_task(task), _ports(port or [])
+    if tried is not None and (quick or record or arm not in brought or against != [SUBJECT] or not tried.strip()):
+        raise UsageError("--tried: expected a sentence, --port NAME=DIR, --arm NAME and --against solution, no --quick")
+    patch = patch_of(found, brought[arm]) if tried else ""
     begin(device)
     with portable(found, arm, brought) as ports:
         request = Request(
@@ -115,12 +130,16 @@ def bench(
         session = open_session(request)
         if missing is not None:
             session = open_session(replace(request, rows=_missing(session, missing)))
-        if record and session.kind == "cpu":
-            raise MissingRequirement("--record: needs a GPU; a run without one measures nothing")
-        recordable(found.ledger if record else None)
+        if (record or tried) and session.kind == "cpu":
+            option = "--record" if record else "--tried"
+            raise MissingRequirement(f"{option}: needs a GPU; a run without one measures nothing")
+        recordable(found.ledger if record else log(found) if tried else None)
         writable(json, lines=True)
         result = _measure(session)
     _keep(found, result, json, record)
+    if tried:
+        record_log.append(log(found), TriedRecord(task=found.op, name=arm, change=tried, patch=patch, run=result))
+        typer.echo(f"recorded as {result.run_id} in {relative(log(found))}; its page: kda publish")
     code = _exit_code(result)
     if session.kind == "cpu" and code is ExitCode.OK:
         _compile(found, rows or [])
@@ -384,12 +403,12 @@ def _rehearsing(progress: "Progress") -> "Progress":
 def _compare(old: "RunRecord", new: "RunRecord") -> ExitCode:
     """Print two runs side by side; 1 when they do not agree."""
     from kda_tools.lab.compare_runs import compare as compare_runs
-    from kda_tools.project.rerun import notes
+    from kda_tools.project.rerun import comparison_notes
     from kda_tools.publish.comparison_view import print_comparison
     from kda_tools.terminal import console
 
     comparison = compare_runs(old, new)
-    print_comparison(console(), comparison, notes(old, new))
+    print_comparison(console(), comparison, comparison_notes(old, new))
     return ExitCode.OK if comparison.agree else ExitCode.UNFIT_ROWS
 
 

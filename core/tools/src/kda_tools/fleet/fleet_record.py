@@ -63,7 +63,7 @@ class FleetRecord(Strict):
 def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | None:
     """The record of a run; None if it was resumed, since its seconds then mean nothing, or if no piece finished."""
     named = {name: [event for event in folder.events if event.event == name] for name in ("started", "lost")}
-    if not folder.done or any(event.event == "resumed" for event in folder.events):
+    if not folder.complete_pieces or any(event.event == "resumed" for event in folder.events):
         return None
     begun, first, last = (
         next(event.moment for event in some if event.event in of)
@@ -86,7 +86,7 @@ def recorded(folder: RunFolder, plan: Plan, facts: NodeFacts) -> FleetRecord | N
         workers=len({event.worker for event in named["started"]}),
         nodes=len({event.node for event in named["started"]}),
         pieces=len(plan.pieces),
-        left=len(plan.pieces) - len(folder.done),
+        left=len(plan.pieces) - len(folder.complete_pieces),
         lost=len(named["lost"]),
         ready_s=round((first - begun).total_seconds(), 1),
         work_s=round((last - first).total_seconds(), 1),

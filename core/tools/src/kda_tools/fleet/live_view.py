@@ -35,7 +35,9 @@ def progress_printer(folder: RunFolder, workers: Callable[[], Sequence[Worker]],
 
         def look(schedule: Schedule) -> None:
             seconds = time.monotonic() - begin
-            live.update(table(folder.events, workers(), schedule, len(folder.done), total, seconds), refresh=True)
+            live.update(
+                table(folder.events, workers(), schedule, len(folder.complete_pieces), total, seconds), refresh=True
+            )
 
         yield look
 
@@ -47,7 +49,7 @@ def _lines(folder: RunFolder, total: int) -> Look:
         nonlocal seen
         for event in folder.events[seen:]:
             if event.event in PLAIN:
-                print(f"[{len(folder.done)}/{total}] {event_line(event)}", file=sys.stderr, flush=True)
+                print(f"[{len(folder.complete_pieces)}/{total}] {event_line(event)}", file=sys.stderr, flush=True)
         seen = len(folder.events)
 
     return look

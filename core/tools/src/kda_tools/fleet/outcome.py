@@ -24,7 +24,7 @@ def print_outcome(ended: FleetOutcome) -> ExitCode:
         say(f"{piece}: nothing came of it: {why}")
     for log, run in ended.recorded:
         say(f"recorded {run} in {log.parent.parent.name}/{log.parent.name}/{log.name}; its page: kda publish")
-    say(f"{len(folder.done)} of {len(plan.pieces)} pieces; {ended.line}")
+    say(f"{len(folder.complete_pieces)} of {len(plan.pieces)} pieces; {ended.line}")
     if ended.interrupted:
         say(f"not complete: go on by kda fleet run {plan.order.job.value} --resume {folder.path}")
     return _code(ended, set(verdicts))

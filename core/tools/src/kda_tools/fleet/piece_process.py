@@ -42,7 +42,7 @@ def main(job: str, descriptor: str) -> None:
             import_module(name)
     question = Question.model_validate_json(sys.stdin.buffer.read())
     keep_to_share(question.slot, question.slots)
-    text = found(question).model_dump_json(exclude_defaults=True)
+    text = answer_question(question).model_dump_json(exclude_defaults=True)
     with open(int(descriptor), "w", encoding="utf-8") as answer:  # noqa: PTH123  # it has no path
         answer.write(f"{text}\n")
 
@@ -65,7 +65,7 @@ def keep_to_share(slot: int, slots: int) -> None:
             torch.set_num_threads(each)  # it counted all cores when it was imported
 
 
-def found(question: Question) -> Answer:
+def answer_question(question: Question) -> Answer:
     """Do the work; the answer holds the record, or why there is none."""
     from kda_tools.fleet import piece_jobs
 

@@ -71,7 +71,7 @@ def _run(
 ) -> FleetOutcome:
     order, begin = plan.order, time.monotonic()
     pieces = [remaining(piece, folder.results) for piece in plan.pieces]
-    schedule = Schedule.of(pieces, folder.done, folder.attempts, wish.attempts)
+    schedule = Schedule.of(pieces, folder.complete_pieces, folder.attempts, wish.attempts)
     pool = ray_pool.RayPool(ray, order, seats, baggage, folder)
     # This process may be on a machine without a GPU, since only its commit and files are compared.
     here = node_facts(order if gpu_state.has_gpu() else order.model_copy(update={"kind": "cpu"}))
@@ -116,7 +116,7 @@ def _run(
     if order.record:
         whole = complete and error is None
         ended.recorded = deliver(folder, plan, ran_on, whole=whole)
-        ran = at_limit or (whole and len(folder.done) == len(plan.pieces))
+        ran = at_limit or (whole and len(folder.complete_pieces) == len(plan.pieces))
         made = fleet_record.recorded(folder, plan, ran_on) if ran else None
         if made is not None and (root := checkout_root()) is not None:
             fleet_record.append(root, made)

@@ -136,7 +136,7 @@ class RunFolder:
     def keep(self, result: Result, worker: str | None = None, part: bool = False) -> bool:
         """Append a result, of a `part` of its piece or not; False if it is dropped because there is a complete one."""
         facts = result.model_dump(include={"piece", "attempt", "node", "gpu", "seconds"})
-        if result.piece in self.done:
+        if result.piece in self.complete_pieces:
             self.note("doubled", worker=worker, **facts)
             return False
         record_log.append(self.results_file, result)
@@ -161,7 +161,7 @@ class RunFolder:
         return tuple(self._results)
 
     @property
-    def done(self) -> frozenset[str]:
+    def complete_pieces(self) -> frozenset[str]:
         """Pieces with a complete result."""
         return frozenset(result.piece for result in self._results if result.complete)
 

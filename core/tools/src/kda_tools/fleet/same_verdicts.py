@@ -29,7 +29,7 @@ def count_agreeing_rows(alone: FleetRecord, several: FleetRecord) -> tuple[int, 
         (one, was), (other, now) = old[place], new[place]
         pair = (one.run_id, other.run_id)
         if pair not in moved:
-            moved[pair] = {change.row for change in compare(one, other).changes if change.moved}
+            moved[pair] = {change.row for change in compare(one, other).changes if change.outside_margin}
         agree += was == now and place[1] not in moved[pair]
     return agree, len(old.keys() | new.keys())
 

@@ -23,7 +23,7 @@ class Change:
     """Fact -> its values in the first release only, and in the second only."""
 
     @property
-    def kept(self) -> bool:
+    def same_facts(self) -> bool:
         """Whether only the op's path and code have changed."""
         return not self.facts
 
@@ -72,7 +72,7 @@ def difference(first: Release, second: Release) -> Difference:
         second,
         gone=tuple(before[name] for name in before if name not in after),
         new=tuple(after[name] for name in after if name not in before),
-        changed=tuple(sorted(changed, key=lambda change: (change.kept, change.name))),
+        changed=tuple(sorted(changed, key=lambda change: (change.same_facts, change.name))),
         same=tuple(one.name for one, other in pairs if one == other),
     )
 
@@ -103,7 +103,7 @@ def lines(found: Difference) -> Iterator[str]:
         for op in ops:
             yield f"{title}: {op.name} ({'/'.join(op.language)}) {op.path}"
     for change in found.changed:
-        yield f"changed: {change.name}{' (its code and place alone)' if change.kept else ''}"
+        yield f"changed: {change.name}{' (its code and place alone)' if change.same_facts else ''}"
         if change.moved:
             yield f"  moved: {change.moved[0]} -> {change.moved[1]}"
         for fact, (lost, won) in change.facts.items():

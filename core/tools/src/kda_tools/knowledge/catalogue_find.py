@@ -34,7 +34,7 @@ def known_entries(root: Path) -> tuple[Known, ...]:
                 (release, op)
                 for release in releases
                 for one in entry.upstream
-                if one.release == release.release and (op := release.named(one.op)) is not None
+                if one.release == release.release and (op := release.find_op(one.op)) is not None
             ),
             tuple(pull for pull in pulls if entry.id in pull.entries),
         )

@@ -137,7 +137,7 @@ def _list(ops: Iterable[OpFacts]) -> str:
 
 
 def _changed(change: Change) -> str:
-    parts = [f"- **`{change.name}`**: {'code and place alone' if change.kept else ', '.join(change.facts)}"]
+    parts = [f"- **`{change.name}`**: {'code and place alone' if change.same_facts else ', '.join(change.facts)}"]
     for fact, (lost, won) in change.facts.items():
         if fact in ("models", "kernels"):
             parts.append(f"  - {fact}: {len(lost)} fewer, {len(won)} more")

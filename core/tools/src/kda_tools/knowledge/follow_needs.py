@@ -244,7 +244,7 @@ class ConditionReader:
         return node if isinstance(node, ast.Call) else None
 
     def _target(self, place: Place, call: ast.Call) -> Symbol | None:
-        found = self.source.named(place.module, place.function, call.func)
+        found = self.source.defining_symbol(place.module, place.function, call.func)
         return found if found and found.module.startswith(self.inside) and not ASIDE.search(found.module) else None
 
     def _functions(self, symbol: Symbol) -> Iterator[tuple[Symbol, str | None]]:
@@ -265,7 +265,7 @@ class ConditionReader:
     def _launches(self, place: Place, body: Iterable[ast.stmt]) -> bool:
         """Whether statements reach a kernel."""
         for one in (x for statement in body for x in ast.walk(statement)):
-            found = self.source.named(place.module, place.function, one)
+            found = self.source.defining_symbol(place.module, place.function, one)
             if found is None or not found.module.startswith(self.inside):
                 continue
             if found not in self.launching:

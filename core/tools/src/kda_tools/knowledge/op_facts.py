@@ -77,7 +77,7 @@ class Release(Strict):
     """Files in the folders of diffusion kernels that define no public op: parts of ops, fallbacks, packages."""
     op: tuple[OpFacts, ...]
 
-    def named(self, name: str) -> OpFacts | None:
+    def find_op(self, name: str) -> OpFacts | None:
         """The op of that name."""
         return next((one for one in self.op if one.name == name), None)
 

@@ -197,10 +197,10 @@ class Source:
         node = module.defined.get(symbol.name) if module else None
         if module is None or node is None:
             return set()
-        found = {self.named(module, node, one) for one in ast.walk(node)}
+        found = {self.defining_symbol(module, node, one) for one in ast.walk(node)}
         return {where for where in found if where is not None} - {symbol}
 
-    def named(self, module: Module, inside: ast.AST, node: ast.AST) -> Symbol | None:
+    def defining_symbol(self, module: Module, inside: ast.AST, node: ast.AST) -> Symbol | None:
         """The defining symbol of a name, or of an attribute of a name, inside a definition of the module."""
         if id(inside) not in self._local:
             self._local[id(inside)] = _local_imports(module, list(ast.walk(inside)))

@@ -39,7 +39,7 @@ class Change:
     """`new / old`: above 1 the subject has become faster against this opponent."""
 
     @property
-    def moved(self) -> bool:
+    def outside_margin(self) -> bool:
         """Whether the interval of the ratio lies outside 1 by more than `MARGIN`."""
         return self.ratio.low > 1 + MARGIN or self.ratio.high < 1 / (1 + MARGIN)
 
@@ -61,7 +61,7 @@ class Comparison:
     @property
     def agree(self) -> bool:
         """Whether everything could be compared and no row has moved. The headline follows from the rows."""
-        return not self.lost and not any(change.moved for change in self.changes)
+        return not self.lost and not any(change.outside_margin for change in self.changes)
 
 
 HEADLINE = "geometric mean"

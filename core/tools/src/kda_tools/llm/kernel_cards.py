@@ -114,8 +114,8 @@ def _card(model: str, one: Worth, limits: Mapping[str, CopyLimit | None]) -> Car
     by_phase = []
     for each in one.phases:
         limit = limits.get(each.phase.gpu)
-        known = operation_bytes.known(each.spot)
-        rule = (operation_bytes.moved, operation_bytes.RULE) if known else (None, drafts.BYTES_RULE)
+        known = operation_bytes.has_formula(each.spot)
+        rule = (operation_bytes.bytes_moved, operation_bytes.RULE) if known else (None, drafts.BYTES_RULE)
         by_phase.append((each, drafts.card(each.profile, each.spot, each.found, limit, *rule)))
     best = next(card for each, card in by_phase if each is one.largest)
     return best.model_copy(

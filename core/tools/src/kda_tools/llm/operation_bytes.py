@@ -65,11 +65,11 @@ FORMULAS: dict[str, Callable[[Sequence[Tensor]], int]] = {
 """Operation -> bytes of a call. Those whose results the tensors do not show, as `topk_softmax`, have none."""
 
 
-def known(spot: Hotspot) -> bool:
+def has_formula(spot: Hotspot) -> bool:
     """Whether it is a capture's operation that has a formula."""
     return spot.name in FORMULAS and not spot.module
 
 
-def moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None) -> int | None:
+def bytes_moved(spot: Hotspot, inputs: tuple[Tensor, ...] | None) -> int | None:
     """Bytes of a call of a capture's operation; None without a formula or inputs."""
-    return FORMULAS[spot.name](inputs) if inputs is not None and known(spot) else None
+    return FORMULAS[spot.name](inputs) if inputs is not None and has_formula(spot) else None

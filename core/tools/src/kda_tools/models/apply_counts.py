@@ -51,7 +51,7 @@ class Counts:
         """The counters. `view[slot] += 1` is safe between threads in CPython with its global lock."""
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def note(self, event: str, **facts: Any) -> None:
+    def log_event(self, event: str, **facts: Any) -> None:
         """Write down that something happened."""
         with self._lock:
             self._write({"event": event, **facts})
@@ -99,7 +99,7 @@ class Gathered:
     events: list[dict[str, Any]] = field(default_factory=list)
     """All log lines that define no counter; those of one process are in order."""
 
-    def of(self, event: str) -> list[dict[str, Any]]:
+    def events_named(self, event: str) -> list[dict[str, Any]]:
         """The events of this name."""
         return [one for one in self.events if one["event"] == event]
 

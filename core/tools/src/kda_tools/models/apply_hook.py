@@ -96,12 +96,12 @@ class Finder(MetaPathFinder):
         except importlib.metadata.PackageNotFoundError:
             version = "of no known version"
         if version not in self._releases:
-            self._counts.note("refused", version=version)
+            self._counts.log_event("refused", version=version)
             raise ImportError(
                 f"kda apply: {self._package} {version} is not known here; known are {', '.join(self._releases)}. "
                 "Install one of these, or run the command without kda apply."
             )
-        self._counts.note("began", version=version, command=sys.argv)
+        self._counts.log_event("began", version=version, command=sys.argv)
         for entry in self._releases[version]:
             self._modules.setdefault(entry["module"], []).append(entry)
 
@@ -113,19 +113,19 @@ class Finder(MetaPathFinder):
             solution = getattr(importlib.import_module(entry["solution"]), name)
             if "block" in entry:
                 place = defer_in(module, entry, solution, self._counts)
-                self._counts.note("replaced", function=name, places=[place])
+                self._counts.log_event("replaced", function=name, places=[place])
                 return
             original = getattr(module, name)
             replaced = replacement(solution, original, self._counts)
         except Exception as error:  # noqa: BLE001  # whatever it is, upstream's function still works
-            self._counts.note("left", function=name, reason=f"{type(error).__name__}: {error}")
+            self._counts.log_event("left", function=name, reason=f"{type(error).__name__}: {error}")
             return
         places = []
         for loaded in [other for key, other in sys.modules.items() if key.partition(".")[0] == self._package]:
             for bound in [key for key, value in list(vars(loaded).items()) if value is original]:
                 setattr(loaded, bound, replaced)
                 places.append(f"{loaded.__name__}.{bound}")
-        self._counts.note("replaced", function=name, places=places)
+        self._counts.log_event("replaced", function=name, places=places)
 
     @staticmethod
     def _demand_pinned(module: ModuleType, entry: dict[str, str]) -> None:

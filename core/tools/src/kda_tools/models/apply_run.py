@@ -99,11 +99,11 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
 def report(found: Gathered, command: list[str], code: int, functions: Mapping[str, Sequence[str]], form: str) -> Report:
     """The counters by function, of the releases that were imported."""
-    releases = sorted({event["version"] for event in found.of("began")})
+    releases = sorted({event["version"] for event in found.events_named("began")})
     names = dict.fromkeys(name for release in releases for name in functions[release])
-    replaced = {event["function"] for event in found.of("replaced")}
+    replaced = {event["function"] for event in found.events_named("replaced")}
     calls = {name: Calls(function=name, replaced=name in replaced) for name in names}
-    for event in found.of("left"):
+    for event in found.events_named("left"):
         reasons = calls[event["function"]].left
         reasons.extend({event["reason"]} - set(reasons))
     for counted, number in found.calls.items():
@@ -113,7 +113,7 @@ def report(found: Gathered, command: list[str], code: int, functions: Mapping[st
         exit_code=code,
         form=form,
         releases=releases,
-        refused=sorted({event["version"] for event in found.of("refused")}),
+        refused=sorted({event["version"] for event in found.events_named("refused")}),
         processes=found.processes,
         functions=list(calls.values()),
     )

@@ -154,7 +154,7 @@ def _section(one: StepHotspots, limit: CopyLimit | None, entries: tuple[Entry, .
     gains = [(spot, at_limit.gain_us if at_limit else 0.0) for spot, at_limit in found]
     for spot, gain in sorted(gains, key=lambda pair: (-pair[1], -pair[0].us))[:MOST_SPOTS]:
         numbers = (f"{spot.us:.1f}", f"{gain:.1f}" if limit else NONE, f"{gain / one.gpu_us:.2%}" if limit else NONE)
-        lines.append((_name(spot), spot.module or NONE, spot.kind.value, known(spot, entries), *numbers))
+        lines.append((_name(spot), spot.module or NONE, spot.kind.value, catalogue_status(spot, entries), *numbers))
     yield table_md(head, lines)
     unknown = [(spot, at_limit.unknown_us) for spot, at_limit in found if at_limit]
     named = [
@@ -166,7 +166,7 @@ def _section(one: StepHotspots, limit: CopyLimit | None, entries: tuple[Entry, .
         yield f"\nThese have no limit, since the trace does not say what a call reads and writes: {', '.join(named)}.\n"
 
 
-def known(spot: Spot, entries: tuple[Entry, ...]) -> str:
+def catalogue_status(spot: Spot, entries: tuple[Entry, ...]) -> str:
     """What the catalogue says now, and which task or entry. Kernels are not recorded: a task that they showed stays."""
     status, entry = catalogue.match("", spot.name, spot.module, entries)
     if entry is None or (spot.status is Status.TASK and status is not Status.TASK):

@@ -50,7 +50,7 @@ class View(NamedTuple):
     elements: int
     """How many elements it has."""
 
-    def part(self, of: View, given: View) -> View:
+    def part_read_for(self, of: View, given: View) -> View:
         """What a pointwise operation reads of this input for the part `given` of its result `of`."""
         if self.elements != of.elements:
             return self  # broadcast
@@ -198,7 +198,7 @@ def _repeating(operations: Sequence[Operation], levels: Sequence[int]) -> list[O
     for view, level in reads:
         if found := repeatable.get(view.value):
             kept[view.value] += view.size * (level != found.level)
-            again[view.value] += sum(source.part(found.made, view).size for source in found.sources)
+            again[view.value] += sum(source.part_read_for(found.made, view).size for source in found.sources)
     chosen = {
         value: found
         for value, found in repeatable.items()
@@ -208,7 +208,7 @@ def _repeating(operations: Sequence[Operation], levels: Sequence[int]) -> list[O
 
     def read(view: View) -> tuple[View, ...]:
         if found := chosen.get(view.value):
-            return tuple(one for source in found.sources for one in read(source.part(found.made, view)))
+            return tuple(one for source in found.sources for one in read(source.part_read_for(found.made, view)))
         return (view,)
 
     changed, needed = list[Operation](), set[Value]()
@@ -231,7 +231,7 @@ def _repeatable(operations: Sequence[Operation], levels: Sequence[int]) -> dict[
             sources = list[View]()
             for view in one.reads:
                 made = here.get(view.value)
-                sources += [source.part(made.made, view) for source in made.sources] if made else [view]
+                sources += [source.part_read_for(made.made, view) for source in made.sources] if made else [view]
             found[one.writes[0].value] = _Repeatable(level, one.writes[0], tuple(dict.fromkeys(sources)))
         if not one.barrier:
             made_at |= {view.value: level for view in one.writes}

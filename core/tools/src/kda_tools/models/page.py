@@ -84,7 +84,7 @@ def claims(record: StepRecord) -> str | None:
 
 def contents(records: Sequence[StepRecord], folder: Path, hotspots: Mapping[str, str] = {}) -> dict[str, str]:
     """File name in `docs/` -> text; nothing without a record. Newer releases and current runs of a model come first."""
-    chosen = shown(records, folder)
+    chosen = runs_to_show(records, folder)
     if not chosen:
         return {}
     stales = {id(record): stale(record, folder) for record in chosen}
@@ -116,7 +116,7 @@ def fastest_of(chosen: Iterable[StepRecord], records: Sequence[StepRecord], fold
     return {id(record): fastest(record, fit, current) for record in chosen}
 
 
-def shown(records: Sequence[StepRecord], folder: Path) -> list[StepRecord]:
+def runs_to_show(records: Sequence[StepRecord], folder: Path) -> list[StepRecord]:
     """The latest run of each kind; and an earlier one that is not stale, if the later ones lack a mode of it."""
     kinds: dict[tuple[str | bool, ...], list[StepRecord]] = {}
     for record in records:

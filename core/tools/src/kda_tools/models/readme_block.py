@@ -36,7 +36,7 @@ NOTHING = (
 )
 
 
-class Shown(NamedTuple):
+class ShownStep(NamedTuple):
     """A run whose step the README shows."""
 
     record: StepRecord
@@ -48,11 +48,11 @@ class Shown(NamedTuple):
 
 def contents(folder: Path) -> tuple[dict[str, str], dict[Path, str]]:
     """The block by its name, and its picture by its path, from the ledger of the models in `folder`."""
-    steps = shown(record_log.read(log(folder), StepRecord), folder)
+    steps = steps_to_show(record_log.read(log(folder), StepRecord), folder)
     return {NAME: steps_md(steps, folder)}, plot(steps, folder)
 
 
-def plot(steps: Sequence[Shown], folder: Path) -> dict[Path, str]:
+def plot(steps: Sequence[ShownStep], folder: Path) -> dict[Path, str]:
     """Path and text of the block's picture; nothing if every step is stale or too noisy."""
     steps = _drawn(steps)
     found = [(step.record.model, step.best) for step in steps if step.best]
@@ -63,7 +63,7 @@ def plot(steps: Sequence[Shown], folder: Path) -> dict[Path, str]:
     return {folder / "docs" / PLOT: speedups_svg(points, where)}
 
 
-def shown(records: Sequence[StepRecord], folder: Path) -> list[Shown]:
+def steps_to_show(records: Sequence[StepRecord], folder: Path) -> list[ShownStep]:
     """For each model and kind of GPU the latest run that nothing disturbed, of the latest release.
 
     A stale run without a call of ours is left out: it says nothing of what is here now.
@@ -73,7 +73,7 @@ def shown(records: Sequence[StepRecord], folder: Path) -> list[Shown]:
     runs = [*{(record.model, gpu_of(record.machine)): record for record in by_release}.values()]
     best = fastest_of(runs, records, folder)
     steps = [
-        Shown(one, best[id(one)] if _replaced(one) else None, bool(stale(one, folder)) or _lacks(one, runs))
+        ShownStep(one, best[id(one)] if _replaced(one) else None, bool(stale(one, folder)) or _lacks(one, runs))
         for one in runs
     ]
     steps = [step for step in steps if step.best or not step.old]
@@ -90,7 +90,7 @@ def shown(records: Sequence[StepRecord], folder: Path) -> list[Shown]:
     return steps
 
 
-def steps_md(steps: Sequence[Shown], folder: Path) -> str:
+def steps_md(steps: Sequence[ShownStep], folder: Path) -> str:
     """The picture of current steps, and folded a line for each of `steps`."""
     if not steps:
         return NOTHING
@@ -120,7 +120,7 @@ def steps_md(steps: Sequence[Shown], folder: Path) -> str:
     )
 
 
-def _drawn(steps: Sequence[Shown]) -> list[Shown]:
+def _drawn(steps: Sequence[ShownStep]) -> list[ShownStep]:
     """Those of the picture: current runs of one release on one kind of GPU, the one with most of them."""
     fit = [step for step in steps if step.best and not step.old and not step.best.noisy]
     kinds = Counter((gpu_of(step.record.machine), step.record.release) for step in fit)
@@ -141,7 +141,7 @@ def _replaced(record: StepRecord) -> int:
 
 
 def _ran(record: StepRecord) -> bool:
-    return "eager" in record.modes and record.modes["eager"].refused is None
+    return any(mode.speedup is not None for mode in record.modes.values())
 
 
 def _fastest(best: Fastest | None) -> tuple[str, str]:

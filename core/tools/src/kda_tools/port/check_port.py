@@ -85,7 +85,7 @@ def run_grid(
     """
     request = Request(task=port.task, rows=rows, subject=NAME, device=device, allow_busy=True, ports={NAME: folder})
     session = grid_session(open_session(request))
-    chosen = tuple(row for row in grid_rows(session, full=False, thin=thin) if row.op not in port.left)
+    chosen = tuple(row for row in grid_rows(session, full=False, thin=thin) if row.op not in port.unported_ops)
     absent = {row.id: port.lacking.get(row.op, frozenset()) & {*row.inputs, *row.scalars} for row in chosen}
     if names := sorted(frozenset().union(*absent.values())):
         count = sum(map(bool, absent.values()))

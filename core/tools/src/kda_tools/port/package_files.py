@@ -175,12 +175,12 @@ def package_files(
     exported = with_plain_tables(task, collect(task, runtime=True))
     exported["__init__.py"] = with_docstring(task, exported["__init__.py"], "The README beside this folder says more.")
     numerics = tier(task, exact)
-    place, init = support.place(tree, task), "__init__.py"
+    place, init = support.relative_package(tree, task), "__init__.py"
     files = {f"{place}/{KERNEL}/{name}": _leaner(name, text, place, new, exact) for name, text in exported.items()}
     files[f"{place}/{LAYOUTS}"] = _reworded(layouts_text(), new)  # kept only where `kda_block` imports it
     for replayed in (tree.has_levels(task), False):
         files[f"{place}/{init}"] = _init(task, tree, functions, new, replayed, numerics)
-        cut = prune({**files, **support.whole()}, [f"{place}/{init}"])
+        cut = prune({**files, **support.uncut_files()}, [f"{place}/{init}"])
         if not INVISIBLE & set(cut):
             break
     files = without_unused_tables({name.removeprefix(f"{place}/"): cut[name] for name in files if name in cut})
@@ -246,7 +246,7 @@ def gate_name(op: str) -> str:
 
 def _init(task: Task, tree: Tree, functions: list[Callable[..., Any]], new: bool, replayed: bool, numerics: str) -> str:
     facade, exact = tree.has_levels(task), is_gated_by_bits(numerics, tree, task, new)
-    shared = f"{'.' * (support.place(tree, task).count('/') + 2)}{SUPPORT}"
+    shared = f"{'.' * (support.relative_package(tree, task).count('/') + 2)}{SUPPORT}"
     parts = (ABOUT, _numerics(task, tree, new, numerics))
     text = HEAD.format(
         task=task.folder,

@@ -129,7 +129,7 @@ def measure(port: Port, folder: Path, rows: list[str], command: str, quick: bool
         quick=quick,
     )
     session = open_session(request)
-    chosen = tuple(row for row in frozen_rows(session) if row.op not in port.left)
+    chosen = tuple(row for row in frozen_rows(session) if row.op not in port.unported_ops)
     if not chosen:
         raise UsageError(f"--rows: expected rows of {', '.join(sorted(port.modules))}, which are ported, got none")
     return run(session, chosen, command=command)

@@ -44,7 +44,7 @@ class Port:
         return tier(self.task, self.exact)
 
     @property
-    def left(self) -> frozenset[str]:
+    def unported_ops(self) -> frozenset[str]:
         """Ops of the task that are not ported."""
         return frozenset(one.__name__ for one in dispatched(self.task)) - set(self.modules)
 

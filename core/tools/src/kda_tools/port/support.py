@@ -40,7 +40,7 @@ MADE_HERE = ("recorded.py", "eager.py", "exact.py")
 """Files of it that only ports have."""
 
 
-def place(tree: Tree, task: Task) -> str:
+def relative_package(tree: Tree, task: Task) -> str:
     """The task's package, relative to the folder that holds the shared one."""
     return Path(tree.package(task)).relative_to(_parent(tree)).as_posix()
 
@@ -50,7 +50,7 @@ def _parent(tree: Tree) -> str:
 
 
 @cache
-def whole() -> Mapping[str, str]:
+def uncut_files() -> Mapping[str, str]:
     """Every file that the shared package may have, by its path, uncut."""
     files = runtime_files()
     files["op.py"], files["op_with_plain.py"] = op_modules(files["op.py"])
@@ -73,7 +73,7 @@ def shared(tree: Tree, task: Task, package: Mapping[str, str]) -> dict[str, str]
     Raises:
         UsageError: the tree has another version of it.
     """
-    there, own = _packages(tree), place(tree, task)
+    there, own = _packages(tree), relative_package(tree, task)
     _demand(tree, _support_files(there))
     made = _support_files(_without(there, own) | {f"{own}/{name}": text for name, text in package.items()})
     return {f"{_parent(tree)}/{name}": text for name, text in made.items()}
@@ -86,7 +86,7 @@ def files_without(tree: Tree, task: Task) -> dict[str, str | None]:
         UsageError: the tree has another version of it.
     """
     there = _packages(tree)
-    before, after = _support_files(there), _support_files(_without(there, place(tree, task)))
+    before, after = _support_files(there), _support_files(_without(there, relative_package(tree, task)))
     _demand(tree, before, after)  # `after`: the port broke off before it wrote the file
     return {f"{_parent(tree)}/{name}": after.get(name) for name, text in before.items() if text != after.get(name)}
 
@@ -118,7 +118,7 @@ def _support_files(packages: Mapping[str, str]) -> Mapping[str, str]:
 @lru_cache(maxsize=4)
 def _cut(packages: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     roots = dict(packages)
-    cut = prune({**roots, **whole()}, roots)
+    cut = prune({**roots, **uncut_files()}, roots)
     return formatted({name: LICENSE + text for name, text in cut.items() if name not in roots})
 
 

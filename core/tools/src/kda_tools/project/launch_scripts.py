@@ -17,7 +17,7 @@ exec "${{KDA_BASH_BIN:-bash}}" "$(dirname -- "${{BASH_SOURCE[0]}}")/{launcher}" 
 """
 
 
-def wanted(task: Task) -> dict[Path, str]:
+def expected_scripts(task: Task) -> dict[Path, str]:
     """Path -> text of a task's launch scripts, one for each target of its config."""
     number = NUMBER.match(task.folder)
     folder = task.path.parent / FOLDER
@@ -36,7 +36,7 @@ def differing(task: Task) -> dict[Path, str]:
         return {}
     return {
         path: text
-        for path, text in wanted(task).items()
+        for path, text in expected_scripts(task).items()
         if not path.is_file() or path.read_text(encoding="utf-8") != text
     }
 

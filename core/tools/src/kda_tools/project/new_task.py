@@ -21,7 +21,7 @@ from kda_tools.traces.traced_rows import rows_text, with_shapes
 IGNORED = shutil.ignore_patterns(
     *("__pycache__", "*.py[co]", ".*", "build", "dist", "*.egg-info", "*.so"),
     *("*.jsonl", "results.md", "rows.csv", "rows.json", "tuning.md", "tuning*.csv", "grid.md", "profile.md"),
-    *("sanitize.md", "ports.md", "iterations.md", "baseline_source.md", "card.toml", "from_trace.toml"),
+    *("sanitize.md", "tried.md", "ports.md", "iterations.md", "baseline_source.md", "card.toml", "from_trace.toml"),
     *("*.svg", "*.png", "*.*-rep"),
 )
 """What a copy must not inherit: caches, build outputs, results, and what is generated."""

@@ -76,7 +76,7 @@ def same_session(task: Task, record: RunRecord, allow_busy: bool, anyway: bool, 
     return replace(session, settings=settings)
 
 
-def notes(old: RunRecord, new: RunRecord) -> list[str]:
+def comparison_notes(old: RunRecord, new: RunRecord) -> list[str]:
     """Notes for the reader of a comparison: everything in which the two runs differ, and their noise."""
     gpus = [record.machine.before.name if record.machine.before else None for record in (old, new)]
     found = obstacles(old.provenance, new.provenance, *gpus) + circumstances(old.provenance, new.provenance)

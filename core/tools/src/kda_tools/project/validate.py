@@ -9,8 +9,10 @@ from kda_judge.contract import solution_imports
 from kda_judge.contract.errors import KdaError, LedgerError
 from kda_judge.contract.tasks import Task
 from kda_judge.evidence import ledger
+from kda_judge.evidence.record_log import read
 from kda_judge.evidence.run_record import RunRecord
 from kda_judge.judge.open_row import output_spec
+from kda_tools.lab import tried_record
 from kda_tools.project import check_tuning, launch_scripts
 from kda_tools.publish import generate, plots, report, task_claims
 from kda_tools.publish.task_notes import dead_links, leftovers, unrecorded
@@ -88,9 +90,14 @@ def _imports(task: Task) -> list[str]:
 
 def _published(task: Task) -> list[str]:
     """Runs with numbers or claims that cannot be true, limits that fail, and the task's generated files that differ."""
+    changes = tried_record.log(task)
     found = [
-        f"{task.ledger}:{number}: run {record.run_id}: {line}"
-        for number, record in enumerate(ledger.read(task.ledger), start=1)
+        f"{path}:{number}: run {record.run_id}: {line}"
+        for path, runs in (
+            (task.ledger, ledger.read(task.ledger)),
+            (changes, [one.run for one in read(changes, tried_record.TriedRecord)]),
+        )
+        for number, record in enumerate(runs, start=1)
         if record.task == task.op  # `generate` and `leftovers` report runs of other tasks
         for line in task_claims.problems(task, record)
     ]

@@ -23,7 +23,7 @@ def print_comparison(console: Console, comparison: Comparison, notes: Sequence[s
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for change in (*comparison.changes, *comparison.headline):
-        moved = Text("changed", style="red") if change.moved else Text("agrees", style="green")
+        moved = Text("changed", style="red") if change.outside_margin else Text("agrees", style="green")
         table.add_row(
             Text(change.row), change.opponent, interval(change.old), interval(change.new), percent(change.ratio), moved
         )
@@ -40,7 +40,7 @@ def print_comparison(console: Console, comparison: Comparison, notes: Sequence[s
 def outcome(comparison: Comparison) -> str:
     """Whether the runs agree, in one sentence."""
     changes, lost = comparison.changes, len(comparison.lost)
-    moved = list(dict.fromkeys(change.row for change in changes if change.moved))
+    moved = list(dict.fromkeys(change.row for change in changes if change.outside_margin))
     rows = len({change.row for change in changes})
     named = f" ({', '.join(moved)})" if moved else ""
     words = f"the speedup of {len(moved)} of {rows} rows changed by more than {MARGIN:.0%}{named}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from kda_judge.contract.errors import LedgerError, UsageError
 from kda_judge.contract.tasks import Task, checkout_root, find_tasks
 from kda_judge.evidence.run_record import RunRecord
-from kda_tools.publish import family_map, grid_page, profile_page, sanitize_page, tutorial_blocks
+from kda_tools.publish import family_map, grid_page, profile_page, sanitize_page, tried_page, tutorial_blocks
 from kda_tools.publish.plots import FOLDER, OVERVIEW, overview_svg, plots
 from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.report import COMMAND, HEADER, published, recorded, shown_ids
@@ -18,7 +18,12 @@ from kda_tools.publish.task_claims import problems
 from kda_tools.publish.task_notes import foreign_lines, foreign_records
 from kda_tools.publish.write_pages import write_pages
 
-DIGESTS = {"grid.md": grid_page.digest_md, "profile.md": profile_page.digest_md, "sanitize.md": sanitize_page.digest_md}
+DIGESTS = {
+    "grid.md": grid_page.digest_md,
+    "profile.md": profile_page.digest_md,
+    "sanitize.md": sanitize_page.digest_md,
+    "tried.md": tried_page.digest_md,
+}
 """Page -> the function that makes it, for the site as a `whole`; only tasks with records of that kind have the page."""
 
 

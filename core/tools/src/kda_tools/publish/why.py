@@ -22,6 +22,7 @@ from kda_tools.publish.profile_page import bound, mean, top_stalls
 from kda_tools.publish.read_once import unchanged_files
 from kda_tools.publish.staleness import is_outdated
 from kda_tools.publish.tables import host_bound
+from kda_tools.publish.tried_page import row_lines
 
 WIDTH, LINES = 100, 40
 """Columns and lines of the screen. Longer lines are wrapped; what does not fit is counted, with its page."""
@@ -69,6 +70,7 @@ def why(task: Task, row: str, tried: Tried = ()) -> str:
     attempts = [
         *((line, "docs/tuning.md") for line in _sweeps(task, row)),
         *((f"{what}: {end}", "docs/iterations.md") for what, end in tried),
+        *((line, "docs/tried.md") for line in row_lines(task, row)),
         *_notes(task, frozen),
     ]
     by_importance: dict[str, list[Entry]] = {

@@ -68,7 +68,7 @@ class Constraint(Strict):
     """Of a whole trace: the share of communication's time in which other kernels ran."""
 
     @property
-    def seen(self) -> bool:
+    def visible_in_trace(self) -> bool:
         """Whether a trace can tell."""
         checks = (self.multiple_of, self.at_most, self.at_least, self.one_of, self.dtypes, self.contiguous)
         return any(check is not None for check in (*checks, self.overlapped_at_least))
@@ -207,7 +207,7 @@ def _hindrance(entry: Entry, spot: Hotspot, profile: Profile) -> str:
     for constraint in entry.constraints:
         if (got := next(_failures(constraint, spot, profile), None)) is not None:
             return f"fails: {constraint.needs}; got {got}"
-    unseen = [constraint.needs for constraint in entry.constraints if not constraint.seen]
+    unseen = [constraint.needs for constraint in entry.constraints if not constraint.visible_in_trace]
     return f"a trace cannot show: {'; '.join(unseen)}" if unseen else "every listed constraint holds"
 
 

@@ -72,7 +72,7 @@ class Coverage:
         return len(standing) - self.failed
 
     @property
-    def done(self) -> frozenset[int]:
+    def settled_positions(self) -> frozenset[int]:
         """Positions that need no further check: a row on which a check broke off may be tried again."""
         return self.checked - {one.row.position for one in self.failures if one.stands and one.row.verdict not in WRONG}
 

@@ -54,7 +54,7 @@ def coverage(session: Session) -> Coverage | None:
 def unchecked_rows(session: Session, chosen: Sequence[Workload]) -> tuple[Workload, ...]:
     """Those of `chosen` that no recorded run has checked to an end in this state of the files, on this kind of GPU."""
     joined = coverage(session)
-    done = joined.done if joined else frozenset()
+    done = joined.settled_positions if joined else frozenset()
     checked = {row.id for number, row in enumerate(whole_grid(session, full=True)) if number in done}
     return tuple(row for row in chosen if row.id not in checked)
 

@@ -222,7 +222,7 @@ def _compile(
 
 def resources(cubin: bytes) -> tuple[int, int, int]:
     """Registers per thread, static shared bytes per block and local bytes per thread of a one-kernel cubin."""
-    return sass.used(cubin, sass.dump(cubin, "-res-usage"))
+    return sass.resource_usage(cubin, sass.dump(cubin, "-res-usage"))
 
 
 def _interpreting() -> bool:

@@ -116,10 +116,10 @@ def contents(cubin: bytes) -> Contents:
     text = dump(cubin, "-res-usage", "-elf", "-sass")
     threads = re.search(r"EIATTR_(?:REQNTID|MAX_THREADS)\s+Format:\s*\w+\s+Value:\s+0x(\w+)\s+0x(\w+)\s+0x(\w+)", text)
     x, y, z = (int(size, 16) for size in threads.groups()) if threads else (0, 0, 0)
-    return Contents(*used(cubin, text), x * y * z or None, summary(instructions(text)))
+    return Contents(*resource_usage(cubin, text), x * y * z or None, summary(instructions(text)))
 
 
-def used(cubin: bytes, text: str) -> tuple[int, int, int]:
+def resource_usage(cubin: bytes, text: str) -> tuple[int, int, int]:
     """Registers per thread, static shared bytes per block and local bytes per thread, from cuobjdump's output."""
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
     if found is None:

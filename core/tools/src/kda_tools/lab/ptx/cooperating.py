@@ -17,8 +17,8 @@ from kda_tools.lab.ptx.decode import (
     halves,
     immediate,
     opcode,
+    operand_registers,
     pack,
-    parts,
 )
 from kda_tools.lab.ptx.memory import fail
 from kda_tools.lab.ptx.parse import Immediate, Instruction, Operand, PtxError, Vector
@@ -103,7 +103,7 @@ def _warp_barrier(machine: "Machine", where: Instruction, _found: re.Match[str])
 def _shuffle(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
     target, *operands, members = where.operands
     value, by, clamp = (machine.source(where, operand, U32) for operand in operands)
-    targets = parts(target, 2 if isinstance(target, Vector) else 1)
+    targets = operand_registers(target, 2 if isinstance(target, Vector) else 1)
     write = machine.target(where, targets[0], U32)
     write_inside = machine.target(where, targets[1] if len(targets) > 1 else None, PRED)
 
@@ -134,7 +134,7 @@ def _matrix(machine: "Machine", where: Instruction, found: re.Match[str]) -> Ste
     loads, count, transposed = found[1] == "ld", int(found[2]), bool(found[3])
     vector, place = where.operands if loads else reversed(where.operands)
     at = address(machine, where, place)
-    items = parts(vector, count)
+    items = operand_registers(vector, count)
     writes = [machine.target(where, item, U32) for item in items] if loads else []
     reads = [] if loads else [machine.source(where, item, U32) for item in items]
 

@@ -87,7 +87,7 @@ def immediate(where: Instruction, operand: Operand | None) -> int:
     return operand.value
 
 
-def parts(operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
+def operand_registers(operand: Operand | None, count: int) -> tuple[Operand | None, ...]:
     """The registers of a vector operand, or the one register of another."""
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if len(items) != count:

@@ -60,7 +60,7 @@ class Machine:
                     break
         self.waiting.assert_nobody_waits()
 
-    def go(self, place: int, threads: Array) -> None:
+    def resume_at(self, place: int, threads: Array) -> None:
         """Let threads go on at `place`."""
         if len(threads):
             others = self.places.get(place)
@@ -79,7 +79,7 @@ class Machine:
         place = min(place for place, threads in self.places.items() if (threads // self.shape.threads == block).any())
         threads = self.places.pop(place)
         own = threads // self.shape.threads == block
-        self.go(place, threads[~own])
+        self.resume_at(place, threads[~own])
         return place, threads[own]
 
     def _execute(self, place: int, threads: Array) -> None:
@@ -98,14 +98,14 @@ class Machine:
                     step.run(chosen)
                 place += 1
                 if place in self.starts:
-                    self.go(place, threads)
+                    self.resume_at(place, threads)
                     return
                 continue
             chosen = self.numbers(chosen)
             if instruction.guard is not None:
-                self.go(place + 1, np.setdiff1d(threads, chosen, assume_unique=True))
+                self.resume_at(place + 1, np.setdiff1d(threads, chosen, assume_unique=True))
             if step.kind is Kind.BRANCH:
-                self.go(self.program.targets[place], chosen)
+                self.resume_at(self.program.targets[place], chosen)
             elif step.kind is Kind.EXIT:
                 self.waiting.leave(chosen)
             elif len(chosen):

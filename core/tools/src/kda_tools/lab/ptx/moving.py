@@ -22,8 +22,8 @@ from kda_tools.lab.ptx.decode import (
     dtype_of,
     halves,
     opcode,
+    operand_registers,
     pack,
-    parts,
 )
 from kda_tools.lab.ptx.parse import Instruction, PtxError, Vector
 from kda_tools.lab.ptx.step import UNSIGNED, Active, Step
@@ -63,7 +63,7 @@ def _ordered(name: str, unordered: str, a: Array, b: Array) -> Array:
 def _compare_pair(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
     both, *operands = where.operands
     a, b = (machine.source(where, operand, U32) for operand in operands)
-    targets = [machine.target(where, item, PRED) for item in parts(both, 2)]
+    targets = [machine.target(where, item, PRED) for item in operand_registers(both, 2)]
     widen = floats.NARROW[found[3]][0]
 
     def run(active: Active) -> None:
@@ -159,7 +159,7 @@ def _load(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step:
     if len(where.operands) != 2 + bool(hint):
         raise ValueError(where.operands)
     at = address(machine, where, place)
-    writes = [machine.target(where, item, dtype) for item in parts(target, count)]
+    writes = [machine.target(where, item, dtype) for item in operand_registers(target, count)]
 
     def run(active: Active) -> None:
         values = machine.memory.load(where, space, machine.numbers(active), at(active), dtype, count)
@@ -178,7 +178,7 @@ def _store(machine: "Machine", where: Instruction, found: re.Match[str]) -> Step
     if len(where.operands) != 2 + bool(hint):
         raise ValueError(where.operands)
     at = address(machine, where, place)
-    reads = [machine.source(where, item, dtype) for item in parts(source, count)]
+    reads = [machine.source(where, item, dtype) for item in operand_registers(source, count)]
 
     def run(active: Active) -> None:
         threads = machine.numbers(active)

@@ -62,7 +62,7 @@ class Waiting:
         places = self.stopped[threads]
         self.stopped[threads] = RUNS
         for stopped in np.unique(places):
-            self.machine.go(int(stopped) + 1, threads[places == stopped])
+            self.machine.resume_at(int(stopped) + 1, threads[places == stopped])
 
     def assert_nobody_waits(self) -> None:
         """Raise a PtxError if threads wait for ever; it names the places and one thread at each."""

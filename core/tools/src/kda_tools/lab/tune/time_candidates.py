@@ -208,7 +208,7 @@ def measure_row(task: Task, trial: Trial, watch: Stopwatch, device: str, rounds:
         ),
         walls=Walls(
             op=row.op,
-            kinds=trial.kinds,
+            kinds=trial.launch_kinds,
             median_us=tuple(
                 _rounded(median(walls[first_of[place]])) if place in first_of else None for place in everyone
             ),

@@ -43,7 +43,7 @@ class Trial:
         return found
 
     @property
-    def kinds(self) -> tuple[str | None, ...]:
+    def launch_kinds(self) -> tuple[str | None, ...]:
         """For each candidate its launches by type, such as `2 Launch`; the host's work depends on these."""
         return tuple(None if launches is None else _kind(launches) for launches in self.launches)
 

@@ -53,14 +53,14 @@ def strips(metric: Metric, samples: Mapping[str, Generations]) -> Chart | None:
     margin = (high - low) * 0.03 or high * 0.01
     low, high = low - margin, high + margin
 
-    def place(value: float) -> float:
+    def axis_fraction(value: float) -> float:
         return (value - low) / (high - low)
 
     arms = []
     for arm, parts in measured.items():
         lanes = tuple(
             Lane(
-                path="".join(f"M{WIDTH * place(value):.1f} {number * (LANE + GAP)}v{LANE}" for value in part),
+                path="".join(f"M{WIDTH * axis_fraction(value):.1f} {number * (LANE + GAP)}v{LANE}" for value in part),
                 top=number * (LANE + GAP),
                 title=_title(number, part),
             )
@@ -69,8 +69,8 @@ def strips(metric: Metric, samples: Mapping[str, Generations]) -> Chart | None:
         )
         middle = summarise(parts).median
         height = len(parts) * (LANE + GAP) - GAP
-        arms.append(Strip(arm, lanes, height, microseconds(middle), round(WIDTH * place(middle), 1)))
-    ticks = tuple((round(100 * place(tick), 2), f"{tick:g}") for tick in _ticks(low, high))
+        arms.append(Strip(arm, lanes, height, microseconds(middle), round(WIDTH * axis_fraction(middle), 1)))
+    ticks = tuple((round(100 * axis_fraction(tick), 2), f"{tick:g}") for tick in _ticks(low, high))
     return Chart(metric.value, tuple(arms), ticks)
 
 

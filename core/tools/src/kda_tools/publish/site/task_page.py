@@ -33,6 +33,7 @@ WORDS = {
     "ports.md": "ports to SGLang",
     "profile.md": "profiles",
     "sanitize.md": "memory checks",
+    "tried.md": "tried and not adopted",
     "tuning.md": "sweeps",
 }
 """File name of a task's document -> the text of the link to it."""
