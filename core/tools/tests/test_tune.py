@@ -858,6 +858,15 @@ def test_the_page_says_what_settings_cost_that_no_line_uses() -> None:
     assert not any(line.startswith("**Settings") for line in used), "every value is on some line"
 
 
+def test_the_page_says_what_its_lines_cost_on_another_gpu() -> None:
+    own = record(row(128, TIMES), row(513, TIMES))
+    other = record(row(128, (3.0, 2.0, 4.0, 4.0)), row(513, (4.0, 2.0, 4.0, 4.0)))
+    other = other.model_copy(update={"device": "NVIDIA H100", "utc": "2026-12-02T00:00:00Z"})
+    text = digest_md(Task(Path("/nowhere/k01_norm")), [SWEEP], [own], [own, other]) or ""
+    assert "| NVIDIA H100 | 2026-12-02T00:00:00Z | 2 | 1.732 | 1.500 | 2.000 |" in text
+    assert "another GPU" not in (digest_md(Task(Path("/nowhere/k01_norm")), [SWEEP], [own], [own]) or "")
+
+
 def test_the_page_says_what_is_paid_where_walls_were_taken() -> None:
     """Two launches have the shorter device time, and take the host 11 us."""
     narrow = walled(128, (6.0, 5.0, 4.0, 4.5), (6.9, 6.9, 11.0, 11.0))

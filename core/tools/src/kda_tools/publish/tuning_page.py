@@ -148,6 +148,7 @@ def digest_md(
             parts.append(f"## `{sweep.table.name}` on {record.device}\n")
             try:
                 parts.append(_table_section(sweep, record, table))
+                parts += filter(None, [_elsewhere(sweep, record, table, every)])
             except UsageError as error:  # the solution has other configurations now: only a new sweep says more
                 parts.append(f"{error}.\n")
             used.add(record.utc)
@@ -170,6 +171,26 @@ def _table_section(sweep: Sweep[Any], record: SweepRecord, table: TableTimes) ->
         f"{record.rounds} rounds; sweep of {record.utc}, commit `{record.commit[:10]}`, {versions}."
     )
     return "\n".join([f"{where}\n", table_md(head, lines), *filter(None, [_unused(decided), _wrong(table)])])
+
+
+def _elsewhere(sweep: Sweep[Any], record: SweepRecord, table: TableTimes, every: Sequence[SweepRecord]) -> str:
+    """What the lines cost on other kinds of GPU, by the latest sweep on each."""
+    own, lines = decide(sweep, record, table), []
+    for device in sorted({one.device for one in every} - {record.device}):
+        there = latest(table.table, [one for one in every if one.device == device]).get(record.capability)
+        over = [
+            factor
+            for line, other in zip(own, _decided(sweep, *there) if there else (), strict=False)
+            for used in other.scored
+            if used.config == line.chosen.config
+            for factor in _ratios(used, other.chosen)
+        ]
+        if there and over:
+            numbers = (ratio(geometric_mean(over)), ratio(min(over)), ratio(max(over)))
+            lines.append((device, there[0].utc, str(len(over)), *numbers))
+    head = ("GPU", "sweep", "rows", "time", "least", "most")
+    says = "**On another GPU** these lines take, over the lines that the sweep there would give:"
+    return f"{says}\n\n{table_md(head, lines)}" if lines else ""
 
 
 def _unused(decided: Sequence[Decided]) -> str:
