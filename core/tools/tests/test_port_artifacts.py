@@ -94,6 +94,9 @@ def test_the_page_says_which_of_upstreams_tests_ran(task: Task) -> None:
     )
     assert "- Grid on NVIDIA H200: of 9 rows 7 right, 0 wrong, 2 not checked." in page
     assert ports_page.publish([task], check=True) == []
+    assert ports_page.OUTDATED not in page
+    (task.path / "solution" / "__init__.py").write_text("def fake(x):\n    return x + 0\n")
+    assert ports_page.page_md(task, records(task)).count(ports_page.OUTDATED) == 4
 
 
 def test_only_rows_of_ported_ops_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

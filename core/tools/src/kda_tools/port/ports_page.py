@@ -10,12 +10,14 @@ from kda_judge.evidence.run_record import Basis, Metric, RowResult
 from kda_tools.port.port_record import PortRecord, records
 from kda_tools.port.ported_arm import NAME
 from kda_tools.publish.report import arm_name, gpu_of, interval, median, microseconds, share_words, speedup, table_md
+from kda_tools.publish.staleness import is_outdated
 from kda_tools.publish.write_pages import write_pages
 
 LONGEST = 300
 """Characters of a test's outcome; records of older versions hold whole messages."""
 EXACT = "exact"
 """Marks a port whose ops are set to give upstream's bits."""
+OUTDATED = "**The solution has changed since.**\n\n"
 INTRODUCTION = "Ports of this task's solution to SGLang, each measured beside the other arms. Made by `kda publish`.\n"
 
 
@@ -29,7 +31,8 @@ def page_md(task: Task, found: list[PortRecord]) -> str:
     """The page's text, with the last port to each layout on each kind of GPU, and the last with upstream's bits."""
     latest = {(one.layout, gpu_of(one.run.machine), EXACT * one.exact): one for one in found}
     sections = "".join(
-        f"\n## {', '.join(filter(None, key))}\n\n{section_md(one)}" for key, one in sorted(latest.items())
+        f"\n## {', '.join(filter(None, key))}\n\n{OUTDATED * is_outdated(task, one.run.provenance)}{section_md(one)}"
+        for key, one in sorted(latest.items())
     )
     return f"# {task.op}: ports\n\n{INTRODUCTION}{sections}"
 
