@@ -147,7 +147,7 @@ def test_the_pages_that_a_stall_names_have_it_among_the_top_three() -> None:
         ("register spills", "docs/skills/diffusion-kernel/references/troubleshooting.md"),
         ("stall long_scoreboard", "docs/skills/nsight/SKILL.md"),
         ("rope pitfalls interleaved", "docs/skills/use-efficient-kernels/SKILL.md"),
-        ("persistent loop over tokens", "diffusion/k03_qknorm_rope/docs/dispatch.md"),
+        ("persistent programs token's heads", "diffusion/k03_qknorm_rope/docs/tried.md"),
     ],
 )
 def test_knowledge_finds_the_passage(terms: str, expected: str) -> None:

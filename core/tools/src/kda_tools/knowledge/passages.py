@@ -17,6 +17,7 @@ PLACES = (
     "*/*/prompt.md",
     "*/*/docs/dispatch.md",
     "*/*/docs/profile.md",
+    "*/*/docs/tried.md",
     "external/*/**/*.md",
 )
 """Patterns, relative to the checkout, of the files that are searched."""
