@@ -71,6 +71,10 @@ def test_page_and_why_have_the_number_and_the_run(task: Task, changed: Path) -> 
     assert f"| `small-4x8` {shown}, `large-512x8` {second.estimate:.3f} " in page
     assert f"| NVIDIA H200, 2026-11-20, `{run.run_id}` |" in page
     assert "+WARPS = 2\n" in (digest_md(task, whole=True) or "")
+    none = record_of(task, changed, run.model_copy(update={"rows": (), "headline": None}))
+    record_log.append(log(task), none.model_copy(update={"change": "a | b"}))
+    page = digest_md(task) or ""
+    assert "| a \\| b | - | - | NVIDIA H200, " in page, "an interrupted run may have no row"
     publish([task], check=False, draw=False, shared=False)
     assert (task.path / "docs" / "tried.md").read_text() == page
     words = " ".join(why(task, "small-4x8").split())

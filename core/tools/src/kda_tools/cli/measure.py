@@ -100,16 +100,15 @@ def bench(
     from kda_judge.contract.workloads import select
     from kda_judge.evidence import record_log
     from kda_judge.session import Request, open_session
-    from kda_tools.lab.tried_record import TriedRecord, log, patch_of
+    from kda_tools.lab.tried_record import SOLUTION, TriedRecord, log, patch_of
     from kda_tools.project.export.portable import portable
-    from kda_tools.publish.report import SUBJECT
 
     if record and (port or quick):
         raise UsageError(
             "--record: a task's ledger holds whole runs of its own arms; keep one with --port or --quick by --json FILE"
         )
     found, brought = find_task(task), _ports(port or [])
-    if tried is not None and (quick or record or arm not in brought or against != [SUBJECT] or not tried.strip()):
+    if tried is not None and (quick or record or arm not in brought or against != [SOLUTION] or not tried.strip()):
         raise UsageError("--tried: expected a sentence, --port NAME=DIR, --arm NAME and --against solution, no --quick")
     patch = patch_of(found, brought[arm]) if tried else ""
     begin(device)
@@ -137,7 +136,7 @@ def bench(
         writable(json, lines=True)
         result = _measure(session)
     _keep(found, result, json, record)
-    if tried:
+    if tried and result.rows:
         record_log.append(log(found), TriedRecord(task=found.op, name=arm, change=tried, patch=patch, run=result))
         typer.echo(f"recorded as {result.run_id} in {relative(log(found))}; its page: kda publish")
     code = _exit_code(result)

@@ -8,16 +8,17 @@ from kda_judge.contract.tasks import Task
 from kda_judge.evidence.record_log import read
 from kda_judge.evidence.run_record import Basis, RowResult, RunRecord
 from kda_tools.lab.tried_record import TriedRecord, log
-from kda_tools.publish.report import HEADER, SUBJECT, interval, speedup, table_md
+from kda_tools.publish.report import HEADER, NONE, SUBJECT, interval, speedup, table_md
 
 INTRODUCTION = """Each line is a change of the solution that was measured beside it and not adopted. The ratio is the
 solution's device time over the changed one's, a geometric mean over the rows: below 1 the change is slower. A patch is
 of the solution as it was then (`git apply` in the checkout's root). `kda bench --tried` adds a line.
 """
+ELSEWHERE = "Patches: [tried.jsonl](tried.jsonl), and this page of the site (`kda site`).\n"
 
 
 def digest_md(task: Task, whole: bool = False) -> str | None:
-    """The text of `docs/tried.md`; None for a task without such a run. With `whole` also every row and the patches.
+    """The text of `docs/tried.md`; None for a task without such a run. With `whole` also the patches.
 
     Raises:
         LedgerError: `docs/tried.jsonl` holds a line that is no such record.
@@ -28,9 +29,7 @@ def digest_md(task: Task, whole: bool = False) -> str | None:
     head = f"{HEADER}\n# What was tried on {task.folder} and not adopted\n\n{INTRODUCTION}"
     table = table_md(("change", "ratio", "rows", "GPU, day, run"), map(_line, records))
     if not whole:
-        return (
-            f"{head}\n{table}\nPatches and rows: [tried.jsonl](tried.jsonl), and this page of the site (`kda site`).\n"
-        )
+        return f"{head}\n{table}\n{ELSEWHERE}"
     return "\n".join([head, table, *(_details(one) for one in records)])
 
 
@@ -44,9 +43,9 @@ def row_lines(task: Task, row: str) -> Iterator[str]:
 
 def _line(one: TriedRecord) -> tuple[str, ...]:
     run = one.run
-    first, *more = [f"`{row.id}` {_ratio(row)}" for row in run.rows]
-    mean = interval(speedup(run.headline, Basis.DEVICE, SUBJECT)) if more else _ratio(run.rows[0])
-    return _plain(one.change), mean, ", ".join([first, *more]), f"{_gpu(run)}, {run.utc[:10]}, `{run.run_id}`"
+    mean = interval(speedup(run.headline, Basis.DEVICE, SUBJECT))
+    rows = ", ".join(f"`{row.id}` {_ratio(row)}" for row in run.rows) or NONE
+    return _plain(one.change), mean, rows, f"{_gpu(run)}, {run.utc[:10]}, `{run.run_id}`"
 
 
 def _details(one: TriedRecord) -> str:
@@ -64,4 +63,4 @@ def _gpu(run: RunRecord) -> str:
 
 
 def _plain(change: str) -> str:
-    return change.strip().rstrip(".").replace("|", "\\|")
+    return change.strip().rstrip(".")
