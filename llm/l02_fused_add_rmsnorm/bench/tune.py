@@ -25,11 +25,15 @@ def grid() -> Iterator[Config]:
         yield Config(vectors, early=False)
         yield Config(vectors, pdl=False)
         yield Config(vectors, store=".cs")
+        yield Config(vectors, load="evict_first")
+        yield Config(vectors, load="evict_first", store=".cs")
+        yield Config(vectors, early=False, load="evict_first")
         for beside in (2, 4):
             yield Config(vectors, beside=beside)
         if vectors <= 4:
             yield Config(vectors, rows=2)
             yield Config(vectors, rows=2, store=".cs")
+            yield Config(vectors, rows=2, load="evict_first")
 
 
 def fused(rows: int, width: int) -> Workload:

@@ -55,6 +55,8 @@ class Config:
     """Multiply by weight before the reduction, not after it."""
     pdl: bool = True
     """Programmatic dependent launch: the grid is set up while the kernel before it drains."""
+    load: str = ""
+    """Cache modifier of the loads of x and residual, or `evict_first`."""
     store: str = ""
     """Cache modifier of the stores."""
 
@@ -95,6 +97,7 @@ def rmsnorm_kernel(
     EARLY: tl.constexpr,
     PREFETCH: tl.constexpr,  # elements of weight that a thread asks the L2 for, or 0
     PDL: tl.constexpr,
+    LOAD: tl.constexpr,
     STORE: tl.constexpr,
 ):
     """One program: ROWS whole rows, each in ceil(N / BLOCK) chunks."""
@@ -123,10 +126,10 @@ def rmsnorm_kernel(
     follow_the_kernel_ahead(PDL)
 
     # All loads first: they are in flight together.
-    loaded = load_row(x + row * X_STRIDE, col, inside, N, BLOCK, "")
+    loaded = load_row(x + row * X_STRIDE, col, inside, N, BLOCK, LOAD)
     if residual is not None:
         residual += first * RESIDUAL_STRIDE
-        added = load_row(residual + row * RESIDUAL_STRIDE, col, inside, N, BLOCK, "")
+        added = load_row(residual + row * RESIDUAL_STRIDE, col, inside, N, BLOCK, LOAD)
     if EARLY:
         weights = load_row(weight, across, None, N, BLOCK, "")
 
@@ -215,6 +218,7 @@ def plan(call: Call) -> Launch:
         EARLY=config.early,
         PREFETCH=prefetched(width, x.itemsize, warps) if prefetches else 0,
         PDL=pdl,
+        LOAD=config.load,
         STORE=config.store,
         num_warps=warps,
         launch_pdl=pdl,
