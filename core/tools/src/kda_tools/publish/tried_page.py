@@ -10,9 +10,10 @@ from kda_judge.evidence.run_record import Basis, RowResult, RunRecord
 from kda_tools.lab.tried_record import TriedRecord, log
 from kda_tools.publish.report import HEADER, NONE, SUBJECT, interval, speedup, table_md
 
-INTRODUCTION = """Each line is a change of the solution that was measured beside it and not adopted. The ratio is the
-solution's device time over the changed one's, a geometric mean over the rows: below 1 the change is slower. A patch is
-of the solution as it was then (`git apply` in the checkout's root). `kda bench --tried` adds a line.
+INTRODUCTION = """Each line is a change that was measured beside the solution as it was then, and not adopted. If that
+changed later, [dispatch.md](dispatch.md) says so. The ratio is the solution's device time over the changed one's, a
+geometric mean over the rows: below 1 the change is slower. A patch is of the solution as it was then (`git apply` in
+the checkout's root). `kda bench --tried` adds a line.
 """
 ELSEWHERE = "Patches: [tried.jsonl](tried.jsonl), and this page of the site (`kda site`).\n"
 
