@@ -14,6 +14,8 @@ from ..solution.rmsnorm import MAX_WARPS, TUNED, Config, warps_of_a_row
 WIDTHS = (512, 2048, 3072, 4096, 5120, 6144, 7168, 8192)
 """Widths of models: each changes how many warps a row takes and how many threads idle."""
 ROWS = (16, 128, 1024)
+LONG = {width: ({"width": width, "rows": 4096}, {"width": width}) for width in (2048, 3072, 4096)}
+"""Lines of widths at which 4096 rows fit the L2 in part, and more rows do not."""
 WARP = vector_width(1, 2)
 """Columns of bfloat16 that a warp holds in one vector per thread."""
 
@@ -60,7 +62,7 @@ SWEEPS = (
         candidates=tuple(grid()),
         lines=(
             *({"width": width, "rows": rows} for width, rows in product(WIDTHS, ROWS)),
-            *({"width": width} for width in WIDTHS),
+            *(line for width in WIDTHS for line in LONG.get(width, ({"width": width},))),
             {},
         ),
         rows=(fused(16, 512), *(fused(1024, width) for width in (512, 5120, 8192, 16384))),
